@@ -280,7 +280,11 @@ def _check(setup: Setup, names: list[str]) -> GenerationConfig:
     check_setup(setup, names)
     config = setup.config.generation
     if config.stop or config.stop_token_ids:
-        raise OptionError("--stop would end some answers sooner, and all are to have as many tokens. Leave it out.")
+        raise OptionError(
+            "--stop would end some answers early, and all must have the same number of tokens. Leave it out."
+        )
     if (config.max_new_tokens or 0) < 2:
-        raise OptionError(f"max_new_tokens={config.max_new_tokens} leaves nothing to decode. Give 2 or more.")
+        raise OptionError(
+            f"max_new_tokens={config.max_new_tokens} leaves no token to decode after the first. Give 2 or more."
+        )
     return config.replace(ignore_eos=True, references=())

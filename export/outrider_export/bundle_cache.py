@@ -171,7 +171,7 @@ class BundleCache:
         if name not in entries and len(begin) > 1:
             raise OptionError(f"'{name}' begins several names: {', '.join(sorted(begin))}. Write the whole name.")
         if name not in entries and not begin:
-            known = nearest(name, entries) if entries else f"There is none at all in {self.folder}."
+            known = nearest(name, entries) if entries else f"There are no bundles in {self.folder}."
             raise OptionError(f"There is no '{name}' in the cache. {known}")
         return entries[name if name in entries else begin[0]]
 

@@ -56,7 +56,7 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
         paths = [absolute(Path(source.name)) for source in sources if source.kind != "hub"]
         if gone := [path for path in paths if not path.exists()]:
             raise ExportError(
-                f"There is no {gone[0]} any more, and what was exported of it is damaged, or of another version. "
+                f"There is no {gone[0]} any more, and the bundle made from it is damaged, or of another version. "
                 "Restore it, or name another model."
             )
         before = [stamps_of(path) for path in paths]
@@ -84,7 +84,7 @@ def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress)
     """
     path = absolute(usable(user_path(name)))
     if not path.exists() and (gone := cache.recorded(str(path))) is not None:
-        progress.note(f"{shown(name)} is gone; what was exported of it is used.")
+        progress.note(f"{shown(name)} is gone; the bundle made from it is used.")
         return Source(role, gone.kind, gone.name, gone.content)
     located = _locate(name, path)
     if located.kind != "hub":

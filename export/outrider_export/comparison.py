@@ -51,7 +51,7 @@ class Comparison:
         properties = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
         width = self._logits.shape[1]
         backend = OpenVINOPaged(path, vocab_size=width, precision="f32", cache_precision="f32", properties=properties)
-        self._check(backend, "OpenVINO's paged attention does not run it rightly", _LEAST)
+        self._check(backend, "OpenVINO's paged attention does not run it correctly", _LEAST)
 
     def check_onnx(self, path: Path, weights: str) -> None:
         """Compare the finished model at `path`. weights: "int8", "int4" or "fp32".
@@ -62,7 +62,7 @@ class Comparison:
         from outrider.models.backends.onnxruntime import OnnxRuntime
 
         backend = OnnxRuntime(path, vocab_size=self._logits.shape[1])
-        said = "onnxruntime-genai's model builder does not write it rightly in ONNX"
+        said = "onnxruntime-genai's model builder does not convert it correctly to ONNX"
         self._check(backend, said, _LEAST_COSINE.get(weights, _LEAST))
 
     def _check(self, backend: CompiledModel, said: str, least: float) -> None:
@@ -80,7 +80,7 @@ class Comparison:
         cosine = float(np.percentile((found * self._logits).sum(axis=1) / lengths, _PERCENTILE))
         if not cosine >= least:
             raise ExportError(
-                f"Nobody has tried the architecture '{self._architecture}' so, and {said}: of the logits of {count} "
+                f"The architecture '{self._architecture}' was not tried, and {said}: of the logits of {count} "
                 f"tokens, one row in ten has a cosine below {cosine:.3f} with Transformers' own. Choose a model of "
                 "docs/models.md."
             )

@@ -74,25 +74,27 @@ def find_draft(
             best, *others = found
             also = f" Also found: {', '.join(each.path.name for each in others[:3])}." if others else ""
             progress.note(
-                f"--draft auto takes {best.path}: {best.what}, {_millions(best.num_weights)} against "
-                f"{_millions(plan.num_weights)} of the main model, the least of what fits here.{also}"
+                f"--draft auto chooses {best.path}: {best.what}, which reads {_millions(best.num_weights)} per token, "
+                f"{_millions(plan.num_weights)} for the main model: the fastest one that fits.{also}"
             )
             return best.path
     known = published_for(located.id)
     listed = ", ".join(f"{each.id} ({each.kind})" for each in known)
     for each in known:
         if _is_reachable(each.id):
-            progress.note(f"--draft auto takes {each.id} ({each.kind}) from the hub, published for this model.")
+            progress.note(f"--draft auto chooses {each.id} ({each.kind}) from the hub, published for this model.")
             return each.id
     where = "beside the model, in the cache or in the hub's local cache"
     if known:
         progress.note(
             f"--draft auto has found no drafter {where}, and the hub cannot be reached. Published for this model, not "
-            f"tested here: {listed}. Download one and name it with --draft. Until then drafts are copied."
+            f"tested here: {listed}. Download one and name it with --draft. Until then, drafts are copied from "
+            "prompt and answer."
         )
     else:
         progress.note(
-            f"--draft auto has found no drafter {where}, and knows of none that is published. Drafts are copied."
+            f"--draft auto has found no drafter {where}, and knows no published one. Drafts are copied from prompt "
+            "and answer."
         )
     return None
 

@@ -71,7 +71,7 @@ def pair_vocabularies(main: Plan, draft: Plan, progress: Progress) -> Pairing:
         )
     share = num_shared / len(main.vocabulary)
     way: Literal["intersection", "text"] = "intersection" if share >= MOST else "text"
-    what = {"intersection": "it proposes these", "text": "what it writes is proposed by way of its text"}[way]
+    what = {"intersection": "it proposes only these", "text": "its text is tokenized again for the main model"}[way]
     progress.note(f"{draft.source.id} has {share:.1%} of {main.source.id}'s tokens: {what} ({way}).")
     return Pairing(main.vocabulary, draft.vocabulary, way, to_main)
 

@@ -241,8 +241,8 @@ def test_what_was_exported_of_a_deleted_file_is_used(file: Path, files: list[Pat
     file.unlink()
     found, told = opened(file, files[1])
     assert found == pair
-    assert told.notes == [f"{file} is gone; what was exported of it is used."]
-    with pytest.raises(ExportError, match=r"There is no .*Model\.gguf any more, and what was exported of it is"):
+    assert told.notes == [f"{file} is gone; the bundle made from it is used."]
+    with pytest.raises(ExportError, match=r"There is no .*Model\.gguf any more, and the bundle made from it is"):
         opened(file)  # it was exported as a pair only
     (pair.folder / "outrider.json").unlink()
     with pytest.raises(ExportError, match=r"There is no .*Model\.gguf any more"):
@@ -501,14 +501,14 @@ def test_models_are_listed_and_removed(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["removed"] == [alone.folder.name]
     assert shown_files(folder) == []
     assert run(["models"]) == 0
-    assert "There are none" in capsys.readouterr().out
+    assert "has no bundles" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "or give --all, and not both"),
-        (["x", "--all"], "or give --all, and not both"),
+        ([], "or --all, and not both"),
+        (["x", "--all"], "or --all, and not both"),
         (["x"], "There is no 'x' in the cache. Known: model-1, model-2"),
         (["model-"], "'model-' begins several names: model-1, model-2"),
     ],

@@ -67,7 +67,7 @@ def test_inspect_prints_what_is_inside(bundle: Path, capsys: pytest.CaptureFixtu
         "tokenizer/tokenizer.json",
     ):
         assert part in text
-    assert "All 8 files are the ones that were exported." in text
+    assert "All 8 files have the sha256 of the manifest." in text
 
 
 def test_inspect_speaks_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
 
 def test_only_one_process_works_in_a_folder(options: Options) -> None:
     options.work.mkdir()
-    with FileLock(options.work / "lock"), pytest.raises(ExportError, match=r"Another outrider distill is at work in"):
+    with FileLock(options.work / "lock"), pytest.raises(ExportError, match=r"Another outrider distill is running in"):
         distill(options)
 
 
@@ -193,7 +193,7 @@ def test_lines_and_curves_show_acceptance_time_left_and_what_to_expect(tmp_path:
     live.close()
     assert lines[0] == "A plan."
     assert "Training medusa" in lines
-    for part in ("30 of 60", "0:01:30", "acceptance by place 50% 30%", "1.250", "1.38× with 2 draft tokens"):
+    for part in ("30 of 60", "0:01:30", "acceptance by position 50% 30%", "1.250", "1.38× with 2 draft tokens"):
         assert part in lines[-1]
     curves = logged(tmp_path)
     assert curves["medusa/tokens per round"] == pytest.approx([1.6, 1.7, 1.8])
@@ -217,7 +217,7 @@ def test_what_is_kept_of_the_data_is_said_with_what_comes(tmp_path: Path, monkey
     live = Live(tmp_path, [], lines.append)
     live.wrote(written(0, 1.0, is_asking=False, num_expected=100, seconds_left=None))
     assert "now writing prompts" in lines[-1]
-    assert "left not known yet" in lines[-1]
+    assert "time left not known yet" in lines[-1]
     live.wrote(written(300, 90.0))
     for part in ("300 of about 400", "900, 10 per second", "left 0:01:00"):
         assert part in lines[-1]
@@ -234,11 +234,11 @@ def test_a_drafter_that_does_not_pay_says_what_it_would_take() -> None:
     share = needed(1.2, costs)
     assert share
     assert predict([share] * 8, costs).speed_up >= 1.2 > predict([share - 0.01] * 8, costs).speed_up
-    for part in ("1.00 × plain decoding", "5% of first draft tokens", f"1.2 × takes {share:.0%}", "5,000", "--hours"):
+    for part in ("1.00 × plain decoding", "5% of first draft tokens", f"1.2 × needs {share:.0%}", "5,000", "--hours"):
         assert part in said
     assert not shortfall(predict([0.6, 0.5], costs), costs, training)
     dear = Costs(check=[10.0, 30.0], draft=[10.0])
-    assert "No acceptance would give" in shortfall(predict([0.5], dear), dear, training)
+    assert "No acceptance rate would give" in shortfall(predict([0.5], dear), dear, training)
 
 
 def test_ctrl_c_waits_for_the_step_and_a_second_one_does_not() -> None:
@@ -380,7 +380,7 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
         main_license="mit", keep_work=True,
     )  # fmt: skip
     # Lines of evaluations come between Ctrl-C's handlers of two stages.
-    tell = StopAt("acceptance by place", "acceptance by place")
+    tell = StopAt("acceptance by position", "acceptance by position")
     for _ in range(2):
         with pytest.raises(Stopped):
             distill(asked, tell=tell)

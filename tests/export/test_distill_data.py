@@ -326,7 +326,7 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
         ('{"messages": [3]}', "has no 'prompt'"),
         ("[]", "has no 'prompt'"),
         ('{"prompt', "line 1, cannot be read: it is no JSON"),
-        ("", "holds no prompt"),
+        ("", "has no prompts"),
     ):
         (tmp_path / "c.jsonl").write_text(line, encoding="utf-8")
         with pytest.raises(OptionError, match=message):
@@ -402,10 +402,10 @@ def test_a_model_without_a_chat_template_is_asked_the_users_prompts_alone(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.inputs.text.Tokenizer.chat_template", "")
-    with pytest.raises(ExportError, match="There is nothing left to ask: 180 prompts of yours gave"):
+    with pytest.raises(ExportError, match="All prompts are used: 180 prompts of yours gave"):
         write(tmp_path / "few", bundle, Recipe(100_000, max_new_tokens=8))
     assert {each["source"] for each in asked_in(tmp_path / "few")} == {USER}
-    with pytest.raises(ExportError, match=r"There is nothing left to ask: 0 prompts"):
+    with pytest.raises(ExportError, match=r"All prompts are used: 0 prompts"):
         write_data(tmp_path / "none", bundle, Recipe(100), batch_size=8)
 
 

@@ -358,7 +358,7 @@ def test_a_bundle_without_its_encoder_is_refused(reader: Engine) -> None:
         check_fit(msgspec.structs.replace(manifest, files=files))
     bare = msgspec.structs.replace(manifest.drafters[0].model, encoder=None)
     drafter = msgspec.structs.replace(manifest.drafters[0], model=bare)
-    with pytest.raises(BundleError, match="of one kind"):
+    with pytest.raises(BundleError, match="of the same kind"):
         check_fit(msgspec.structs.replace(manifest, drafters=(drafter,)))
 
 

@@ -37,7 +37,7 @@ def test_the_cheapest_that_fits_is_taken(models: Path, tmp_path: Path) -> None:
     assert find_draft(models / "main.gguf", BundleCache(tmp_path / "none"), told) == models / "smallest.gguf"
     (note,) = told.notes
     assert "smallest.gguf: a draft model" in note
-    assert "the least of what fits here. Also found: small.gguf." in note
+    assert "the fastest one that fits. Also found: small.gguf." in note
 
 
 def test_sources_of_bundles_and_the_hubs_cache_are_looked_at(
@@ -77,4 +77,4 @@ def test_a_bundle_is_made_with_the_drafter_that_was_found(
     assert open_bundle(bundle.folder, "auto").folder == bundle.folder  # it has its own
     assert run(["export", str(models / "main.gguf"), "--draft", "auto", "-o", str(tmp_path / "pair")]) == 0
     assert [each.model.source.id for each in read_bundle(tmp_path / "pair").manifest.drafters] == ["smallest.gguf"]
-    assert "--draft auto takes" in capsys.readouterr().err
+    assert "--draft auto chooses" in capsys.readouterr().err

@@ -324,7 +324,7 @@ def test_names_are_taken_apart() -> None:
     for wrong in ("", ":3", "draft:", "draft:x", "draft:0.5", "auto@", "@other", "genai/", "/f32"):
         with pytest.raises(OptionError, match=f"There is no mode '{wrong}'"):
             split_modes(wrong)
-    with pytest.raises(OptionError, match="'plain' is there twice"):
+    with pytest.raises(OptionError, match="'plain' is given twice"):
         split_modes("plain, ngram, plain")
 
 
@@ -358,12 +358,12 @@ def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
         ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
         ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
         ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
-        ("genai@other", "only our own modes can have another bundle"),
+        ("genai@other", "only Outrider's modes can have another bundle"),
         (
             "draft:3/f32",
-            "only openvino-genai's modes name a precision, as genai/f32. Ours calculate in what --precision",
+            "only openvino-genai's modes name a precision, as genai/f32. Outrider's use --precision",
         ),
-        ("genai/f64", "names no precision: write one of f32, bf16, f16, fastest behind the slash"),
+        ("genai/f64", "names no precision: write one of f32, bf16, f16, fastest after the slash"),
     ],
 )
 def test_what_a_peer_misses_is_said_before_anything_runs(

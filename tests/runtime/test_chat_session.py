@@ -65,7 +65,7 @@ def test_options_and_seeds(session: Session, engine: outrider.Engine) -> None:
     assert session.last
     assert (session.last.token_ids, session.last.seed) == (expected.token_ids, 4)
     assert "seed                 4" in run(session, "/stats")
-    assert "of its own" in run(session, "/seed off", "/set max_new_tokens 5")
+    assert "now has a new seed" in run(session, "/seed off", "/set max_new_tokens 5")
     run(session, "hello")
     assert session.last.seed != 4
     assert len(session.last.token_ids) == 5
@@ -97,7 +97,7 @@ def test_values_as_they_are_typed() -> None:
         ("no generation option 'temprature'. Did you mean 'temperature'", "/set temprature 1"),
         ("no generation option 'temprature'", "/set temprature"),
         ("no generation option 'temprature'", "/set temprature default"),
-        ("num_threads is chosen when the engine is made", "/set num_threads 2"),
+        ("num_threads is an option of loading", "/set num_threads 2"),
         ("no drafter 'sufix' here. Did you mean 'suffix'", "/set drafter sufix"),
         ("seed='x' is not an integer", "/seed x"),
         ("neither on nor off", "/plain maybe"),
@@ -210,7 +210,7 @@ def test_conversations_are_saved_and_loaded(session: Session, engine: outrider.E
     run(session, "9 8")
     assert other.chat.turns == session.chat.turns
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OptionError, match="is there already, and is no conversation of this model"):
+    with pytest.raises(OptionError, match="exists, and is not a conversation of this model"):
         run(session, f"/save {tmp_path / 'notes.txt'}")
     assert (tmp_path / "notes.txt").read_text() == "mine"
 

@@ -102,7 +102,7 @@ def test_ctrl_c_at_the_prompt(engine: outrider.Engine) -> None:
     session = Session(engine)
     printed = typed(session, f"never{CTRL_C}hello\r{CTRL_C}never{CTRL_C}{CTRL_C}why\r{CTRL_C}{CTRL_C}not sent\r")
     assert asked(session) == ["hello", "why"]
-    assert printed.count("Ctrl-C again quits.") == 3
+    assert printed.count("Press Ctrl-C again to quit.") == 3
 
 
 class Interrupting(Watcher):
@@ -131,7 +131,7 @@ def test_ctrl_c_ends_the_answer_and_the_next_one_is_exact(
     turns = session.chat.turns
     if turns:
         assert turns[0].finish_reason == "cancelled"
-        assert "Ended. What there is of it stays" in printed
+        assert "Cancelled. The text so far stays" in printed
         assert len(turns[0].answer_token_ids) < 400
         whole = engine.chat(max_new_tokens=400, drafter=None).send("hello")
         assert whole.text.startswith(turns[0].text)
@@ -253,13 +253,13 @@ def test_the_program_in_a_pseudo_terminal(model: Path, tmp_path: Path) -> None:
     try:
         wait_for("Ctrl-D quits.", "›")
         os.write(main, b"/dra")
-        wait_for("what became of the drafts")  # in the menu
+        wait_for("accepted, recovered, bonus or plain")  # in the menu
         os.write(main, b"\t on\r")
         wait_for("with the source of each token.", "›")
         os.write(main, b"The quick brown fox\r")
         wait_for("·")  # the first token's mark, which stands nowhere else
         os.write(main, CTRL_C.encode())
-        wait_for("What there is of it stays", "›")
+        wait_for("The text so far stays", "›")
         os.write(main, b"/set max_new_tokens 5\r")
         wait_for("max_new_tokens=5", "›")
         os.write(main, b"jumps\r")

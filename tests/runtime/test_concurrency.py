@@ -221,9 +221,9 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
         ("llamaserver", {}, "needs the program llama-server on the PATH, and there is none"),
         ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
         ("auto@other", {}, "give it as --peer-model other=FOLDER"),
-        ("auto", {"stop": "x"}, "--stop would end some answers sooner"),
-        ("auto", {"stop_token_ids": (3,)}, "--stop would end some answers sooner"),
-        ("auto", {"max_new_tokens": 1}, "max_new_tokens=1 leaves nothing to decode. Give 2 or more."),
+        ("auto", {"stop": "x"}, "--stop would end some answers early"),
+        ("auto", {"stop_token_ids": (3,)}, "--stop would end some answers early"),
+        ("auto", {"max_new_tokens": 1}, "max_new_tokens=1 leaves no token to decode after the first. Give 2 or more."),
         ("auto", {"answer_store": "answers"}, "would let a run copy from the run before it"),
     ],
 )
@@ -284,9 +284,9 @@ def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_the
     [
         (["--concurrency", "1,x"], "'1,x' is not a list of numbers of requests, such as 1,2,4,8."),
         (["--concurrency", "0"], "'0' is not a list of numbers of requests"),
-        (["--concurrency", "2", "--quick"], "--concurrency and --quick do not go together."),
-        (["--concurrency", "2", "--out", "x"], "--concurrency and --out do not go together."),
-        (["--concurrency", "2", "--conversations", "3"], "--conversations and --concurrency do not go together."),
+        (["--concurrency", "2", "--quick"], "--concurrency and --quick cannot be combined."),
+        (["--concurrency", "2", "--out", "x"], "--concurrency and --out cannot be combined."),
+        (["--concurrency", "2", "--conversations", "3"], "--conversations and --concurrency cannot be combined."),
     ],
 )
 def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

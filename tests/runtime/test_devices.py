@@ -112,20 +112,20 @@ class TestADriverThatCrashes:
         assert answers_as_it_should(engine)
         assert engine.setting["draft_device"].startswith("CPU")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
-        assert engine.placement.why == "CPU and GPU could not be had, as was warned"
+        assert engine.placement.why == "CPU and GPU cannot be used, as warned"
 
     def test_a_main_device_that_was_named_is_an_error(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         gpu(ABORT)
         with pytest.raises(
             outrider.DeviceError,
-            match="The main model does not run on GPU: .* tried again with 'outrider devices --again",
+            match="The main model does not run on GPU: .* test it again with 'outrider devices --again",
         ):
             load(bundle, main_device="GPU")
 
     @pytest.mark.slow
     def test_auto_does_without_it(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         gpu(ABORT)
-        with pytest.warns(outrider.DeviceWarning, match="does not run on GPU: .* It is left out of the choice"):
+        with pytest.warns(outrider.DeviceWarning, match="does not run on GPU: .* It is not chosen"):
             engine = load(bundle, main_device="auto")
         assert answers_as_it_should(engine)
         assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
@@ -146,7 +146,7 @@ class TestADriverThatCrashes:
 
         monkeypatch.setattr("outrider.models.part.load_model", picky)
         with pytest.warns(
-            outrider.DeviceWarning, match=r"main model cannot go to GPU: It has other needs\. CPU is used instead"
+            outrider.DeviceWarning, match=r"main model does not run on GPU: It has other needs\. CPU is used instead"
         ):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
@@ -297,7 +297,7 @@ class TestAuto:
     def test_a_gpu_that_works_is_taken(self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path) -> None:
         engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("GPU", "GPU")
-        assert engine.placement.why == "auto takes the first GPU that runs the model, otherwise the CPU"
+        assert engine.placement.why == "auto chooses the first GPU that runs the model, otherwise the CPU"
         assert engine.config.device.main_device == engine.config.device.draft_device == "GPU"
         assert answers_as_it_should(engine)
         assert load(bundle, main_device="auto").placement == engine.placement
@@ -327,7 +327,7 @@ class TestAuto:
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
-        assert engine.placement.why == "GPU and GPU could not be had, as was warned"
+        assert engine.placement.why == "GPU and GPU cannot be used, as warned"
         assert answers_as_it_should(engine)
 
     def test_an_npu_has_to_be_named(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,7 +535,7 @@ class TestGpu:
         core = FakeCore(DEVICE_TYPE="Type.DISCRETE")
         assert devices.free_memory(core, "GPU") == 1000 - 330
         assert devices.free_memory(core, "NPU") is None
-        assert devices._openvino_device(Broken(), "GPU").why_not("main") == "it does not say what it is: no driver"
+        assert devices._openvino_device(Broken(), "GPU").why_not("main") == "its properties cannot be read: no driver"
         found = devices._openvino_device(core, "GPU")
         assert (found.memory, found.free, found.driver) == (1000, 670, "31.0")
         assert found.precisions == ("f32", "f16", "int8")
@@ -643,7 +643,7 @@ class TestCommand:
         again = {(row["role"], row["device"]): row["works"] for row in run_json()["models"]}
         assert again["main", "GPU"] is again["draft", "GPU"] is True
         assert run(["devices", str(bundle.folder)]) == 0
-        assert "These options: main model on CPU, draft model on CPU (as asked for)." in capsys.readouterr().out
+        assert "With these options: main model on CPU, draft model on CPU (as asked for)." in capsys.readouterr().out
 
     def test_an_npus_cache_is_what_npuw_makes_it(self, openvino_bundle: Bundle) -> None:
         from outrider.cli.devices import _cache_precision
@@ -664,7 +664,7 @@ class TestCommand:
         assert run(["devices", str(bundle.folder), "--main-device", "auto"]) == 0
         printed = capsys.readouterr().err.splitlines()
         assert printed
-        assert all(line.startswith("outrider: The ") and "is left out of the choice." in line for line in printed)
+        assert all(line.startswith("outrider: The ") and "is not chosen." in line for line in printed)
 
 
 def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ def test_the_decoder_begins_with_its_own_token(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"main_device": "NPU", "properties": {"NPUW_DEVICES": "CPU"}}, "runs on a processor or GPU only"),
+        ({"main_device": "NPU", "properties": {"NPUW_DEVICES": "CPU"}}, "runs on a CPU or GPU only"),
         ({"cache_precision": "u8"}, "cache is in f32"),
     ],
     ids=["npu", "u8"],

@@ -176,7 +176,7 @@ def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:
         ({"max_new_tokens": True}, "max_new_tokens=True is not an integer"),
         ({"stop": [""]}, "stop=.* is not a text"),
         ({"drafter": "drafft"}, "no drafter 'drafft' here. Did you mean 'draft'?"),
-        ({"main_device": "GPU"}, "main_device is chosen when the engine is made"),
+        ({"main_device": "GPU"}, "main_device is an option of loading"),
     ],
 )
 def test_bad_options_are_named(toy_engine: outrider.Engine, options: dict[str, Any], message: str) -> None:

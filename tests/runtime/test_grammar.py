@@ -318,16 +318,19 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
         ({"regex": ""}, "regex='' is not a text"),
         ({"grammar": 1}, "grammar=1 is not a text"),
         ({"regex": "a", "grammar": "b"}, "regex and grammar are both set"),
-        ({"regex": "a", "ignore_eos": True}, "ignore_eos=True goes past the end"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos=True continues after the end"),
         ({"tools": [{}]}, "is not a list of functions"),
         ({"tools": [{"function": {"name": "f"}}] * 2}, "each with a name of its own"),
         ({"tools": [{"function": {"name": "auto"}}]}, "is not a list of functions"),
         ({"tools": [{"function": {"name": "f", "parameters": 3}}]}, "is not a list of functions"),
         ({"tools": [{"function": {"name": "f", "x": {1}}}]}, "is not a list of functions"),
         ({"tool_choice": "f"}, "tool_choice='f' is not one of auto, none, required"),
-        ({"tool_choice": "required"}, "needs tools, and there are none"),
-        ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex leaves no room for calls of tools"),
-        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "f", "ignore_eos": True}, "ignore_eos=True goes past"),
+        ({"tool_choice": "required"}, "needs tools, and none are given"),
+        ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex cannot be combined with forced calls of tools"),
+        (
+            {"tools": [{"function": {"name": "f"}}], "tool_choice": "f", "ignore_eos": True},
+            "ignore_eos=True continues after",
+        ),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], says: str) -> None:

@@ -36,7 +36,7 @@ def test_no_other_decoder_is_given_bytes(kind: str, monkeypatch: pytest.MonkeyPa
     """Pillow has Ghostscript read an EPS file."""
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     for read in (read_image, to_data_url):
-        with pytest.raises(RequestError, match="is none that Pillow can read. Give the path or bytes of a PNG, JPEG"):
+        with pytest.raises(RequestError, match="cannot be read by Pillow. Give the path or bytes of a PNG, JPEG"):
             read(file_of(Image.fromarray(picture(1)), kind))
     assert read_image(Image.fromarray(picture(1))).size == (31, 40)  # an app may open what it likes
 

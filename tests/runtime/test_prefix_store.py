@@ -174,7 +174,7 @@ def test_the_command_shows_and_deletes(
     assert run(["cache", "--folder", str(tmp_path), "clear"]) == 0
     assert [path.name for path in tmp_path.rglob("*.kv")] == ["other.kv"]
     assert run(["cache", "--folder", str(tmp_path)]) == 0
-    assert "There is nothing in" in capsys.readouterr().out
+    assert "is empty" in capsys.readouterr().out
 
 
 def content(size: int = 1000) -> np.ndarray[Any, np.dtype[np.uint8]]:

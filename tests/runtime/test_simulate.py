@@ -203,7 +203,7 @@ def test_a_profile_that_cannot_be_meant_is_refused(tmp_path: Path, table: str, v
         ("ngram", "'ngram' cannot be simulated: choose from plain, auto, draft and draft:N"),
         ("auto:3", "'auto:3' cannot be simulated"),
         ("draft@other", "'draft@other' cannot be simulated"),
-        ("draft:0", "'draft:0' drafts nothing: give it 1 token or more"),
+        ("draft:0", "'draft:0' drafts nothing: give 1 token or more"),
     ],
 )
 def test_other_modes_are_refused_before_anything_is_loaded(

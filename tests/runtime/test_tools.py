@@ -520,7 +520,7 @@ def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch:
     engine.generate(MESSAGES, tools=strict, parallel_tool_calls=False, max_new_tokens=2)
     engine.generate(MESSAGES, tools=TOOLS, max_new_tokens=2)
     assert made == [{"once": False, "free": True}] * 4 + [{"once": True, "free": True}]
-    with pytest.raises(outrider.OptionError, match="ignore_eos=True goes past the end, and tools says"):
+    with pytest.raises(outrider.OptionError, match="ignore_eos=True continues after the end, and tools defines"):
         engine.generate(MESSAGES, tools=strict, ignore_eos=True)
 
 
@@ -559,7 +559,7 @@ def test_tools_that_are_not_offered(engine: outrider.Engine) -> None:
 
 
 def test_prompts_that_cannot_have_tools(engine: outrider.Engine, tiny: Path) -> None:
-    with pytest.raises(outrider.OptionError, match="tools need a chat template, and this prompt is used as it is"):
+    with pytest.raises(outrider.OptionError, match="tools need a chat template, and this prompt is used without one"):
         engine.generate("Hello", chat_template=False, tools=TOOLS)
     with pytest.raises(outrider.OptionError, match="messages are not JSON"):
         engine.generate([{"role": "user", "content": "a", "x": {1}}], tools=TOOLS)

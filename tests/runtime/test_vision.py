@@ -238,9 +238,9 @@ def test_an_image_can_be_given_in_many_ways(engine: outrider.Engine, tmp_path: P
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no pixels": (asking(np.zeros((0, 5, 3), np.uint8)), "^The image has 5 × 0 pixels, so there is nothing to see"),
-    "no image": (asking(b"This is no image."), "^The image is none that Pillow can read. Give the path or bytes"),
-    "half an image": (asking(b"\x89PNG\r\n\x1a\n"), "^The image is none that Pillow can read"),
+    "no pixels": (asking(np.zeros((0, 5, 3), np.uint8)), "^The image has 5 × 0 pixels, and needs at least one"),
+    "no image": (asking(b"This is no image."), "^The image cannot be read by Pillow. Give the path or bytes"),
+    "half an image": (asking(b"\x89PNG\r\n\x1a\n"), "^The image cannot be read by Pillow"),
     "nowhere": (asking("nowhere.png"), "^The image nowhere.png cannot be read"),
     "remote": (asking("https://example.org/cat.png"), "^The image https://example.org/cat.png is on the network, and"),
     "a number": (asking(3), "^The image is a int"),

@@ -174,7 +174,7 @@ def pair(tmp_path: Path) -> Callable[[Way], Bundle]:
         (np.zeros(12, np.int64), r"is int64 \[12\] and has to be int32"),
         (np.full(12, 16, np.int32), "has ids from 16 to 16; they go from −1 to 15"),
         (np.full(12, -2, np.int32), "has ids from -2 to -2"),
-        (np.full(12, -1, np.int32), "to_main.npy shares no token"),
+        (np.full(12, -1, np.int32), "to_main.npy has no token in common"),
         (np.array([{}] * 12), r"is object \[12\] and has to be int32"),
     ],
     ids=str,

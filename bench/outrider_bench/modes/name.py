@@ -38,14 +38,14 @@ class ModeName:
         if not kind or (":" in name and not re.fullmatch(form, number)) or empty:
             raise OptionError(f"There is no mode '{text}': write KIND or KIND:N, such as draft or draft:3.")
         if bundle and kind in PEERS:
-            raise OptionError(f"Mode '{text}' cannot be run: only our own modes can have another bundle.")
+            raise OptionError(f"Mode '{text}' cannot be run: only Outrider's modes can have another bundle.")
         if precision and (kind not in PEERS or not PEERS[kind].precisions):
             raise OptionError(
                 f"Mode '{text}' cannot be run: only openvino-genai's modes name a precision, as genai/f32. "
-                "Ours calculate in what --precision says."
+                "Outrider's use --precision."
             )
         if precision and precision not in (known := (*PRECISIONS, FASTEST)):
-            raise OptionError(f"Mode '{text}' names no precision: write one of {', '.join(known)} behind the slash.")
+            raise OptionError(f"Mode '{text}' names no precision: write one of {', '.join(known)} after the slash.")
         return cls(text, kind, float(number) if number else None, bundle, precision)
 
     @property
@@ -71,5 +71,5 @@ def split_modes(modes: str) -> list[str]:
     for name in names:
         ModeName.parse(name)
         if names.count(name) > 1:
-            raise OptionError(f"Mode '{name}' is there twice. Leave one out.")
+            raise OptionError(f"Mode '{name}' is given twice. Leave one out.")
     return names

@@ -66,7 +66,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     if path == "long":
         prompts = _behind_documents(prompts)
     if not prompts:
-        raise OptionError(f"Prompts {source} holds no prompt.")
+        raise OptionError(f"{source} has no prompts.")
     seen: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:

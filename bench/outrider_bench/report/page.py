@@ -59,7 +59,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Row], str]]] = {
         lambda row: _range(*row["tokens_per_second_quartiles"]) if row["num_prompts"] > 1 else "-",
     ),
     "speed-up": (
-        "tokens/s against the reference's, run by run: median of repeats, geometric mean over prompts",
+        "tokens/s as a multiple of the reference's, run by run: median of repeats, geometric mean over prompts",
         lambda row: times(row["speed_up"]),
     ),
     "95%": (
@@ -69,16 +69,16 @@ COLUMNS: dict[str, tuple[str, Callable[[Row], str]]] = {
     "slowest": ("the lowest speed-up of a prompt", lambda row: times(row["slowest"])),
     "first token": ("seconds to the first token, median", lambda row: f"{row['first_token_seconds']:.2f}"),
     "reading": (
-        "speed of reading the prompt, against the reference's",
+        "speed of reading the prompt, as a multiple of the reference's",
         lambda row: times(row["reading"]),
     ),
     "seconds": ("seconds of a whole request, median", lambda row: f"{row['seconds']:.2f}"),
     "end to end": (
-        "speed of whole requests, reading included, against the reference's, with its interval",
+        "speed of whole requests, reading included, as a multiple of the reference's, with its interval",
         lambda row: times(row["end_to_end"]) + (f" ({span(given)})" if (given := row["end_to_end_interval"]) else ""),
     ),
     "identical": ("prompts whose tokens equal the reference's", lambda row: f"{row['identical']}/{row['num_prompts']}"),
-    "accepted": ("share of draft tokens that were kept", _known("acceptance_rate", ".0%")),
+    "accepted": ("share of draft tokens that were accepted", _known("acceptance_rate", ".0%")),
     "tokens/round": ("tokens per call of the main model", _known("tokens_per_round", ".2f")),
 }
 _OF_PROMPT: dict[str, Callable[[Row], str]] = {

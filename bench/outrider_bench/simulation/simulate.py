@@ -56,7 +56,7 @@ def draft_model_of(engine: Engine) -> tuple[str, DraftModel]:
     if name is not None:
         engine.find_drafter(name)
     if name not in engine.draft_models:
-        raise OptionError(f"{engine.bundle.folder} has no draft model, and two models are what is simulated.")
+        raise OptionError(f"{engine.bundle.folder} has no draft model, and simulate needs two models.")
     return name, engine.draft_models[name]
 
 
@@ -76,7 +76,7 @@ def _parse(mode: str) -> ModeName:
     if name.bundle or name.kind not in ("plain", "auto", "draft") or (counts and name.kind != "draft"):
         raise OptionError(f"Mode '{mode}' cannot be simulated: choose from plain, auto, draft and draft:N.")
     if name.num_assistant_tokens == 0:
-        raise OptionError(f"Mode '{mode}' drafts nothing: give it 1 token or more, or choose plain.")
+        raise OptionError(f"Mode '{mode}' drafts nothing: give 1 token or more, or choose plain.")
     return name
 
 

@@ -18,13 +18,13 @@ _LEFT, _RIGHT, _TOP = 104.0, 16.0, 16.0
 _BAR, _GAP = 30.0, 12.0
 _TOKEN = 9.0  # a token's square and the space behind it
 _KINDS = {  # of spans, by name: the class of the style sheet, and what the legend says; in the legend's order
-    "check": ("check", "main model checks"),
+    "check": ("check", "main model verifies"),
     "draft": ("draft", "draft model drafts a token"),
-    "read": ("read", "a model reads a prompt, or what it did not draft"),
+    "read": ("read", "a model reads a prompt, or tokens that it did not draft"),
     "draw": ("draw", "host: draws a draft token"),
     "choose": ("choose", "host: chooses a drafter, and copies"),
-    "propose": ("propose", "host: proposes, with the draft calls in it"),
-    "draft ahead": ("ahead", "host: drafts while the main model checks"),
+    "propose": ("propose", "host: proposes, including draft calls"),
+    "draft ahead": ("ahead", "host: drafts while the main model verifies"),
     "submit": ("submit", "host: prepares a call"),
     "verify": ("verify", "host: verifies"),
     "commit": ("commit", "host: commits"),

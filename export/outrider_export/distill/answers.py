@@ -240,7 +240,7 @@ class _Job:
         asked = [(each, token_ids) for each in (prompts[i] for i in order) if (token_ids := self._encode(each))]
         if not asked:
             raise ExportError(
-                f"There is nothing left to ask: {len(self._prompts):,} prompts of yours gave {self._num_tokens:,} "
+                f"All prompts are used: {len(self._prompts):,} prompts of yours gave {self._num_tokens:,} "
                 f"tokens of {self._recipe.num_tokens:,}. Give more prompts, or ask for fewer tokens."
             )
         return asked

@@ -70,7 +70,7 @@ def card(training: dict[str, Any]) -> str:
             "---", *head, "---", "",
             f"# A drafter of kind {training['kind']} for {main['id']}",
             "",
-            "It proposes tokens, which the main model checks: the text is the main model's own.",
+            "It proposes tokens, and the main model verifies them: the text is the main model's own.",
             "",
             f"- **Main model**: {main['id']} ({main['weights']}), revision {main['revision'] or 'none'}. "
             f"License: {main['license']}.",
@@ -79,11 +79,11 @@ def card(training: dict[str, Any]) -> str:
             f"- **Training**: {training['steps']:,} steps, {training['trained_answer_tokens']:,} tokens, "
             f"{training['hours']:.2f} hours. All stages: {stages}.",
             f"- **Expected on the machine that trained it**: {expected['speed_up']:.2f} × plain decoding, with "
-            f"{expected['num_draft_tokens']} draft tokens a round.",
+            f"{expected['num_draft_tokens']} draft tokens per round.",
             "",
-            "Acceptance on held-out text, greedy, at each place if all before it are accepted:",
+            "Acceptance on held-out text, greedy, at each position, given that all before it are accepted:",
             "",
-            f"| place | {places} |", f"|---|{'---|' * len(acceptance)}", f"| accepted | {shares} |",
+            f"| position | {places} |", f"|---|{'---|' * len(acceptance)}", f"| accepted | {shares} |",
             "",
             f"Tokens per round, if {len(acceptance)} are drafted: {training['held_out_tokens_per_round']:.2f}.",
             "",

@@ -105,7 +105,7 @@ class Plan:
         return [
             f"{kind[0].upper()}{kind[1:]} for {Path(self.main).name}, from {self.num_tokens:,} tokens of its answers "
             f"to {prompts}.",
-            f"Disk: up to {self.bytes_on_disk / 1e9:.1f} GB until it is done, {self.bytes_of_data / 1e9:.1f} GB of "
+            f"Disk: up to {self.bytes_on_disk / 1e9:.1f} GB during the work, {self.bytes_of_data / 1e9:.1f} GB of "
             f"them data. Memory: up to {self.bytes_of_memory / 1e9:.1f} GB{has}. Time: up to {self.hours:g} hours.",
         ]
 
@@ -120,11 +120,11 @@ def check_options(options: Options) -> None:
     if options.kind not in (*KINDS, "auto"):
         raise OptionError(f"kind={options.kind!r} is not a kind of drafter. {nearest(options.kind, (*KINDS, 'auto'))}")
     if options.num_tokens < 1000:
-        raise OptionError(f"tokens={options.num_tokens} is too few to learn from: give 1000 at least, such as 2M.")
+        raise OptionError(f"tokens={options.num_tokens} is too few to train on: give at least 1000, such as 2M.")
     if not 0 < options.hours <= 10_000:
-        raise OptionError(f"hours={options.hours:g} is not above 0 and at most 10,000. Give the hours you have.")
+        raise OptionError(f"hours={options.hours:g} is not above 0 and at most 10,000. Give a number in this range.")
     if options.disk_limit is not None and options.disk_limit <= 0:
-        raise OptionError(f"disk_limit={options.disk_limit:g} GB is not above 0. Give the GB that may be used.")
+        raise OptionError(f"disk_limit={options.disk_limit:g} GB is not above 0. Give the GB to use.")
     if options.kind == "draft" and options.source is None:
         raise OptionError(
             "kind='draft' takes layers out of a draft model. Name one of the same vocabulary with --from."
@@ -132,9 +132,9 @@ def check_options(options: Options) -> None:
     if options.kind not in ("draft", "auto") and options.source is not None:
         raise OptionError(f"--from is for draft models, and kind={options.kind!r} is a head. Leave it out.")
     if (options.source is None) != (options.num_layers is None):
-        raise OptionError("--from and --layers go together: the draft model, and how many of its layers stay.")
+        raise OptionError("--from and --layers go together: the draft model, and how many of its layers to keep.")
     if options.num_layers is not None and options.num_layers < 1:
-        raise OptionError(f"layers={options.num_layers} leaves no layer. Give 1 at least.")
+        raise OptionError(f"layers={options.num_layers} leaves no layer. Give at least 1.")
     if options.into is not None:
         check_name(options.output.name, read_bundle(options.into))
     if usable(options.output).exists():

@@ -78,14 +78,14 @@ def shortfall(found: Prediction, costs: Costs, training: Mapping[str, Any]) -> s
         return ""
     acceptance, tokens = training["held_out_acceptance_by_place"], training["data_answer_tokens"]
     said = (
-        f"It does not pay yet: {found.speed_up:.2f} × plain decoding is expected here, and {acceptance[0]:.0%} of first"
-        " draft tokens are accepted. "
+        f"The drafter is not worth using yet: {found.speed_up:.2f} × plain decoding is expected here, and "
+        f"{acceptance[0]:.0%} of first draft tokens are accepted. "
     )
     if (share := needed(_GOOD, costs)) is None:
-        return f"{said}No acceptance would give {_GOOD} × here, as drafting costs too much beside this main model."
+        return f"{said}No acceptance rate would give {_GOOD} × here, as drafting takes too long."
     return (
-        f"{said}{_GOOD} × takes {share:.0%} at every place: train on more tokens than {tokens:,}, with --tokens and "
-        "--hours, and with --prompts like those of your app. Drafters for everything learn from millions."
+        f"{said}{_GOOD} × needs {share:.0%} at every position: train on more tokens than {tokens:,}, with --tokens and "
+        "--hours, and with --prompts like those of your app. Drafters for general text are trained on millions."
     )
 
 
@@ -172,7 +172,7 @@ def table(trials: Sequence[Trial], hours: float) -> list[list[str]]:
     """Why: the head of the table and its rows, the chosen kind marked."""
     chosen = choose(trials, hours)
     return [
-        ["kind", "acceptance by place", "draft tokens", "expected", "hours", "hours for all data", ""],
+        ["kind", "acceptance by position", "draft tokens", "expected", "hours", "hours for all data", ""],
         *(
             [
                 each.kind,

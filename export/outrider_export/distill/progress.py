@@ -19,19 +19,26 @@ from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.prediction import Costs, predict
 from outrider_export.train.status import Status, Watch
 
-_LINE_EVERY = 30.0  # seconds
+_LINE_EVERY = 300.0  # seconds
 
 
 class Live(Watch):
     """Shows where the work is. A `Watch` of training.
 
-    folder: gets tensorboard/. lines: the plan. tell: prints a line. costs: for the expected speed-up.
+    folder: gets tensorboard/. lines: the plan. tell: prints a line. status: shows a line in place of the one before;
+    None: it is told now and then. costs: for the expected speed-up.
     """
 
-    def __init__(self, folder: Path, lines: Sequence[str], tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lines: Sequence[str],
+        tell: Callable[[str], None],
+        status: Callable[[str], None] | None = None,
+    ) -> None:
         self._facts = dict[str, str]()
         self._told = 0.0
-        self.tell = tell
+        self.tell, self._status = tell, status
         self.costs: Costs | None = None
         for line in lines:
             tell(line)
@@ -46,6 +53,7 @@ class Live(Watch):
     def stage(self, title: str) -> None:
         """Begin a stage."""
         self._facts = {}
+        self._told = time.monotonic()
         self.tell(title)
 
     def table(self, rows: list[list[str]]) -> None:
@@ -61,21 +69,22 @@ class Live(Watch):
         kept = f"{state.num_tokens:,}" if is_done else f"{state.num_tokens:,} of about {state.num_expected:,}"
         self._facts = {"tokens kept": kept, "conversations": f"{state.num_conversations:,}"}
         if not is_done:
-            self._facts |= {
-                "now": "writing answers" if state.is_asking else "writing prompts, which are answered next",
+            self._facts = {
+                "time left": "not known yet" if left is None else _duration(left),
+                **self._facts,
+                "now": "writing answers" if state.is_asking else "writing prompts",
                 "tokens written in this run": f"{state.num_written:,}, {speed:.0f} per second",
-                "left": "not known yet" if left is None else _duration(left),
             }
         self._log("data", {"tokens kept": state.num_tokens, "tokens per second": speed}, round(state.seconds))
-        self._say(at_once=is_done)
+        self._say(at_once=is_done, stays=is_done)
 
     def stepped(self, status: Status) -> None:
         """See `Watch`."""
         self._facts |= {
+            "time left": _duration(status.seconds_left),
             "step": f"{status.step:,} of {status.num_steps:,}, epoch {status.epoch}",
-            "tokens": f"{status.num_tokens:,}",
             "loss": f"{status.loss:.3f}",
-            "left": _duration(status.seconds_left),
+            "tokens": f"{status.num_tokens:,}",
         }
         self._say()
 
@@ -83,7 +92,7 @@ class Live(Watch):
         """See `Watch`."""
         last = status.evaluations[-1]
         self._facts |= {
-            "acceptance by place": " ".join(f"{each:.0%}" for each in last.acceptance),
+            "acceptance by position": " ".join(f"{each:.0%}" for each in last.acceptance),
             "tokens per round": f"{last.tokens_per_round:.2f}",
         }
         numbers = {"loss": last.loss, "tokens per round": last.tokens_per_round}
@@ -100,11 +109,13 @@ class Live(Watch):
         if self._logs is not None:
             self._logs.close()
 
-    def _say(self, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if at_once or now - self._told > _LINE_EVERY:
+    def _say(self, *, at_once: bool = False, stays: bool = False) -> None:
+        now, line = time.monotonic(), ", ".join(f"{name} {value}" for name, value in self._facts.items())
+        if self._status is not None and not stays:
+            self._status(line)
+        elif at_once or now - self._told > _LINE_EVERY:
             self._told = now
-            self.tell(", ".join(f"{name} {value}" for name, value in self._facts.items()))
+            self.tell(line)
 
     def _log(self, group: str, numbers: dict[str, float], at: int) -> None:
         """Add numbers to TensorBoard's logs. at: a step, or seconds of writing data."""

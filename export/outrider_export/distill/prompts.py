@@ -92,7 +92,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     found = [Prompt(each) for record in _records(path) for each in _contents(record)[:1]]
     if not found:
-        raise OptionError(f"{path} holds no prompt. Write one a line.")
+        raise OptionError(f"{path} has no prompts. Write one per line.")
     return found
 
 
@@ -250,9 +250,7 @@ def _before_a_turn(tokenizer: Tokenizer) -> str:
     try:
         before, mark, _ = tokenizer.render([{"role": "user", "content": _MARK}]).partition(_MARK)
     except OutriderError as error:
-        raise ExportError(
-            f"The main model cannot make up prompts of its own: {error} Give prompts with --prompts."
-        ) from error
+        raise ExportError(f"The main model cannot generate prompts: {error} Give prompts with --prompts.") from error
     if not mark:
         raise ExportError("The main model's chat template changes a user's words. Give prompts with --prompts.")
     return before

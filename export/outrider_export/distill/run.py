@@ -75,11 +75,16 @@ class Result:
 
 
 def distill(
-    options: Options, *, progress: Progress | None = None, tell: Callable[[str], None] = lambda _: None
+    options: Options,
+    *,
+    progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    status: Callable[[str], None] | None = None,
 ) -> Result:
     """Make a drafter for a main model, at `options.output`; go on where an earlier run ended.
 
-    progress: of the main model's export. tell: is given lines for the user.
+    progress: of the main model's export. tell: is given lines for the user. status: is given lines that take the
+    place of the one before; without it, `tell` gets some of them.
 
     Raises:
         OptionError: for an invalid option, or another one than the work was begun with.
@@ -93,15 +98,21 @@ def distill(
     progress = progress or Silent()
     plan = freeze(make_the_plan(options, progress), options.work / "plan.json")
     with _alone(options.work), signals_elsewhere():
-        result = _distill(options, plan, progress, tell)
+        result = _distill(options, plan, progress, tell, status)
     if not options.keep_work:
         shutil.rmtree(options.work, ignore_errors=True)
     return result
 
 
-def _distill(options: Options, plan: Plan, progress: Progress, tell: Callable[[str], None]) -> Result:
+def _distill(
+    options: Options,
+    plan: Plan,
+    progress: Progress,
+    tell: Callable[[str], None],
+    status: Callable[[str], None] | None,
+) -> Result:
     """All of it, in the work folder that is there."""
-    with closing(Live(options.work, plan.lines(), tell)) as live:
+    with closing(Live(options.work, plan.lines(), tell, status)) as live:
         bundle = _bundle_of(options, live, progress)
         run = _Run(options, bundle, live, progress)
         run.write_data()
@@ -113,8 +124,8 @@ def _distill(options: Options, plan: Plan, progress: Progress, tell: Callable[[s
     training = describe(options, plan, bundle, report, run.hours, **more)
     folder = run.finish(head, training)
     tell(
-        f"{options.output}: {report['held_out_tokens_per_round']:.2f} tokens a round on held-out text, "
-        f"{prediction.speed_up:.2f} × plain decoding expected here."
+        f"{options.output}: {report['held_out_tokens_per_round']:.2f} tokens per round on held-out text, "
+        f"{prediction.speed_up:.2f} times the speed of plain decoding expected here."
     )
     _publish(options, folder, tell)
     return Result(options.output, kind, prediction, shortfall(prediction, costs, training), training)
@@ -128,7 +139,7 @@ def _alone(work: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise ExportError(
-            f"Another outrider distill is at work in {work}. Wait for it, or choose another folder with -o."
+            f"Another outrider distill is running in {work}. Wait for it, or choose another folder with -o."
         ) from None
 
 
@@ -231,7 +242,7 @@ class _Run:
         self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
         if possible < wanted:
             self._live.tell(
-                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours with training. "
+                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours beside training. "
                 "Raise --hours."
             )
         return max(min(wanted, possible), 1)
@@ -317,8 +328,8 @@ class _Clock:
 
 def _what_is_kept(state: Written) -> str:
     again = state.num_tokens - state.num_safe
-    kept = f"The same command goes on with {state.num_safe:,} tokens of data"
-    return kept + (f"; {again:,} of the part under way are written again." if again else ".")
+    kept = f"The same command continues with {state.num_safe:,} tokens of data"
+    return kept + (f"; {again:,} of the unfinished part will be generated again." if again else ".")
 
 
 def _planned_steps(kind: str, data: Data, share: float = 1.0) -> int:

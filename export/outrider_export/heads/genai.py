@@ -59,7 +59,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
     if entry.kind not in _MAKERS:
         raise ExportError(
             f"Drafter '{name}' is of kind {entry.kind}, and openvino-genai has only {' and '.join(_MAKERS)}. "
-            "Draft models it reads as they are."
+            "It reads draft models without this command."
         )
     if main.format != "openvino":
         raise ExportError(f"openvino-genai reads OpenVINO models, and the main model is in {main.format}.")

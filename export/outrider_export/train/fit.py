@@ -109,7 +109,7 @@ def fit(
             file.write(training.state_dict())
             saved = time.monotonic()
         if stops:
-            raise Stopped(f"The same command goes on after step {training.step:,} of {num_steps:,}.")
+            raise Stopped(f"The same command continues after step {training.step:,} of {num_steps:,}.")
     return training.finish()
 
 

@@ -12,10 +12,10 @@ STATES = (
     "its layers keep a state that every token changes, and rejected draft tokens cannot be dropped from a state as "
     "they can from a cache"
 )
-_ALIBI = "OpenVINO's paged attention gets other distances between tokens than it was trained with"
-_LOCAL = "OpenVINO's paged attention loses the limits of its local attention"
-_CHUNKS = "its layers attend within chunks, and a paged cache knows sliding windows alone"
-_LATENT = "optimum-intel exports its latent attention for Transformers before 4.54 only"
+_ALIBI = "OpenVINO's paged attention computes its position biases differently than in training"
+_LOCAL = "OpenVINO's paged attention ignores the window of its local attention"
+_CHUNKS = "its layers attend within chunks, and a paged cache supports only sliding windows"
+_LATENT = "optimum-intel exports its latent attention only with Transformers before 4.54"
 _ANOTHER = "Choose a model with attention in all layers, such as Llama 3, Qwen3 or Gemma 3; docs/models.md lists them."
 
 # By model_type of config.json, and by GGUF's general.architecture where that is another name.

@@ -96,7 +96,7 @@ def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set
     encoder, main = model.encoder, manifest.main.encoder
     if (encoder is None) != (main is None) or (encoder and main and encoder.kind != main.kind):
         raise BundleError(
-            f"The {role} model and the main model have to be of one kind: both decoders, or both encoder-decoder "
+            f"The {role} model and the main model must be of the same kind: both decoders, or both encoder-decoder "
             f"models for {main.kind if main else 'text'}. Export the pair again."
         )
     if encoder is None:

@@ -96,7 +96,9 @@ class Bundle:
         path = self.folder / drafter.model.folder / MAP_NAME
         to_main = _read_ids(path, drafter.model.vocab_size, "draft token", -1, self.manifest.main.vocab_size)
         if to_main.max() < 0:
-            raise BundleError(f"{path} shares no token, so nothing could be drafted. Export the bundle again.")
+            raise BundleError(
+                f"{path} has no token in common with the main model, so it cannot draft. Export the bundle again."
+            )
         return to_main
 
     def read_proposed(self, drafter: DrafterEntry) -> NDArray[np.int32]:
@@ -211,8 +213,8 @@ def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
     main = bundle.manifest.main
     if (main.vocab_sha256, main.vocab_size) != (of.manifest.main.vocab_sha256, of.manifest.main.vocab_size):
         raise BundleError(
-            f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so the draft models of "
-            "the one cannot draft for the other. Export the pair together."
+            f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so draft models of one "
+            "cannot draft for the other. Export the pair together."
         )
     # One of kind "self" is made of its own main model.
     others = tuple(each for each in bundle.manifest.drafters if each.kind != "self")

@@ -64,7 +64,7 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="outrider")
 @click.pass_context
 def root(context: click.Context) -> None:
-    """Speculative decoding for edge machines: the same text, sooner."""
+    """Speculative decoding for edge machines: the same text, faster."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("bundle")
 @click.argument("part")
-@click.option("--name", metavar="NAME", help="What requests call it.  [default: its kind; an adapter's folder]")
-@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; draft models: int4 or keep, too.")
-@click.option("--draft-vocab", metavar="N|all", help="How many tokens it proposes, if that can be chosen.")
-@click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
+@click.option("--name", metavar="NAME", help="Its name for requests.  [default: its kind; an adapter's folder]")
+@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; for draft models also int4 or keep.")
+@click.option(
+    "--draft-vocab", metavar="N|all", help="How many different tokens it proposes, if it has an output matrix."
+)
+@click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of PART on the hub.")
 @json_option
 def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | None, **options: Any) -> None:
     """Add to BUNDLE a drafter or a LoRA adapter.
 
     PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Medusa, Hydra, blockwise
-    heads, masks, or a draft model with the main model's vocabulary, which may be a .gguf file, too. Or it is the folder
-    of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests then choose
+    heads, masks, or a draft model with the main model's vocabulary, which may also be a .gguf file. Or it is the folder
+    of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests choose
     by its name.
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
@@ -55,7 +57,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     if as_json:
         print_json({"bundle": str(made.folder), "name": entry.name, "kind": entry.kind, "bytes": size})
         return
-    out.print(f"{bundle} has a drafter '{entry.name}' ({entry.kind}, {size / 1e6:.1f} MB) now.")
+    out.print(f"{bundle} now has a drafter '{entry.name}' ({entry.kind}, {size / 1e6:.1f} MB).")
     out.print(
         f"Try it: outrider generate {bundle} 'Write a haiku about sledges' --drafter {entry.name} --compare",
         soft_wrap=True,
@@ -72,7 +74,7 @@ def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
         return
     targets = ", ".join(target.split(".")[-1] for target in entry.targets)
     out.print(
-        f"{bundle.folder} has an adapter '{entry.name}' (rank {entry.rank} in {targets}, {size / 1e6:.1f} MB) now."
+        f"{bundle.folder} now has an adapter '{entry.name}' (rank {entry.rank} in {targets}, {size / 1e6:.1f} MB)."
     )
     out.print(
         f"Try it: outrider generate {bundle.folder} 'Write a haiku about sledges' --adapter {entry.name}",

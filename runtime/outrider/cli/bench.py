@@ -53,7 +53,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
 @click.option(
     "--prompts",
     metavar="NAME|FILE",
-    help="default, grounded, long, or JSON Lines with 'turns' or 'prompt'.  [default: six of our own]",
+    help="default, grounded, long, or JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]",
 )
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option(
@@ -62,9 +62,9 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "genai-dynamic[:T], genai-ngram[:N], genai-eagle3[:N], genai-dflash[:N]; transformers, transformers-draft[:N]; "
     "llamacpp, llamacpp-ngram[:N]; with --concurrency, llamaserver, llamaserver-ngram[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
-    "genai/f32, genai-draft:3/bf16 and so on calculate in that precision, genai/fastest in the one that is quickest "
-    "in a trial; without a slash, openvino-genai's modes calculate in the device's default. "
-    "The first is what the others are compared with.  [default: plain, auto, all drafters, genai, genai/fastest]",
+    "genai/f32, genai-draft:3/bf16 and so on compute in that precision, genai/fastest in the one that is fastest "
+    "in a trial; without a slash, openvino-genai's modes compute in the device's default. "
+    "The others are compared with the first one.  [default: plain, auto, all drafters, genai, genai/fastest]",
 )
 @click.option(
     "--peer-model",
@@ -80,23 +80,23 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "--conversations",
     type=click.IntRange(1),
     metavar="N",
-    help="Instead: measure the prefix cache with N conversations, with room for 20.",
+    help="Instead: measure the prefix cache with N conversations, and a cache that holds 20.",
 )
 @click.option(
     "--concurrency",
     metavar="N,…",
     callback=_read_levels,
-    help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in our own modes, "
+    help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in Outrider's modes, "
     "openvino-genai's and llama-server's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
 )
 @click.option(
     "--compare-adapter",
     metavar="NAME",
-    help="Instead: acceptance and speed of each drafter with this LoRA adapter of the bundle and without.",
+    help="Instead: acceptance and speed of each drafter with and without this LoRA adapter of the bundle.",
 )
-@click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
+@click.option("--quick", is_flag=True, help="Finish within ten minutes, with fewer prompts.")
 @click.option(
-    "--out", "folder", metavar="DIR", help="Write runs, results and a report here; go on where a run was interrupted."
+    "--out", "folder", metavar="DIR", help="Write runs, results and a report here; continue an interrupted run."
 )
 @load_options
 @generation_options
@@ -117,12 +117,12 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare ways to decode with MODEL.
+    """Compare modes of decoding with MODEL, and other runtimes.
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
-    All run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, a run
-    that was interrupted continues when the same command is given again. With --concurrency, tokens/s are those of all
+    All modes run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, an
+    interrupted run continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
     from outrider.models.loading import settle
@@ -137,7 +137,9 @@ def bench(
     instead = [name for name, given in kinds.items() if given]
     if len(instead) > 1 or ((concurrency or compare_adapter) and (quick or folder)):
         others = [f"--{name}" for name, given in (("quick", quick), ("out", folder)) if given]
-        raise OptionError(f"{' and '.join([*(f'--{name}' for name in instead), *others])} do not go together.")
+        raise OptionError(
+            f"{' and '.join([*(f'--{name}' for name in instead), *others])} cannot be combined. Leave one out."
+        )
     config = read_options(options, max_new_tokens=64 if quick else 96)
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
@@ -222,7 +224,7 @@ def _bench_concurrency(
         level = failure["num_requests"]
         err.print(f"Failed: {failure['mode']}{f', {level} requests' if level else ''}: {failure['error']}")
     if max(levels) > len(prompts):
-        err.print(f"Of {len(prompts)} prompts, the first ones ran several times at a time in {max(levels)} requests.")
+        err.print(f"{max(levels)} requests are more than the {len(prompts)} prompts, so prompts ran several times.")
 
 
 def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapter: str, as_json: bool) -> None:
@@ -263,18 +265,18 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
     print_setting(setting)
     had, long, memory = found["conversations"], found["take_up"], found["conversations"]["resident_bytes"]
     out.print(
-        f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which is "
-        f"room for {had['num_that_fit']}: {had['num_second_turns_taken_up']} second turns were taken up, with "
+        f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which "
+        f"holds {had['num_that_fit']}: {had['num_second_turns_taken_up']} second turns found their first turn, with "
         f"{had['second_turn_cached_tokens']:,} of {had['second_turn_prompt_tokens']:,} prompt tokens in the cache."
     )
     gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
     out.print(
-        f"Resident memory: {gb['loaded']} after loading, {gb['highest']} at most. The prefix cache holds "
-        f"{had['added_by_keeping']:.0%} of cache_size more than the same run without it."
+        f"Resident memory: {gb['loaded']} after loading, {gb['highest']} at most. The prefix cache "
+        f"adds {had['added_by_keeping']:.0%} of cache_size to a run without it."
     )
     out.print(
         f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms "
-        f"taken up, {long['seconds_read_again'] * 1000:.0f} ms read again ({long['ratio']:.1%})."
+        f"with the prefix cache, {long['seconds_read_again'] * 1000:.0f} ms without ({long['ratio']:.1%})."
     )
     made = table("rollback of 8 tokens", "median", "longest")
     for row in found["rollback"]:

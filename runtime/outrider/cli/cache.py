@@ -13,7 +13,7 @@ from outrider.models.kv.chunk_files import empty, folders_in
 
 
 @click.group(invoke_without_command=True)
-@click.option("--folder", metavar="FOLDER", help="Another store than that of --prefix-store auto.")
+@click.option("--folder", metavar="FOLDER", help="A store other than that of --prefix-store auto.")
 @json_option
 @click.pass_context
 def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
         print_json({"folder": str(store), "bytes": size, "models": models})
         return
     if not found:
-        out.print(f"There is nothing in {store}. Try: outrider chat model.gguf --prefix-store auto", soft_wrap=True)
+        out.print(f"{store} is empty. Fill it: outrider chat model.gguf --prefix-store auto", soft_wrap=True)
         return
     made = table("model", "tokens", "size", "last used", "setting", text=1)
     for each in found:

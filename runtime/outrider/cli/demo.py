@@ -58,10 +58,10 @@ PROMPTS = {
 @trace_option
 @json_option
 def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
-    """Fetch a small model, export it, and show plain against speculative decoding.
+    """Fetch a small model, export it, and compare plain with speculative decoding.
 
-    SmolLM2-135M-Instruct with a small EAGLE-3 drafter, and copies from the prompt. The controller takes what pays,
-    round by round: copies where the answer repeats the prompt, the drafter elsewhere.
+    The model is SmolLM2-135M-Instruct with a small EAGLE-3 drafter. In every round, the controller chooses the faster
+    of copies from the prompt, the drafter, or no draft.
     """
     folder = usable(user_path(cache_dir)) if cache_dir else saved.FOLDER
     bundle = demo_bundle(folder, quiet=as_json)
@@ -90,7 +90,7 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
             "yes" if result.token_ids == plain.token_ids else "NO",
         )
     out.print(made)
-    out.print(f"\nThe same with your own prompt: outrider generate {bundle} 'your prompt' --compare", soft_wrap=True)
+    out.print(f"\nWith your own prompt: outrider generate {bundle} 'your prompt' --compare", soft_wrap=True)
     out.print(
         "With your own model: outrider chat MODEL.gguf (or a checkpoint folder, or a hub id such as Qwen/Qwen3-0.6B)"
     )

@@ -27,16 +27,16 @@ LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 @click.command()
 @click.argument("bundle", metavar="[MODEL]", required=False)
 @draft_option
-@click.option("--again", is_flag=True, help="Forget which devices failed and which worked: try them again.")
+@click.option("--again", is_flag=True, help="Delete the saved results, and test the devices again.")
 @load_options
 @json_option
 def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, **options: Any) -> None:
     """List the devices, what each can run, and if not, why.
 
     With MODEL (a bundle, a .gguf file, a checkpoint folder or a hub id), it is loaded on every device but the CPU that
-    may run it, and so is its draft model. Each load runs in a process of its own, so that a driver that aborts does no
-    harm. The results are saved. The other options are those of loading a model; the devices that they give the models
-    are named.
+    may run it, and so is its draft model. Each load runs in a process of its own, so that a crashing driver does no
+    harm. The results are saved. The other options are those of loading a model; the output ends with the devices that
+    they give the models.
     """
     from outrider.models.backends.devices import find_devices
     from outrider.models.backends.processor import find_processor
@@ -58,7 +58,7 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
     _print_devices(found, processor)
     if bundle:
         _print_models(tried)
-        out.print(f"\nThese options: {_placement_text(placement)}")
+        out.print(f"\nWith these options: {_placement_text(placement)}")
 
 
 def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

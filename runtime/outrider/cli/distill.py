@@ -24,29 +24,33 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="KIND",
     default="auto",
     show_default=True,
-    help="eagle3, dspark, medusa, draft, or auto: what gains most in the hours left.",
+    help="eagle3, dspark, medusa, draft, or auto: the kind that gains most in the remaining hours.",
 )
 @click.option("--from", "source", metavar="DRAFT", help="Draft model to take layers out of, for draft and auto.")
-@click.option("--layers", "num_layers", type=int, metavar="N", help="How many of its layers stay.")
-@click.option("--prompts", type=_FILE, help="Your prompts: .txt, one a line, or .jsonl. Half of all.")
-@click.option("--exclude", "excluded", type=_FILE, help="Prompts that are never asked, such as those of your tests.")
+@click.option("--layers", "num_layers", type=int, metavar="N", help="How many of its layers to keep.")
 @click.option(
-    "--tokens", "num_tokens", metavar="N", default="2M", show_default=True, help="Tokens of answers to learn from."
+    "--prompts", type=_FILE, help="Your prompts: .txt with one per line, or .jsonl. They are half of all prompts."
 )
-@click.option("--hours", type=float, default=8.0, show_default=True, help="For data and training together, at most.")
-@click.option("--into", metavar="BUNDLE", help="Add the drafter to this bundle, too.")
-@click.option("--disk-limit", type=float, metavar="GB", help="Use this much of the disk at most.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, answers and training.")
-@click.option("--main-license", metavar="NAME", help="For the card, if the main model's files name none.")
-@click.option("--prompts-license", metavar="NAME", help="For the card: the licence of your prompts.")
-@click.option("--keep-work", is_flag=True, help="Keep the work folder with data and checkpoints when all is done.")
+@click.option(
+    "--exclude", "excluded", type=_FILE, help="Prompts to leave out of the training data, such as those of your tests."
+)
+@click.option(
+    "--tokens", "num_tokens", metavar="N", default="2M", show_default=True, help="Tokens of answers to train on."
+)
+@click.option("--hours", type=float, default=8.0, show_default=True, help="Most hours for data and training together.")
+@click.option("--into", metavar="BUNDLE", help="Add the drafter to this bundle.")
+@click.option("--disk-limit", type=float, metavar="GB", help="Most GB of disk space to use.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of prompts, answers and training.")
+@click.option("--main-license", metavar="NAME", help="The main model's licence for the card, if its files name none.")
+@click.option("--prompts-license", metavar="NAME", help="The licence of your prompts for the card.")
+@click.option("--keep-work", is_flag=True, help="Keep the work folder with data and checkpoints at the end.")
 @json_option
 def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: bool, **options: Any) -> None:
-    """Make a drafter for MAIN from MAIN's own answers.
+    """Train a drafter for MAIN on MAIN's own answers.
 
-    MAIN is a bundle, a checkpoint folder, a .gguf file or a hub id. It answers prompts, yours and such as it makes
-    itself, and the drafter learns to say what it says. All of it is in the folder OUTPUT.work until it is done, with
-    logs for TensorBoard. The same command goes on after Ctrl-C or a kill.
+    MAIN is a bundle, a checkpoint folder, a .gguf file or a hub id. It answers your prompts and prompts that it
+    generates itself, and the drafter learns to predict the answers. All files are in the folder OUTPUT.work until the
+    end, with logs for TensorBoard. Run the same command again to continue after Ctrl-C or a kill.
     """
     with needs("Training needs packages that are not installed", "distill", ExportError):
         from outrider_export.distill.plan import Options, parse_count
@@ -61,7 +65,7 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
     )
     with terminable(), Bars(quiet=as_json) as bars:
         try:
-            found = run(asked, progress=bars, tell=bars.note)
+            found = run(asked, progress=bars, tell=bars.note, status=bars.status)
         except Stopped as stop:
             err.print(f"Stopped. {stop}")
             raise KeyboardInterrupt from None

@@ -23,8 +23,9 @@ from outrider.system import saved
 from outrider.system.files import usable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from rich.console import RenderableType
     from rich.progress import TaskID
 
     from outrider.bundle.folder import Bundle
@@ -37,15 +38,17 @@ _SERVED = {
     "drafter": click.option(
         "--drafter", metavar="NAME", help="For ovms: a drafter of the bundle, ngram or none.  [default: auto]"
     ),
-    "main_device": click.option("--main-device", metavar="DEVICE", help="For ovms: of the main model.  [default: CPU]"),
+    "main_device": click.option(
+        "--main-device", metavar="DEVICE", help="For ovms: device of the main model.  [default: CPU]"
+    ),
     "draft_device": click.option(
-        "--draft-device", metavar="DEVICE", help="For ovms: of the draft model.  [default: the same]"
+        "--draft-device", metavar="DEVICE", help="For ovms: device of the draft model.  [default: the same]"
     ),
     "cache_size": click.option(
-        "--cache-size", type=int, help="For ovms: GB for keys and values; 0 grows.  [default: 0]"
+        "--cache-size", type=int, help="For ovms: GB of the KV cache; 0: it grows as needed.  [default: 0]"
     ),
     "draft_cache_size": click.option(
-        "--draft-cache-size", type=int, help="For ovms: the same of the draft model.  [default: the same]"
+        "--draft-cache-size", type=int, help="For ovms: GB of the draft model's cache.  [default: the same]"
     ),
 }
 
@@ -66,7 +69,7 @@ def pop_serving(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
     given = {name: value for name in _SERVED if (value := options.pop(name)) is not None}
     server = given.pop("server", None)
     if server is not None and server not in SERVERS:
-        raise OptionError(f"--for {server} is not a server that we export for. {nearest(server, SERVERS)}")
+        raise OptionError(f"--for {server} is not a server that the export supports. {nearest(server, SERVERS)}")
     if server is None and given:
         name = next(iter(given)).replace("_", "-")
         raise OptionError(f"--{name} is an option of a model repository. Give it with --for ovms, or leave it out.")
@@ -89,8 +92,8 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
 @click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8]")
 @click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4]")
-@click.option("--draft-vocab", metavar="N|all", help="How many of its tokens the draft model proposes.")
-@click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
+@click.option("--draft-vocab", metavar="N|all", help="How many different tokens the draft model proposes.")
+@click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")
 @click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")
@@ -98,10 +101,10 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @served_options
 @json_option
 def export(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
-    """Make a bundle of MAIN, and of a draft model for it.
+    """Make a bundle of MAIN and a draft model.
 
     MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file. With --for ovms, a repository for OpenVINO Model
-    Server is made instead; then MAIN may be a bundle, too.
+    Server is made instead; then MAIN may also be a bundle.
     """
     server, serving = pop_serving(options)
     with needs("The export half of outrider is not installed", "export", ExportError):
@@ -129,7 +132,7 @@ def serve(
     name = user_path(main).resolve().name if is_bundle else default_output(main, draft).name
     folder = usable(user_path(output or f"{name}-ovms"))
     if folder.exists() or options.pop("overwrite"):
-        raise ExportError(f"--for ovms makes a new folder, and replaces none like {folder}. Choose a new name with -o.")
+        raise ExportError(f"--for ovms makes a new folder, and {folder} exists. Choose a new name with -o.")
     beside = folder.parent if folder.parent.is_dir() else None  # a disk with room for the models
     with terminable(), Bars(quiet=as_json) as bars, tempfile.TemporaryDirectory(dir=beside) as scratch:
         if is_bundle:
@@ -192,7 +195,7 @@ class Bars:
     def __init__(self, *, quiet: bool) -> None:
         self.notes: list[str] = []
         columns = (TextColumn("{task.description:<15}"), BarColumn(), TimeElapsedColumn(), _Size())
-        self._bars = Progress(*columns, console=err, disable=quiet or not err.is_terminal)
+        self._bars = _Bars(*columns, console=err, disable=quiet or not err.is_terminal)
         self._quiet = quiet
         self._task: TaskID | None = None
 
@@ -202,6 +205,7 @@ class Bars:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._end()
+        self._bars.line = ""
         self._bars.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -221,6 +225,11 @@ class Bars:
         if not self._quiet:
             err.print(text, soft_wrap=not err.is_terminal)
 
+    @property
+    def status(self) -> Callable[[str], None] | None:
+        """Shows a line in place of the one before, cut to the width; None without a terminal."""
+        return None if self._bars.disable else self._bars.show
+
     def _end(self) -> None:
         if self._task is None:
             return
@@ -229,6 +238,24 @@ class Bars:
         self._bars.update(self._task, total=task.total or 1, completed=task.total or 1)
         self._bars.stop_task(self._task)
         self._task = None
+
+
+class _Bars(Progress):
+    """Bars, and below them a line."""
+
+    line = ""
+
+    def show(self, line: str) -> None:
+        """Show a line in place of the one before."""
+        self.line = line
+        self.start()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn."""
+        if self.tasks:
+            yield self.make_tasks_table(self.tasks)
+        if self.line:
+            yield Text(self.line, no_wrap=True, overflow="ellipsis")
 
 
 class _Size(ProgressColumn):

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 @click.argument("prompt")
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @click.option("--image", multiple=True, metavar="FILE", help="An image before the prompt. Can be given several times.")
-@click.option("--no-chat-template", is_flag=True, help="Use the prompt as it is.")
+@click.option("--no-chat-template", is_flag=True, help="Use the prompt without the chat template.")
 @click.option(
     "--reference",
     multiple=True,
     metavar="FILE",
-    help="A text that auto and the suffix drafter copy from. Can be given several times.",
+    help="A text that the drafters auto and suffix copy from. Can be given several times.",
 )
 @click.option("--json-schema", metavar="FILE", help="Answer in JSON by the schema in this file.")
-@click.option("--regex", metavar="PATTERN", help="Answer with a text that matches this as a whole.")
+@click.option("--regex", metavar="PATTERN", help="Answer with a text that matches this regular expression.")
 @click.option("--grammar", metavar="FILE", help="Answer by the Lark grammar in this file.")
-@click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
+@click.option("--compare", is_flag=True, help="Run the request a second time without drafts, and print both speeds.")
 @trace_option
 @load_options
 @generation_options
@@ -84,9 +84,9 @@ def generate(
         before = [] if system is None else [{"role": "system", "content": system}]
         request = [*before, {"role": "user", "content": content}]
     if compare and (config.generation.drafter is None or config.generation.num_assistant_tokens == 0):
-        raise click.UsageError("--compare compares with plain decoding, and this is plain already: name a drafter.")
+        raise click.UsageError("--compare compares with plain decoding, and this request is plain: choose a drafter.")
     if config.generation.logprobs is not None and not as_json:
-        raise click.UsageError("--logprobs prints with --json only: add it, or leave --logprobs out.")
+        raise click.UsageError("--logprobs needs --json: add it, or leave --logprobs out.")
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
     if compare:  # both runs read the whole prompt
         config = config.replace(enable_prefix_caching=False)
@@ -122,14 +122,24 @@ def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) ->
 
 
 def print_stream(chunks: Iterator[TextChunk]) -> Result:
-    """Print text as it comes, and return the whole answer."""
-    for chunk in chunks:
-        sys.stdout.write(chunk.text)
-        sys.stdout.flush()
-        if chunk.result:
-            sys.stdout.write("\n")
-            return chunk.result
-    raise AssertionError("a stream ends with a result")
+    """Print text while it streams, and return the whole answer. A terminal's lines end between words."""
+    from outrider.cli.chat.blocks import visible
+    from outrider.cli.chat.views import Words
+
+    is_terminal = sys.stdout.isatty()
+    words = Words(lambda text, _: sys.stdout.write(text), out.width if is_terminal else None)
+    result: Result | None = None
+    try:
+        for chunk in chunks:
+            words.push(visible(chunk.text) if is_terminal else chunk.text, None)
+            sys.stdout.flush()
+            result = chunk.result
+    finally:
+        words.close()
+        sys.stdout.write("\n")
+    if result is None:
+        raise AssertionError("a stream ends with a result")
+    return result
 
 
 def speed_up(result: Result, plain: Result) -> float:
@@ -172,8 +182,10 @@ def verdict(result: Result, plain: Result, sampling: str = "coupled") -> str:
     if result.token_ids == plain.token_ids:
         return f"The same {len(plain.token_ids)} tokens, at {times}."
     if not result.lossless:
-        return f"sampling='{sampling}' is LOSSY: not the main model's text; {times}. Plain text:\n{plain.text}"
+        return (
+            f"sampling='{sampling}' is LOSSY, so the text is not the main model's; {times}. Plain text:\n{plain.text}"
+        )
     if result.seed is not None and sampling != "coupled":
-        return f"Sampled twice from the same distribution, so the texts differ; {times}. Plain text:\n{plain.text}"
+        return f"Rejection sampling gives other texts of the same distribution; {times}. Plain text:\n{plain.text}"
     at = next((i for i, (a, b) in enumerate(zip(result.token_ids, plain.token_ids, strict=False)) if a != b), 0)
-    return f"The texts differ from token {at} on, at {times}. Plain text:\n{plain.text}"
+    return f"The texts differ from token {at} on; {times}. Plain text:\n{plain.text}"

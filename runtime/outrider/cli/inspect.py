@@ -38,7 +38,7 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
         return
     _print(opened)
     if check:
-        out.print(f"All {len(opened.manifest.files)} files are the ones that were exported.", style="green")
+        out.print(f"All {len(opened.manifest.files)} files have the sha256 of the manifest.", style="green")
 
 
 def _check(bundle: Bundle, *, quiet: bool) -> None:

@@ -39,7 +39,7 @@ def remove(names: tuple[str, ...], every: bool, as_json: bool) -> None:
     NAME is as listed, or its beginning. The model is exported again when it is used again.
     """
     if every == bool(names):
-        raise click.UsageError("Name what to remove as 'outrider models' lists it, or give --all, and not both.")
+        raise click.UsageError("Give names as 'outrider models' lists them, or --all, and not both.")
     cache = open_cache()
     entries = cache.entries() if every else list({entry.name: entry for entry in map(cache.find, names)}.values())
     size = sum(entry.size for entry in entries)
@@ -83,7 +83,7 @@ def _list(cache: BundleCache, as_json: bool) -> None:
         print_json({"folder": str(cache.folder), "bytes": size, "models": found})
         return
     if not entries:
-        out.print(f"There are none in {cache.folder}. Try: outrider chat model.gguf")
+        out.print(f"{cache.folder} has no bundles. To make one: outrider chat model.gguf")
         return
     made = table("name", "size", "last used", "made of", text=1)
     for entry in entries:

@@ -30,7 +30,7 @@ def model_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--draft`."""
-    described = "Draft model for a MODEL that is no bundle, of the same kinds; auto finds one."
+    described = "Draft model for a MODEL that is not a bundle: a file, folder or hub id; auto finds one."
     return click.option("--draft", metavar="DRAFT", help=described)(function)
 
 

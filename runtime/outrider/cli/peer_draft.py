@@ -18,7 +18,7 @@ from outrider.system.files import usable
 def peer_draft(bundle: str, name: str, output: str) -> None:
     """Write the drafter NAME of BUNDLE, EAGLE-3 or DFlash, for openvino-genai.
 
-    It loads the folder with openvino_genai.draft_model, and outrider bench compares with it.
+    openvino_genai.draft_model loads the folder, and outrider bench compares with it.
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export.heads.genai import write_for_genai

@@ -28,16 +28,40 @@ if TYPE_CHECKING:
 @click.argument("bundles", metavar="[NAME=]MODEL...", nargs=-1, required=True)
 @draft_option
 @click.option("--host", default="localhost", show_default=True, help="Address to listen at.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any that is free.")
-@click.option("--api-key", envvar="OUTRIDER_API_KEY", metavar="KEY", help="Clients must send it.  [$OUTRIDER_API_KEY]")
-@click.option("--no-api-key", is_flag=True, help="Let anyone in who reaches an address that is not this machine's own.")
-@click.option("--allowed-host", multiple=True, metavar="NAME", help="A name that clients may use. Several times.")
-@click.option("--max-running", type=click.IntRange(1), default=32, show_default=True, help="Answers at a time.")
-@click.option("--max-waiting", type=click.IntRange(0), default=128, show_default=True, help="In the queue; then 429.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen at; 0: any free port.",
+)
+@click.option(
+    "--api-key", envvar="OUTRIDER_API_KEY", metavar="KEY", help="Key that clients must send.  [$OUTRIDER_API_KEY]"
+)
+@click.option("--no-api-key", is_flag=True, help="Allow clients of other machines without a key.")
+@click.option("--allowed-host", multiple=True, metavar="NAME", help="A host name that clients may use. Several times.")
+@click.option(
+    "--max-running", type=click.IntRange(1), default=32, show_default=True, help="Answers generated at a time."
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(0),
+    default=128,
+    show_default=True,
+    help="Answers in the queue; further ones get status 429.",
+)
 @click.option("--max-body", type=FiniteRange(0.001, 1e6), default=4.0, show_default=True, help="MB of a request.")
 @click.option("--timeout", type=FiniteRange(1), default=600.0, show_default=True, help="Seconds for an answer.")
-@click.option("--grace", type=click.IntRange(0), default=30, show_default=True, help="Seconds for streams at the end.")
-@click.option("--idle-minutes", type=FiniteRange(0, min_open=True), help="Unload models unused for so long.")
+@click.option(
+    "--grace",
+    type=click.IntRange(0),
+    default=30,
+    show_default=True,
+    help="Seconds that running answers have when the server ends.",
+)
+@click.option(
+    "--idle-minutes", type=FiniteRange(0, min_open=True), help="Unload models after so many minutes without requests."
+)
 @click.option("--access-log", is_flag=True, help="Print a line for each request.")
 @load_options
 @generation_options
@@ -64,8 +88,8 @@ def serve(
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
-    NAME is that of the bundle's folder unless given, or of the bundle that is made of a model. A single model is loaded
-    at once, several when requests ask for them. Options of generation are the defaults of requests.
+    NAME is the model's name for requests. Its default is the name of the bundle's folder. A single model is loaded
+    at the start, several at the first request for each. Options of generation are the defaults of requests.
     """
     with needs("The server is not installed", "server", OutriderError):
         from outrider.server import Settings, make_app
@@ -104,11 +128,11 @@ def serve(
             else:
                 _announce(url, next(iter(named)), needs_key=bool(api_key))
                 if not api_key and not _is_own(host):
-                    err.print("Anyone who reaches this address may use it.")
+                    err.print("Everyone who can reach this address may use the server, as there is no API key.")
 
         def ending(num_answers: int) -> None:
             answers = "an answer" if num_answers == 1 else f"{num_answers} answers"
-            err.print(f"Waiting up to {grace} s for {answers}. Ctrl-C again ends without.")
+            err.print(f"Waiting up to {grace} s for {answers}. Press Ctrl-C again to end at once.")
 
         run(app, listening, grace=grace, access_log=access_log, ready=ready, ending=ending)
 
@@ -132,7 +156,7 @@ def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str
         if not name or not path:
             raise OptionError(f"'{given}' is neither a model nor NAME=MODEL.")
         if name in named:
-            raise OptionError(f"Two models are named '{name}'. Name one otherwise: other={path}.")
+            raise OptionError(f"Two models are named '{name}'. Give one another name: other={path}.")
         named[name] = path
     return named
 
@@ -170,8 +194,8 @@ def check_access(host: str, api_key: str | None, no_api_key: bool) -> None:
     """
     if not (api_key or no_api_key or _is_own(host)):
         raise OptionError(
-            f"--host {host} lets other machines in, and there is no API key. Set OUTRIDER_API_KEY or --api-key, or let "
-            "anyone in with --no-api-key."
+            f"--host {host} is open to other machines, and there is no API key. Set OUTRIDER_API_KEY or --api-key, or "
+            "allow access without a key with --no-api-key."
         )
 
 

@@ -19,9 +19,11 @@ _MODES = "plain,draft:3,auto"
 
 @click.command()
 @model_argument
-@click.option("--profile", metavar="FILE", help="What calls take on another machine.  [default: measured on this one]")
+@click.option(
+    "--profile", metavar="FILE", help="Times of calls on another machine.  [default: this machine's, measured]"
+)
 @click.option("--modes", default=_MODES, show_default=True, help="Comma-separated: plain, auto, draft[:N].")
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
+@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @load_options
 @generation_options
@@ -36,10 +38,10 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Predict the speed of MODEL, a pair, on another machine, overlapped or not.
+    """Predict the speed of MODEL, a pair, on another machine, with and without overlap.
 
-    The models run here, but times come from a profile. Without one, this machine's own times are measured, and the
-    predictions are shown beside measurements.
+    The models run here, but times come from a profile. Without a profile, this machine's times are measured, and the
+    predictions are compared with measurements.
     """
     from outrider_bench.modes.name import split_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -68,7 +70,7 @@ def simulate(
         made.add_row(*cells)
     out.print(made)
     if given:
-        err.print(f"Predictions, by the times in {profile}: nothing was measured on such a machine.")
+        err.print(f"These are predictions from the times in {profile}, not measurements.")
 
 
 def _describe(profile: Profile) -> dict[str, Any]:

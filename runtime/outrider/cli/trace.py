@@ -20,7 +20,7 @@ from outrider.errors import OptionError, one_line
 @click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="How many rounds are drawn.")
 @json_option
 def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: bool) -> None:
-    """Say where the time went in FILE, a trace.
+    """Show where the time went in FILE, a trace.
 
     FILE comes from `outrider generate … --trace FILE`; https://ui.perfetto.dev shows all of it.
     """
@@ -45,22 +45,22 @@ def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: boo
 
 def _print(summary: dict[str, Any]) -> None:
     if not summary["is_whole"]:
-        err.print("The trace was cut off: the program that wrote it did not end it.")
+        err.print("The trace is incomplete: the program that wrote it did not finish it.")
     if not summary["rounds"]:
-        out.print("No round of decoding is in this trace.")
+        out.print("This trace has no round of decoding.")
         return
     accepted = f"{summary['accepted']} of {summary['drafted']} draft tokens accepted"
     out.print(
         f"{summary['seconds']:.2f} s of decoding: {summary['rounds']} rounds, {summary['tokens']} tokens, {accepted}"
     )
-    made = table("", "share", "calls", "ms a call")
+    made = table("", "share", "calls", "ms per call")
     for lane, device in summary["devices"].items():
         made.add_row(lane, f"{device['share']:.1%}", str(device["calls"]), f"{device['milliseconds']:.2f}")
     if len(summary["devices"]) > 1:
-        made.add_row("both at a time", f"{summary['both']:.1%}")
-    made.add_row("host alone", f"{sum(summary['host'].values()):.1%}", "", f"{summary['host_milliseconds']:.2f}")
+        made.add_row("both devices", f"{summary['both']:.1%}")
+    made.add_row("host only", f"{sum(summary['host'].values()):.1%}", "", f"{summary['host_milliseconds']:.2f}")
     for name, share in summary["host"].items():
         made.add_row(f"  {name}", f"{share:.2%}")
     out.print(made)
     if summary["gap_milliseconds"] is not None:
-        out.print(f"Between two draft calls in a row: {summary['gap_milliseconds']:.2f} ms (median)")
+        out.print(f"Between two consecutive draft calls: {summary['gap_milliseconds']:.2f} ms (median)")

@@ -15,7 +15,7 @@ from outrider.cli.options import generation_options, json_option, load_options, 
 @model_argument
 @click.argument("file")
 @click.option("--language", metavar="CODE", help="Language of the audio, such as en.  [default: found in the audio]")
-@click.option("--task", type=click.Choice(["transcribe", "translate"]), help="translate writes English.")
+@click.option("--task", type=click.Choice(["transcribe", "translate"]), help="translate: write English.")
 @click.option("--timestamps", is_flag=True, help="Print when each segment begins and ends.")
 @trace_option
 @load_options
@@ -32,10 +32,10 @@ def transcribe(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write down what is said in FILE, a .wav file, with the Whisper model of MODEL.
+    """Transcribe FILE, a .wav file, with a Whisper MODEL.
 
-    MODEL is a bundle, a checkpoint folder or a hub id. FILE has 16,000 samples a second, as Whisper's models read
-    them. Longer audio than 30 s is read in windows.
+    MODEL is a bundle, a checkpoint folder or a hub id. FILE has 16,000 samples per second. Longer audio than 30 s is
+    read in windows.
     """
     config = read_options(options)
     engine = load_model(open_model(bundle, draft, quiet=as_json), config)

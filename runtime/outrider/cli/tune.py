@@ -32,11 +32,11 @@ REPEATS = 15  # of every timed call
 
 @click.command()
 @model_argument
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
+@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
-@click.option("--layers", is_flag=True, help="Find layers of the main model to draft with, and add that drafter.")
-@click.option("--name", metavar="NAME", help="What requests call the drafter that --layers adds.  [default: self]")
-@click.option("--dry-run", is_flag=True, help="With --layers: leave the bundle as it is.")
+@click.option("--layers", is_flag=True, help="Find layers of the main model that can draft, and add them as a drafter.")
+@click.option("--name", metavar="NAME", help="The name of the drafter that --layers adds.  [default: self]")
+@click.option("--dry-run", is_flag=True, help="With --layers: do not change the bundle.")
 @load_options
 @generation_options
 @json_option
@@ -53,12 +53,12 @@ def tune(
 ) -> None:
     """Measure the cost of calls and the gain of drafting on this machine.
 
-    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. The costs are saved, and num_assistant_tokens=auto
-    decides by them. It is compared with fixed numbers of draft tokens of one drafter: the one that --drafter names, the
-    bundle's own, or the suffix drafter.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. The costs are saved; num_assistant_tokens=auto
+    uses them. It is compared with fixed numbers of draft tokens of one drafter: that of --drafter, the bundle's own, or
+    the suffix drafter.
 
-    With --layers, a drafter is looked for that is made of the main model's own layers. It is added to the bundle as a
-    list of these layers; there are no more weights.
+    With --layers, the command looks for a drafter that consists of some of the main model's layers. It is added to the
+    bundle as a list of these layers, without weights of its own.
     """
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -66,7 +66,7 @@ def tune(
     from outrider_bench.runs.measure import measure, warm_up
 
     if options.get("num_assistant_tokens") is not None:
-        raise OptionError(f"--num-assistant-tokens is what tune varies, from 1 to {LONGEST}: leave it out.")
+        raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
     if layers:
         tune_layers(
@@ -116,14 +116,14 @@ def tune(
     _print_settings(engine)
     for role, cost in engine.costs.items():
         headings = (f"after {context:,} tokens" for context in cost.contexts)
-        made = table("tokens", *headings, title=f"{role} model: milliseconds of a call that reads so many tokens")
+        made = table("tokens", *headings, title=f"{role} model: milliseconds of a call, by its number of tokens")
         for count, *seconds in zip(cost.rows, cost.near, cost.far, strict=True):
             made.add_row(str(count), *(f"{1000 * each:.1f}" for each in seconds))
         out.print(made)
         out.print()
     out.print(
         "accepted: share of draft tokens that the main model kept. tokens/round: tokens per call of the main model. "
-        "speed-up: tokens/s against plain decoding's; slowest prompt: the lowest of any prompt.\n",
+        "speed-up: tokens/s as a multiple of plain decoding's; slowest prompt: the lowest speed-up.\n",
         style="dim",
     )
     columns = ("draft tokens", "accepted", "tokens/round", "tokens/s", "speed-up", "slowest prompt")
@@ -151,14 +151,16 @@ def _announce(engine: Engine, drafter: str, num_prompts: int, num_modes: int) ->
     calls = sum(sum(cost.near) + sum(cost.far) for cost in engine.costs.values())
     seconds = REPEATS * calls + num_runs * length * engine.costs["main"](1)
     err.print(
-        f"Calls of the models are timed; then {num_prompts} prompts are answered in {num_modes} ways: plainly, with "
-        f"{engine.config.generation.drafter}, and with 1 to {LONGEST} draft tokens of {drafter}. That is {num_runs} "
+        f"tune times the models' calls, then answers {num_prompts} prompts in {num_modes} modes: plain decoding, "
+        f"{engine.config.generation.drafter}, and 1 to {LONGEST} draft tokens of {drafter}. That is {num_runs} "
         f"answers of up to {length} tokens, about {max(round(seconds / 60), 1)} min."
     )
 
 
 def _print_settings(engine: Engine) -> None:
     """The models' settings and the trials that they were chosen from."""
+    from outrider.models.trials import MAX_KL
+
     for role, choice in engine.choices.items():
         out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
         if not choice.trials:
@@ -166,7 +168,7 @@ def _print_settings(engine: Engine) -> None:
         counts = sorted({count for trial in choice.trials for count in trial.seconds})
         tokens = ", ".join(map(str, counts))
         title = f"{role} model: settings tried, milliseconds to read {tokens} tokens"
-        made = table("setting", *(f"{n}" for n in counts), "KL to f32", "exact", "result", title=title, text=1)
+        made = table("setting", *(f"{n}" for n in counts), "change", "exact", "result", title=title, text=1)
         for trial in choice.trials:
             made.add_row(
                 str(trial.setting),
@@ -176,10 +178,16 @@ def _print_settings(engine: Engine) -> None:
                 "chosen" if trial.setting == choice.setting else _RESULTS.get(trial.verdict, trial.verdict),
             )
         out.print(made)
+        if any(trial.kl is not None for trial in choice.trials):
+            out.print(
+                f"change: how much the setting changes the probabilities of f32 (KL divergence, at most {MAX_KL:g}). "
+                "exact: drafts cannot change the text.",
+                style="dim",
+            )
         out.print()
 
 
-_RESULTS = {"exact": "exact, not faster by a tenth", "close to f32": "not faster by a tenth"}
+_RESULTS = {"exact": "exact, but not enough faster", "close to f32": "not enough faster"}
 
 
 def _is_exact(found: Exactness) -> str:
@@ -217,9 +225,9 @@ def tune_layers(
         return
     _print(found)
     if not dry_run:
-        out.print(f"{opened.folder} has a drafter '{name}' of these layers now.")
+        out.print(f"{opened.folder} now has a drafter '{name}' of these layers.")
     if found[0].speed_up <= 1:
-        out.print("It is expected to be slower than plain decoding here, and drafter=auto will leave it alone.")
+        out.print("This drafter is expected to be slower than plain decoding here, so drafter=auto will not use it.")
     elif not dry_run:
         out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
 
@@ -227,7 +235,7 @@ def tune_layers(
 def _print(found: Seq[Found]) -> None:
     """The best layers, with what is expected of them."""
     places = range(1, len(found[0].acceptance) + 1)
-    made = table("layers", "agreement", *(f"{i}" for i in places), "cost, passes", "draft tokens", "expected")
+    made = table("layers", "agreement", *(f"{i}" for i in places), "cost, passes", "draft tokens", "expected speed-up")
     for each in found:
         made.add_row(
             describe_layers(each.layers),
@@ -238,4 +246,4 @@ def _print(found: Seq[Found]) -> None:
             f"{each.speed_up:.2f}×",
         )
     out.print(made)
-    out.print("Numbered columns: the share of drafts whose token at that place is accepted.", style="dim")
+    out.print("Numbered columns: the share of drafts whose token at that position is accepted.", style="dim")

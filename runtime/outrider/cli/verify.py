@@ -54,13 +54,19 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str |
 @click.option("--against", metavar="MODEL", help="Compare the main model's logits with this checkpoint's, in float32.")
 @click.option("--draft-against", metavar="MODEL", help="The same for the draft model.")
 @click.option("--min-cosine", type=FiniteRange(-1, 1), help="Fail where fidelity's median cosine is lower.")
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
+@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True, help="Length of each answer.")
-@click.option("--context", type=click.IntRange(64), default=256, show_default=True, help="Tokens that batching reads.")
-@click.option("--modes", help="Compare these with plain decoding, as draft:3,shuffled:8.  [default: all drafters]")
+@click.option(
+    "--context",
+    type=click.IntRange(64),
+    default=256,
+    show_default=True,
+    help="Number of tokens that the check batching reads.",
+)
+@click.option("--modes", help="Modes to compare with plain decoding, as draft:3,shuffled:8.  [default: all drafters]")
 @click.option("--adapter", metavar="NAME", help="Certify texts with this adapter of the main model.")
-@click.option("--peer", type=click.Choice(["openvino-genai"]), help="Put another runtime to the same tests.")
+@click.option("--peer", type=click.Choice(["openvino-genai"]), help="Run the same checks with another runtime.")
 @load_options
 @json_option
 def verify(
@@ -83,21 +89,21 @@ def verify(
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
-    batching: the backend's logits, bit by bit, for every way to read the same tokens. greedy, coupled: text against
-    plain decoding, for every drafter, several draft lengths, and both chosen at random every round. sampling: the joint
-    distribution of sampled tokens against the exact one, enumerated on a built-in toy pair; how far the lossy modes are
-    from it is reported. A correct sampler fails one such test in 10,000. fidelity: cosine and likeliest token of the
-    logits, for prompts and answers, against the checkpoint (a hub id, a folder or a .gguf file) that a model came from;
-    reported, and judged with --min-cosine. The exit code is 1 if a check fails.
+    batching: the logits of the same tokens, read in calls of different sizes, bit by bit. greedy, coupled: drafted text
+    compared with plain decoding's, for every drafter, several draft lengths, and both chosen at random in every round.
+    sampling: the joint distribution of sampled tokens compared with the exact one, on a built-in toy pair; the distance
+    of the lossy modes is only reported. A correct sampler fails one such test in 10,000. fidelity: cosine and most
+    likely token of the logits, for prompts and answers, compared with the checkpoint (a hub id, a folder or a .gguf
+    file) of the model; only reported, unless you give --min-cosine. The exit code is 1 if a check fails.
     """
     from outrider.models.measure.readings import longest_certified
     from outrider_bench.prompts import read_prompts
     from outrider_bench.verify import certify
 
     if modes and "genai" in modes:
-        raise OptionError("--modes are Outrider's own. --peer openvino-genai puts openvino-genai to the same tests.")
+        raise OptionError("--modes takes Outrider's modes. Use --peer openvino-genai to check openvino-genai.")
     if options["adapter"] and (against or draft_against or peer):
-        raise OptionError("--adapter is for our own texts: it goes with neither --against, --draft-against nor --peer.")
+        raise OptionError("--adapter cannot be combined with --against, --draft-against or --peer. Leave it out.")
     checkpoints = {role: name for role, name in (("main", against), ("draft", draft_against)) if name}
     checks = _choose_checks(checks, bool(checkpoints), min_cosine)
     config = read_options(options)
@@ -115,8 +121,8 @@ def verify(
         longest = longest_certified(engine.main, engine.main.max_tokens, engine.max_tokens)
         if context > longest:
             raise OptionError(
-                f"--context {context:,} needs room for three sequences, and there is some for {max(longest, 0):,} "
-                "tokens each. Lower it, or raise --cache-size."
+                f"--context {context:,} needs a cache for three sequences, and it holds three of {max(longest, 0):,} "
+                "tokens. Lower it, or raise --cache-size."
             )
         with progress_line(f"Reading {context:,} tokens in several ways.", quiet=as_json):
             made.append(certify.check_batching(certify.main_of(engine), context))
@@ -140,7 +146,7 @@ def verify(
         print_setting(setting)
         _print(made)
     if failed:
-        raise OutriderError(f"Not certified: on this machine, these checks failed: {', '.join(failed)}.")
+        raise OutriderError(f"These checks failed on this machine: {', '.join(failed)}.")
     if not as_json:
         out.print("\nAll promises held on this machine.", style="green")
 

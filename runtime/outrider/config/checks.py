@@ -146,16 +146,18 @@ def check_grammar(config: Any) -> None:
     """Raise OptionError for two grammars, or for an answer that follows one and may not end."""
     given = [name for name in ("json_schema", "regex", "grammar") if getattr(config, name) is not None]
     if config.tool_choice == "required" and not config.tools:
-        raise OptionError("tool_choice='required' needs tools, and there are none. Give tools, or leave it out.")
+        raise OptionError("tool_choice='required' needs tools, and none are given. Give tools, or leave it out.")
     if config.tools and config.tool_choice != "none":
         if given:
-            raise OptionError(f"{given[0]} leaves no room for calls of tools. Leave it out, or set tool_choice='none'.")
+            raise OptionError(
+                f"{given[0]} cannot be combined with forced calls of tools. Leave it out, or set tool_choice='none'."
+            )
         free = ["tools"] if config.has_strict_tools else []
         given = free if config.tool_choice == "auto" else ["tool_choice"]
     if len(given) > 1:
-        raise OptionError(f"{given[0]} and {given[1]} are both set, and an answer follows one. Leave one out.")
+        raise OptionError(f"{given[0]} and {given[1]} are both set, and an answer can follow only one. Leave one out.")
     if given and config.ignore_eos:
-        raise OptionError(f"ignore_eos=True goes past the end, and {given[0]} says where that is. Leave one out.")
+        raise OptionError(f"ignore_eos=True continues after the end, and {given[0]} defines the end. Leave one out.")
 
 
 def shown_value(value: object) -> str:

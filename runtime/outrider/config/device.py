@@ -28,42 +28,39 @@ class SchedulerConfig(Section):
         2.0, _gigabytes, "GB (10^9 bytes) for the KV caches of main and draft model together, the prefix cache included"
     )
     enable_prefix_caching: bool = option(
-        True, switch, "publish committed tokens to the prefix cache, for prompts that begin with the same tokens"
+        True, switch, "keep prompts and answers in the prefix cache, for prompts that begin with the same tokens"
     )
-    max_num_batched_tokens: int = option(
-        512, integer(32), "tokens that one call reads, at most; more if answers alone need them"
-    )
+    max_num_batched_tokens: int = option(512, integer(32), "most tokens of a call; running answers alone may need more")
     max_round_seconds: float | str = option(
         "auto",
         _round,
-        "seconds of a round in which answers are decoded. Pieces of long prompts are as large as that allows",
+        "most seconds of a round while answers are decoded. It limits how many tokens of a long prompt a round reads",
         means="0.1, or twice the round's time without prompts if that is more",
         metavar="SECONDS|auto",
     )
     overlap: bool | str = option(
-        "auto", switch, "draft for the next round during this round's target pass", means="if it pays"
+        "auto", switch, "draft for the next round during this round's target pass", means="if that is faster"
     )
     keep_records: bool = option(
         True, switch, "save acceptance records on disk, by bundle and kind of request, for later starts", flag=""
     )
-    image_memory: float = option(0.5, _gigabytes, "GB to decode an image in, one at a time; larger images are refused")
+    image_memory: float = option(0.5, _gigabytes, "GB of memory to decode an image; images that need more are refused")
     answer_store: str | None = option(
         None,
         text("a file's name"),
-        "file for earlier answers, unencrypted, to copy drafts from",
+        "file that keeps answers, unencrypted, to copy drafts from",
         means="no file",
         metavar="FILE",
     )
     prefix_store: str | None = option(
         None,
         text("a folder's name, or 'auto'"),
-        "folder for prefixes of prompts, unencrypted, for later starts; `auto`: our own. Not used in measurements",
+        "folder that keeps the prefix cache, unencrypted, for later starts; `auto`: in the cache folder. "
+        "Benchmarks do not use it",
         means="no folder",
         metavar="FOLDER|auto",
     )
-    prefix_store_size: float = option(
-        4.0, _gigabytes, "GB that this folder may have; the least useful prefixes are deleted"
-    )
+    prefix_store_size: float = option(4.0, _gigabytes, "most GB of this folder; the least used prefixes are deleted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +71,12 @@ class DeviceConfig(Section):
     otherwise the CPU. "AUTO" is the device that OpenVINO's own AUTO chooses. A main device that was named and fails is
     an error. One that "auto" chose, or a draft device, is replaced with a warning. "auto" never takes an NPU: a main
     model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
-    `npu_max_prompt_tokens`, while others run without it.
+    `npu_max_prompt_tokens`; other requests are decoded without it.
 
-    With precision="auto", the CPU's is measured at the first load: f32, or another one if it is exact, near enough to
-    f32 and faster by a fifth. Other devices choose their own. The cache gets the same precision unless you name one.
-    With a quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are quantised again whenever a
-    token is written, rejected tokens included.
+    With precision="auto", precisions are measured at the first load on a CPU: it is f32, or another one that is exact,
+    close enough to f32, and faster by a fifth. Other devices have their own default. The cache has the same precision
+    unless you name one. With a quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are
+    quantised again whenever a token is written, also rejected ones.
     """
 
     main_device: str = option("CPU", _device, "device of the main model", metavar="DEVICE")
@@ -89,26 +86,29 @@ class DeviceConfig(Section):
     draft_bundle: str | None = option(
         None,
         text("a bundle's folder"),
-        "another bundle to take draft models from, in any format, or else its main model",
-        means="this one",
+        "another bundle, in any format, whose draft models are used, or its main model if it has none",
+        means="the bundle's own",
         metavar="FOLDER",
     )
     adapters: tuple[str, ...] | None = option(
         None,
         _adapters,
-        "the bundle's LoRA adapters to load, for requests to choose one. They make all calls slower. Empty: none",
+        "the bundle's LoRA adapters to load; each request chooses one. They make all calls slower. Empty: none",
         means="all of them",
         metavar="NAME,…",
     )
-    precision: str = option("auto", one_of(PRECISIONS), "what models calculate in", metavar="TYPE")
+    precision: str = option("auto", one_of(PRECISIONS), "number format of the models' computations", metavar="TYPE")
     cache_precision: str = option(
         "auto",
         one_of((*PRECISIONS, "u8")),
-        "what the KV cache is stored in; `u8` is smaller, and not exact",
+        "number format of the KV cache; `u8` is smaller, but not exact",
         metavar="TYPE",
     )
     num_threads: int = option(
-        0, _threads, "CPU threads of the models", means="what is fastest with OpenVINO, else the device's choice"
+        0,
+        _threads,
+        "CPU threads of the models",
+        means="the fastest number in OpenVINO, ONNX Runtime's default otherwise",
     )
     draft_num_threads: int | None = option(
         None, _threads, "CPU threads of the draft models", means="as the main model's"
@@ -116,8 +116,8 @@ class DeviceConfig(Section):
     top_logits: int | str = option(
         "auto",
         integer(0, 4096),
-        "largest logits of a row that the device picks out; the others stay there. 0: off. OpenVINO only",
-        means="128, and 0 on CPU",
+        "how many of a row's largest logits are copied from the device. 0: all. OpenVINO only",
+        means="128, on CPU 0",
     )
     npu_max_prompt_tokens: int | None = option(
         None, integer(1), "prompt length that models on an NPU are compiled for", means="1024 or less"
@@ -136,16 +136,24 @@ class DeviceConfig(Section):
         metavar="NAME=VALUE",
     )
     main_properties: Mapping[str, Any] = option(
-        {}, property_table, "the same for the main model; these win", flag="--main-property", metavar="NAME=VALUE"
+        {},
+        property_table,
+        "the same for the main model only; they override `properties`",
+        flag="--main-property",
+        metavar="NAME=VALUE",
     )
     draft_properties: Mapping[str, Any] = option(
-        {}, property_table, "the same for the draft models; these win", flag="--draft-property", metavar="NAME=VALUE"
+        {},
+        property_table,
+        "the same for the draft models only; they override `properties`",
+        flag="--draft-property",
+        metavar="NAME=VALUE",
     )
     compiled_cache: str = option(
         "auto",
         text("a folder's name, 'auto' or 'off'"),
         "folder for models that OpenVINO compiled for devices other than the CPU. `off`: none",
-        means="one of Outrider's",
+        means="in the cache folder",
         metavar="FOLDER",
     )
 

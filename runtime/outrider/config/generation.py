@@ -60,7 +60,7 @@ _biases = Values(
 _temperature = number(0, 1000, says="0 (greedy), or a number from 0.001 to 1000", allows=is_temperature)
 _schema = Values(
     object,
-    "a JSON schema as a table or as its text, or true for any object",
+    "a JSON schema as a dict or as its text, or true for any object",
     lambda v: v is True or _is_table(v),
     as_schema,
 )
@@ -88,7 +88,7 @@ class GenerationConfig(Section):
         "auto",
         text("a drafter's name, 'auto'"),
         "one of the engine's drafters: `draft`, `suffix`, `ngram`, or one of `add_drafter`. None: plain decoding",
-        means="whichever pays, round by round",
+        means="the fastest by measured costs, chosen each round",
         none_word=True,
         metavar="NAME",
         server=True,
@@ -96,15 +96,19 @@ class GenerationConfig(Section):
     adapter: str | None = option(
         None,
         text("an adapter's name"),
-        "one of the engine's LoRA adapters, whose text it is then",
-        means="the main model's own",
+        "one of the engine's LoRA adapters, to generate the adapted model's text",
+        means="no adapter",
         none_word=True,
         metavar="NAME",
         server=True,
         peers=(),
     )
     num_assistant_tokens: int | str = option(
-        "auto", integer(0, 64), "draft tokens a round, at most. 0: plain decoding", means="as many as pay", server=True
+        "auto",
+        integer(0, 64),
+        "most draft tokens per round. 0: plain decoding",
+        means="the fastest number",
+        server=True,
     )
     assistant_confidence_threshold: float | None = option(
         None,
@@ -119,25 +123,26 @@ class GenerationConfig(Section):
     references: tuple[str, ...] = option(
         (),
         texts,
-        "texts to copy drafts from, besides prompt and answer. Read by the drafter `suffix`, and by `auto` where it "
-        "chooses the draft length or has no draft model; refused elsewhere, ignored where nothing is drafted",
+        "texts to copy drafts from, besides prompt and answer. Used by the drafter `suffix`, and by `auto` if it "
+        "chooses the draft length or has no draft model; refused by other drafters, ignored in plain decoding",
         flag="",
         server=True,
     )
     earlier_answers: bool = option(
         True,
         switch,
-        "whether drafts are also copied from earlier answers, of this and other requests. False is for comparisons "
-        "that ask the same again",
+        "whether drafts are also copied from earlier answers, of this and other requests. Set it to False to compare "
+        "answers to the same prompt",
         server=True,
     )
     temperature: float = option(
-        0.0, _temperature, "of the distribution that is sampled from", means="greedy", server=True, peers=_ALL_PEERS
+        0.0, _temperature, "temperature of sampling", means="greedy", server=True, peers=_ALL_PEERS
     )
     sampling: str = option(
         "coupled",
         one_of(SAMPLING),
-        "how drafts are verified above temperature 0. Lossless: `coupled` (one text a seed), `rejection` and "
+        "how drafts are verified above temperature 0. Lossless: `coupled` (the same seed gives the same text), "
+        "`rejection` and "
         "`token-rejection`. Lossy: `threshold` and `typical`",
         metavar="MODE",
         server=True,
@@ -145,15 +150,17 @@ class GenerationConfig(Section):
     acceptance_threshold: float | None = option(
         None,
         _share,
-        "of the lossy modes",
+        "threshold of the lossy modes",
         means="0.5 for `threshold` (a ratio), 0.09 for `typical` (a probability)",
         server=True,
     )
-    top_k: int = option(0, integer(0), "sample from the k likeliest tokens", means="off", server=True, peers=_ALL_PEERS)
+    top_k: int = option(
+        0, integer(0), "sample from the k most likely tokens", means="off", server=True, peers=_ALL_PEERS
+    )
     top_p: float = option(
         1.0,
         _share,
-        "sample from the likeliest tokens that together have probability p",
+        "sample from the most likely tokens that together have probability p",
         means="off",
         server=True,
         peers=_ALL_PEERS,
@@ -161,18 +168,18 @@ class GenerationConfig(Section):
     min_p: float = option(
         0.0,
         number(0, 1),
-        "sample from tokens with at least this share of the likeliest one's probability",
+        "sample from tokens with at least this fraction of the highest probability",
         means="off",
         server=True,
         peers=("genai", "llamacpp", "llamaserver", "transformers"),
     )
     typical_p: float = option(
-        1.0, _share, "locally typical sampling, as Transformers", means="off", server=True, peers=()
+        1.0, _share, "locally typical sampling, as in Transformers", means="off", server=True, peers=()
     )
     repetition_penalty: float = option(
         1.0,
         number(0.01, 100),
-        "over prompt and answer, as Transformers",
+        "penalty for tokens of prompt and answer, as in Transformers",
         means="off",
         server=True,
         peers=("genai", "transformers"),
@@ -180,7 +187,7 @@ class GenerationConfig(Section):
     presence_penalty: float = option(
         0.0,
         _penalty,
-        "over the answer, as OpenAI's API",
+        "penalty for tokens that the answer contains, as in OpenAI's API",
         means="off",
         server=True,
         peers=("genai", "llamacpp", "llamaserver"),
@@ -188,18 +195,23 @@ class GenerationConfig(Section):
     frequency_penalty: float = option(
         0.0,
         _penalty,
-        "over the answer, as OpenAI's API",
+        "penalty for each occurrence of a token in the answer, as in OpenAI's API",
         means="off",
         server=True,
         peers=("genai", "llamacpp", "llamaserver"),
     )
     logit_bias: Mapping[int, float] = option(
-        {}, _biases, "added to logits, by token id, as OpenAI's API", metavar="ID=VALUE", server=True, peers=()
+        {},
+        _biases,
+        "numbers added to logits, by token id, as in OpenAI's API",
+        metavar="ID=VALUE",
+        server=True,
+        peers=(),
     )
     no_repeat_ngram_size: int = option(  # openvino-genai has it in beam search only
         0,
         integer(0),
-        "no n tokens in a row come twice in prompt and answer, as Transformers",
+        "no sequence of n tokens occurs twice in prompt and answer, as in Transformers",
         means="off",
         server=True,
         peers=("transformers",),
@@ -207,7 +219,7 @@ class GenerationConfig(Section):
     banned_token_ids: tuple[int, ...] = option(
         (),
         token_ids,
-        "token ids that are never chosen; Transformers' suppress_tokens",
+        "token ids that are never chosen, as Transformers' suppress_tokens",
         metavar="ID",
         server=True,
         peers=(),
@@ -223,8 +235,8 @@ class GenerationConfig(Section):
     seed: int | None = option(
         None,
         integer(0, 2**64 - 1, "an integer from 0 to 2**64 - 1"),
-        "of sampling",
-        means="one is drawn, and reported as `result.seed`",
+        "seed of sampling",
+        means="a seed is drawn, and reported as `result.seed`",
         server=True,
     )
     stop: tuple[str, ...] = option(
@@ -236,7 +248,7 @@ class GenerationConfig(Section):
     json_schema: Mapping[str, Any] | str | bool | None = option(
         None,
         _schema,
-        "JSON schema that the answer follows: a table or its text. True: any object. At most one of this, `regex` and "
+        "JSON schema that the answer follows: a dict or its text. True: any object. At most one of this, `regex` and "
         '`grammar`; all need `pip install ".[structured]"`',
         flag="",
         peers=(),
@@ -268,20 +280,24 @@ class GenerationConfig(Section):
     tool_choice: str | Mapping[str, Any] = option(
         "auto",
         _tool_choice,
-        "whether the model calls functions. `none`: it is not told of them. `required`: it calls one or several. A "
+        "whether the model calls functions. `none`: it does not see them. `required`: it calls one or several. A "
         'function\'s name: it calls that one. The last two need `pip install ".[structured]"`',
         means="it decides",
         flag="",
     )
     parallel_tool_calls: bool = option(True, switch, "False: the answer ends with its first call", flag="")
-    ignore_eos: bool = option(False, switch, "decode past the end of the answer (for benchmarks)", server=True)
+    ignore_eos: bool = option(False, switch, "decode past the end of the answer, for benchmarks", server=True)
     logprobs: int | None = option(  # openvino-genai has those of one token per position
-        None, integer(0, 20), "log probability of each token, and of this many of the likeliest", means="off", peers=()
+        None,
+        integer(0, 20),
+        "report the log-probability of each token, and of this many of the most likely ones",
+        means="off",
+        peers=(),
     )
     logprobs_of: str = option(
         "unprocessed",
         one_of(("unprocessed", "processed")),
-        "which logits logprobs are of. `unprocessed`: the model's own. `processed`: what the token was chosen from",
+        "logits of which logprobs are computed. `unprocessed`: the model's. `processed`: after all options",
         metavar="KIND",
     )
 
@@ -295,7 +311,8 @@ class GenerationConfig(Section):
             raise OptionError(f"sampling={self.sampling!r} needs a temperature above 0: at 0 nothing is sampled.")
         if self.acceptance_threshold is not None and self.sampling not in LOSSY:
             raise OptionError(
-                f"acceptance_threshold={self.acceptance_threshold:g} is for the lossy modes, sampling='threshold' and "
+                f"acceptance_threshold={self.acceptance_threshold:g} is only for the lossy modes, "
+                "sampling='threshold' and "
                 f"'typical', and sampling is {self.sampling!r}. Set it to None."
             )
         if self.logprobs_of != "unprocessed" and self.logprobs is None:
@@ -332,6 +349,6 @@ class GenerationConfig(Section):
             if name in own:
                 continue
             if name in {**options_of(SchedulerConfig), **options_of(DeviceConfig)}:
-                raise OptionError(f"{name} is chosen when the engine is made: outrider.load(..., {name}=...).")
+                raise OptionError(f"{name} is an option of loading: outrider.load(..., {name}=...).")
             raise OptionError(f"There is no generation option '{name}'. {nearest(name, own)}")
         return dataclasses.replace(self, **options)

@@ -57,7 +57,7 @@ def _named(policy: DraftPolicy, error: BaseException) -> BaseException:
     of_an_app = any(inner(each) is not each for each in policy.drafters)
     if not of_an_app or isinstance(error, OutriderError) or is_interrupt(error):
         return error
-    named = DrafterError(f"An app's drafter gave drafts that cannot be read: {one_line(error)}. {REMEDY}")
+    named = DrafterError(f"An app's drafter returned drafts that cannot be read: {one_line(error)}. {REMEDY}")
     named.__cause__ = error
     return named
 

@@ -69,7 +69,7 @@ class _Guarded:
             if self._inner is None:
                 return
             try:
-                with Guard(f"{name}() of an observer", OutriderError, "It is told no more."):
+                with Guard(f"{name}() of an observer", OutriderError, "It is not called again."):
                     getattr(self._inner, name)(*args)
             except OutriderError as error:
                 self._inner = None

@@ -12,7 +12,7 @@ from outrider.errors import DrafterError
 from outrider.system.guard import Guarded, Rule
 from outrider.types import Drafter, Guess, Prompt, Proposer, Requirements
 
-REMEDY = "Mend it, or choose another drafter."
+REMEDY = "Fix it, or choose another drafter."
 _MOST = 64  # draft tokens a round, as of the option
 
 

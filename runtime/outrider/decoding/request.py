@@ -166,7 +166,7 @@ class Request:
         if self.cancel is None:
             return False
         what = f"cancel.is_set(), of a {type(self.cancel).__name__},"
-        with Guard(what, RequestError, "Mend it, or pass a threading.Event."):
+        with Guard(what, RequestError, "Fix it, or pass a threading.Event."):
             return bool(self.cancel.is_set())
 
     def publish(self) -> None:

@@ -167,7 +167,9 @@ class Worker:
                 if self._running and not request.error:
                     self._refused = request
                     break  # there is room once these have ended
-                request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
+                request.fail(
+                    RequestError("The cache is too small for this request, although no other request is running.")
+                )
                 self._publish(request)
             self._waiting.popleft()
             if not request.done:

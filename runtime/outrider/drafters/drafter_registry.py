@@ -129,7 +129,7 @@ class DrafterRegistry:
             if not drafter.takes_rules:
                 raise OptionError(
                     f"assistant_confidence_threshold={threshold:g} is for draft models, and drafter={config.drafter!r} "
-                    "is none here. Set it to None, or use a bundle that has a draft model."
+                    "is not one. Set it to None, or use a bundle that has a draft model."
                 )
             return Fixed(drafter), LONGEST if isinstance(count, str) else count
         if not isinstance(count, str):

@@ -187,7 +187,7 @@ def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, 
     main = loaded["main"]
     if main.backend.prefixes is None:
         raise OptionError(
-            f"prefix_store={scheduler.prefix_store!r} is for decoders on a processor or a GPU, and the main model's "
+            f"prefix_store={scheduler.prefix_store!r} is for decoders on a CPU or GPU, and the main model's "
             f"cache on {main.backend.device} cannot be read. Leave it out."
         )
     folder = PREFIXES if scheduler.prefix_store == "auto" else user_path(scheduler.prefix_store)

@@ -39,11 +39,12 @@ def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) ->
                 "Prompt(token_ids, source=Source.of_text(…)), or the text itself."
             )
         if prompt.source.kind != encoder.kind:
-            raise RequestError(f"The model reads {encoder.kind}, and the Prompt's source is something else.")
+            raise RequestError(f"The model reads {encoder.kind}, and the Prompt's source is not {encoder.kind}.")
         return replace(prompt, scope=prompt.scope + prompt.source.key)
     if encoder.kind == "audio":
         raise OptionError(
-            "This model reads audio, and the prompt is none. Use engine.transcribe(samples) or 'outrider transcribe'."
+            "This model reads audio, and the prompt is not audio. Use engine.transcribe(samples) or 'outrider "
+            "transcribe'."
         )
     if isinstance(prompt, np.ndarray) and np.issubdtype(prompt.dtype, np.floating):
         raise OptionError("This model reads text, and the prompt is an array of numbers. Give text, or load a Whisper.")

@@ -26,7 +26,7 @@ from outrider.system.core import new_core
 from outrider.system.together import together
 from outrider.types import CompiledModel
 
-_AUTO = "auto takes the first GPU that runs the model, otherwise the CPU"
+_AUTO = "auto chooses the first GPU that runs the model, otherwise the CPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
     found = beside, loaded[own[0].role][1] if own else None
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
-        placement = Placement(*found, why=f"{wanted} could not be had, as was warned")
+        placement = Placement(*found, why=f"{wanted} cannot be used, as warned")
     return backends, placement
 
 
@@ -129,7 +129,7 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
             remedy = "Load with precision='f32', or with more threads. " if is_doubtful else ""
             raise DeviceError(
                 f"{part} does not run on {device}: {verdict.reason}. {remedy}"
-                "Once that is mended, have it tried again with 'outrider devices --again'."
+                "When that is fixed, test it again with 'outrider devices --again'."
             )
     backend = compile_settled(part, device, options)
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
@@ -234,7 +234,7 @@ def _load_first(
     except failures as error:
         if first == "CPU" or not others:
             raise
-        said = "" if isinstance(error, DeviceError) else f"{part} cannot go to {first}: "
+        said = "" if isinstance(error, DeviceError) else f"{part} does not run on {first}: "
         _warn(f"{said}{str(error).rstrip('.')}. {others[0]} is used instead.")
     return _load_first(part, others, options, failures)
 
@@ -253,7 +253,7 @@ def _resolved(part: Part, name: str, options: DeviceConfig) -> str:
         verdict = verdict_of(part, device.name, options)
         if verdict.works is not False:
             return device.name
-        _warn(f"{part} does not run on {device.name}: {verdict.reason}. It is left out of the choice.")
+        _warn(f"{part} does not run on {device.name}: {verdict.reason}. It is not chosen.")
     return "CPU"
 
 

@@ -68,7 +68,7 @@ class Setting:
         if found.differences:
             gap = f"{found.largest_difference:.2g}"
             return f"{self}, not bit-exact: logits differ by up to {gap}, so drafts may change the text"
-        return f"{self}: whether drafts can change the text was not measured"
+        return f"{self}: not measured whether drafts can change the text"
 
     def __str__(self) -> str:
         groups = "" if self.group_size is None else f", groups of {self.group_size}"

@@ -42,9 +42,9 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
         backend.use(setting.exactness)
     if part.is_main and not setting.exactness.holds:
         if setting.exactness.differences:
-            how = f"logits differ by up to {setting.exactness.largest_difference:.2g} with what else is calculated"
+            how = f"logits differ by up to {setting.exactness.largest_difference:.2g} with the other rows of a call"
         else:
-            how = "it has too little room to find out whether logits depend on what else is calculated"
+            how = "its cache is too small to measure whether logits depend on the other rows of a call"
         remedy = "Leave precision at 'auto'" if own.precision != "auto" else "Load with precision='f32'"
         if backend.cache_precision == "u8":
             remedy = "Leave cache_precision at 'auto'"

@@ -85,7 +85,7 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
     # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
     trials = search.trials
     setting = (best or min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))).setting
-    report(f"{part} runs in {setting}.")
+    report(f"{part} will run in {setting}.")
     kept = search.kept(setting) if best is not None else None
     return Found(Choice(setting, tuple(trials)), kept, search.whole_in(setting))
 
@@ -137,7 +137,7 @@ class _Search:
             with contextlib.suppress(DeviceError):  # which the trial will meet, too
                 measured = self._compile(first, both=True)
                 wait([reference])
-                report(f"{self._part} is examined: {first}")
+                report(f"{self._part} is checked for exactness in {first}")
                 examined = self._examined[str(first)] = self._examine(measured)
                 for each in others if examined.verdict == _EXACT else ():
                     self._pad_as(examined.setting.exactness, self._compile(each))
@@ -160,7 +160,7 @@ class _Search:
         """
         while (first := self._fastest()) is not None and first.verdict == _SLOWER:
             if not self._timed_with_padding(first):
-                report(f"{self._part} is examined: {first.setting}")
+                report(f"{self._part} is checked for exactness in {first.setting}")
                 self._examined_and_timed(first.setting)
         self._ahead.clear()
         return first
@@ -318,7 +318,7 @@ class _Search:
         setting, is_main = measured.setting, self._part.is_main
         kl = self._reference.kl(measured.main) if is_main else None
         if kl is not None and not kl <= MAX_KL:  # it may be no number
-            verdict = f"too far from f32: a KL divergence above {MAX_KL:g}"
+            verdict = f"too far from f32: a difference above {MAX_KL:g}"
         else:
             setting = dataclasses.replace(setting, exactness=measured.needed())
             measured.use(setting.exactness)

@@ -48,7 +48,7 @@ class Conversations:
             ApiError: with status 400, when the answer is not stored, or not any more.
         """
         if name not in self._stored:
-            message = f"There is no response '{name[:100]}', or it is not stored any more. Send its turns as input."
+            message = f"There is no response '{name[:100]}', or it is no longer stored. Send its turns as input."
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
         self._stored.move_to_end(name)
         return self._stored[name][0]

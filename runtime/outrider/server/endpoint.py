@@ -69,7 +69,7 @@ class Endpoint:
             job = _Job(self._service, self._answer, request, began)
             await _unless_gone(job.run(scope, send), receive)
         except Gone:
-            log.info("A client has left.")
+            log.info("A client has disconnected.")
 
 
 class _Job:

@@ -63,7 +63,7 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(400, message, param=found and found[0], code=kind)
     if isinstance(error, HTTPException):
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        message = "There is nothing at this address. /openapi.json describes those there are."
+        message = "There is nothing at this address. /openapi.json describes the addresses of this server."
         if error.status_code != 404:
             message = f"{error.detail}."
         return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
@@ -86,7 +86,7 @@ def bad_field(error: msgspec.ValidationError) -> ApiError:
 
 def no_embeddings() -> ApiError:
     """Clients' vector stores ask for them by default."""
-    message = "This server makes no embeddings: it runs models that write text. Take them from another server."
+    message = "This server has no embeddings: it runs models that write text. Use another server for embeddings."
     return ApiError(404, message, code="unknown_url")
 
 
@@ -94,7 +94,7 @@ def overloaded(seconds: int) -> ApiError:
     """The queue is full: come back after so many seconds."""
     return ApiError(
         429,
-        f"All places are taken, and the queue is full. Try again in {seconds} s.",
+        f"The server is busy, and the queue is full. Try again in {seconds} s.",
         type="rate_limit_error",
         code="queue_full",
         headers={"Retry-After": str(seconds)},

@@ -37,20 +37,24 @@ class Metrics:
     def __init__(self, names: Seq[str]) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # memory and time; on Linux
-        self.running = self._gauge("num_requests_running", "Answers that are being generated.")
+        self.running = self._gauge("num_requests_running", "Answers being generated.")
         self.waiting = self._gauge("num_requests_waiting", "Answers that wait in the queue.")
-        self.cache_use = self._gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold; 1 is all.")
+        self.cache_use = self._gauge("kv_cache_usage_perc", "Fraction of the KV cache that running requests use.")
         self.counters = [(self._counter(name, what), field) for name, what, field in _COUNTERS]
         self.accepted = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens, by their place in the draft.", "position"
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens, by their position in the draft.",
+            "position",
         )
         self.success = self._counter("request_success", "Finished answers, by their finish_reason.", "finished_reason")
-        self.queued = self._histogram("request_queue_time_seconds", "In the server's queue.", _SECONDS)
-        self.first_token = self._histogram("time_to_first_token_seconds", "To the first token.", _SECONDS)
+        self.queued = self._histogram("request_queue_time_seconds", "Seconds in the server's queue.", _SECONDS)
+        self.first_token = self._histogram("time_to_first_token_seconds", "Seconds to the first token.", _SECONDS)
         self.per_token = self._histogram(
-            "request_time_per_output_token_seconds", "Per token after the first: an answer's average.", _SECONDS
+            "request_time_per_output_token_seconds",
+            "Seconds per token after the first, as an answer's average.",
+            _SECONDS,
         )
-        self.whole = self._histogram("e2e_request_latency_seconds", "To the end of the answer.", _SECONDS)
+        self.whole = self._histogram("e2e_request_latency_seconds", "Seconds to the end of the answer.", _SECONDS)
         self.prompts = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.answers = self._histogram("request_generation_tokens", "Generated tokens of an answer.", _TOKENS)
         histograms = (self.queued, self.first_token, self.per_token, self.whole, self.prompts, self.answers)

@@ -32,9 +32,9 @@ _STRUCTS = (
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
-    403: "The Host header has a name that this server does not answer to.",
+    403: "The Host header names a host that is not allowed.",
     404: "There is no such model.",
-    408: "The body came too slowly.",
+    408: "The body arrived too slowly.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "The queue is full; Retry-After says when to come back.",
@@ -77,7 +77,7 @@ def _complete(schema: dict[str, Any], kind: type[Asked], models: Seq[str]) -> No
     """Add the fields that are accepted and have no effect, and the models' names."""
     schema["properties"]["model"] = {"enum": list(models)}
     for name in set(HARMLESS) - set(kind.__struct_fields__):
-        schema["properties"][name] = {"description": "Accepted, and without effect."}
+        schema["properties"][name] = {"description": "Accepted, but without effect."}
     for name, values in NEUTRAL[kind].items():
         schema["properties"][name] = {"enum": list(values), "description": "Not supported with other values."}
 

@@ -156,9 +156,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise OptionError(
-            f"{host}:{port} cannot be listened at: {why(error)}. Choose another --host or --port."
-        ) from error
+        raise OptionError(f"{host}:{port} is not available: {why(error)}. Choose another --host or --port.") from error
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 

@@ -80,7 +80,7 @@ class Guard:
             return
         raise ApiError(
             403,
-            f"This server does not answer to the name '{name[:100]}'. Use localhost or its IP address, or start it "
+            f"The host name '{name[:100]}' is not allowed. Use localhost or its IP address, or start it "
             "with --allowed-host.",
             code="host_not_allowed",
         )

@@ -87,7 +87,9 @@ class RowRule:
 
     def __str__(self) -> str:
         if self.separate:
-            return "each row of an answer read alone" + (f", {self.call.least} a call" if self.call.least > 1 else "")
+            return "each row of an answer a separate sequence" + (
+                f", {self.call.least} a call" if self.call.least > 1 else ""
+            )
         multiple = max(self.sequence.multiple, self.call.multiple)
         if multiple > 1:
             return f"rows in multiples of {multiple}"

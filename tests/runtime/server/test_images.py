@@ -52,12 +52,12 @@ def test_responses_see_the_images_of_their_conversation(tiny: Path, tmp_path: Pa
         assert last.response.usage.input_tokens == expected.stats.num_prompt_tokens
         # Images count as they are stored: with the second conversation of two images the first answer goes.
         client.responses.create(input="Hi", previous_response_id=last.response.id, **asked)
-        with pytest.raises(openai.BadRequestError, match="not stored any more"):
+        with pytest.raises(openai.BadRequestError, match="no longer stored"):
             client.responses.create(input="Hi", previous_response_id=first.id, **asked)
         for model, given, said in (
-            ("seeing", "https://example.org/cat.png", "nothing is fetched"),
-            ("seeing", "/etc/passwd", "nothing is fetched"),
-            ("seeing", "data:image/png;base64,aGVsbG8=", "The image is none that Pillow can read"),
+            ("seeing", "https://example.org/cat.png", "images are never fetched"),
+            ("seeing", "/etc/passwd", "images are never fetched"),
+            ("seeing", "data:image/png;base64,aGVsbG8=", "The image cannot be read by Pillow"),
             ("tiny", url_of(2), "the main model reads text only"),
         ):
             with pytest.raises(openai.BadRequestError, match=said):
@@ -75,9 +75,9 @@ def test_an_image_is_read_from_a_data_url(tiny: Path, tmp_path: Path) -> None:
         assert answer.choices[0].message.content == expected.text
         assert answer.usage.prompt_tokens == expected.stats.num_prompt_tokens
         for model, given, said in (
-            ("seeing", "https://example.org/cat.png", "nothing is fetched"),
-            ("seeing", "/etc/passwd", "nothing is fetched"),
-            ("seeing", "data:image/png;base64,aGVsbG8=", "The image is none that Pillow can read"),
+            ("seeing", "https://example.org/cat.png", "images are never fetched"),
+            ("seeing", "/etc/passwd", "images are never fetched"),
+            ("seeing", "data:image/png;base64,aGVsbG8=", "The image cannot be read by Pillow"),
             ("tiny", url, "the main model reads text only"),
         ):
             with pytest.raises(openai.BadRequestError, match=said):

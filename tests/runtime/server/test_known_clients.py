@@ -112,8 +112,8 @@ def test_tools_are_refused_in_words_where_the_template_knows_none(live: Live) ->
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
-    "embeddings": ("embeddings", {"model": "tiny", "input": "Hi"}, 404, None, "This server makes no embeddings"),
-    "moderations": ("moderations", {"input": "Hi"}, 404, None, "/openapi.json describes those there are"),
+    "embeddings": ("embeddings", {"model": "tiny", "input": "Hi"}, 404, None, "This server has no embeddings"),
+    "moderations": ("moderations", {"input": "Hi"}, 404, None, "/openapi.json describes the addresses"),
     "model": (CHAT, {"model": "gpt-5", "messages": HELLO}, 404, "model", "There is no model 'gpt-5'. Known: tiny."),
     "value": (
         CHAT, {"model": "tiny", "messages": HELLO, "temperature": -1}, 400, "temperature", "'temperature': expected",

@@ -62,7 +62,7 @@ def test_a_second_signal_or_the_grace_time_ends_answers_without_a_traceback(
         with pytest.raises(Exception, match="closed|peer|incomplete|Connection|reset"):
             list(stream)
         process.wait(300)
-        assert process.stderr.read().splitlines()[:2] == ["A client has left.", "Unloaded one."]
+        assert process.stderr.read().splitlines()[:2] == ["A client has disconnected.", "Unloaded one."]
 
 
 SLOW_LOAD = """
@@ -139,7 +139,7 @@ def test_localhost_is_ipv4_and_ipv6() -> None:
         assert len({name[1] for name in names}) == 1
         for name in names:
             socket.create_connection(name[:2]).close()
-        with pytest.raises(outrider.OptionError, match="cannot be listened at"):
+        with pytest.raises(outrider.OptionError, match="is not available"):
             listen_all("localhost", names[0][1])
     finally:
         for each in found:
@@ -175,9 +175,9 @@ def test_wrong_use_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, says in (
-            (["--host", "::"], "lets other machines in, and there is no API key"),
+            (["--host", "::"], "is open to other machines, and there is no API key"),
             ([f"tiny={tiny}"], "Two models are named 'tiny'"),
-            (["--port", port], "cannot be listened at"),
+            (["--port", port], "is not available"),
             (["--cache-size", "-1"], "cache_size"),
         ):
             assert run(["serve", f"tiny={tiny}", *arguments]) == 2

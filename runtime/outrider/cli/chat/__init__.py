@@ -20,19 +20,19 @@ from outrider.cli.options import generation_options, load_options, read_options
 @click.command()
 @model_argument
 @click.option("--system", metavar="TEXT", help="System message before the conversation.")
-@click.option("--resume", metavar="FILE", help="Go on with a conversation that /save wrote.")
-@click.option("--no-history", is_flag=True, help="Do not save what is typed for later sessions.")
+@click.option("--resume", metavar="FILE", help="Continue a conversation that /save wrote.")
+@click.option("--no-history", is_flag=True, help="Do not save your input for later sessions.")
 @load_options
 @generation_options
 def chat(
     bundle: str, draft: str | None, system: str | None, resume: str | None, no_history: bool, **options: Any
 ) -> None:
-    """Talk with MODEL.
+    """Chat with MODEL in the terminal.
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
     Lines that begin with a slash are commands: /help shows them. Without a terminal, each line of standard input is a
-    message or a command, and the answers are printed as they are.
+    message or a command, and the answers are printed without formatting.
     """
     from outrider.cli.chat.session import Session
 

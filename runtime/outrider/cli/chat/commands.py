@@ -62,7 +62,7 @@ def reply_to(session: Session, line: str) -> Reply:
         )
     argument = argument.strip()
     if argument and not command.argument:
-        raise OptionError(f"/{name} takes no argument, and got '{shown(argument)}'. Type /{name} alone.")
+        raise OptionError(f"/{name} takes no argument, and got '{shown(argument)}'. Leave it out.")
     if not argument and command.argument and not command.argument.startswith("["):
         raise OptionError(f"/{name} needs an argument: /{name} {command.argument}.")
     return command.run(session, argument)
@@ -72,7 +72,7 @@ def _help(_session: Session, _argument: str) -> Reply:
     made = table("command", "", text=1)
     for name, command in COMMANDS.items():
         made.add_row(f"/{name} {command.argument}", command.help)
-    made.add_row("Alt-Enter, or \\ at the end", "Go on in a new line.")
+    made.add_row("Alt-Enter, or \\ at the end", "Begin a new line.")
     made.add_row("Ctrl-C", "End the answer.")
     return Reply(shown=made)
 
@@ -92,7 +92,7 @@ def _stats(session: Session, _argument: str) -> Reply:
         "drafter": ", ".join(f"{name}, {count} accepted" for name, count in drafters.items()) or "none",
         "time to first token": f"{stats.time_to_first_token * 1e3:.0f} ms",
         "cached tokens": f"{stats.num_cached_tokens} of {stats.num_prompt_tokens} prompt tokens",
-        "seed": "none, as it is greedy" if result.seed is None else str(result.seed),
+        "seed": "none, as decoding is greedy" if result.seed is None else str(result.seed),
         "text": _promise(result.lossless, result.exact),
     }
     made = table("last answer", "", text=1)
@@ -114,14 +114,14 @@ def _drafts(session: Session, argument: str) -> Reply:
     made = table("tokens", "", text=1)
     for source, look in LOOKS.items():
         made.add_row(f"{look.mark} {source}", look.meaning, style=look.style)
-    return Reply("Answers are shown as they are, with the source of each token.", made)
+    return Reply("Answers are shown unformatted, with the source of each token.", made)
 
 
 def _plain(session: Session, argument: str) -> Reply:
     session.plain = _switched("plain", argument, session.plain)
     if session.plain:
-        return Reply("Nothing is drafted now. /retry answers again, to compare: see /stats.")
-    return Reply(f"Drafts are made again, by drafter {session.config.drafter or 'none'}.")
+        return Reply("Drafting is off. /retry answers again without drafts, and /stats shows the speed.")
+    return Reply(f"Drafting is on again, with drafter {session.config.drafter or 'none'}.")
 
 
 def _switched(name: str, argument: str, now: bool) -> bool:
@@ -133,9 +133,9 @@ def _switched(name: str, argument: str, now: bool) -> bool:
 def _seed(session: Session, argument: str) -> Reply:
     session.set("seed", argument)
     if session.config.seed is None:
-        return Reply("Each answer has a seed of its own, which /stats shows.")
+        return Reply("Each answer now has a new seed, which /stats shows.")
     if not session.config.temperature:
-        return Reply("It has no effect at temperature 0, which is greedy: /set temperature 0.7")
+        return Reply("The seed has no effect at temperature 0. Set one above 0: /set temperature 0.7")
     return Reply(f"Seed {session.config.seed} now gives the same answers to the same messages, with any drafter.")
 
 
@@ -145,7 +145,7 @@ def _set(session: Session, argument: str) -> Reply:
         made = table("option", "", text=1)
         for key, each in session.options.items():
             made.add_row(key, repr(each))
-        return Reply("" if session.options else "No option was set here. As in: /set temperature 0.7", made)
+        return Reply("" if session.options else "No option has been set. To set one: /set temperature 0.7", made)
     if value:
         session.set(name, value.strip())
     else:
@@ -159,9 +159,9 @@ def _retry(session: Session, _argument: str) -> Reply:
 
 def _rewind(session: Session, argument: str) -> Reply:
     if argument and not argument.isdecimal():
-        raise OptionError(f"/rewind {shown(argument)} is not a number of turns. As in: /rewind 2")
+        raise OptionError(f"/rewind {shown(argument)} is not a number of turns. Type one, as in /rewind 2")
     session.rewind(int(argument or 1))
-    return Reply(f"{_turns(session)} left. /undo takes it back.")
+    return Reply(f"{_turns(session)} left. /undo restores the conversation.")
 
 
 def _undo(session: Session, _argument: str) -> Reply:
@@ -171,7 +171,7 @@ def _undo(session: Session, _argument: str) -> Reply:
 
 def _new(session: Session, _argument: str) -> Reply:
     session.begin(session.system)
-    return Reply("A new conversation. /undo takes it back.")
+    return Reply("A new conversation. /undo restores the last one.")
 
 
 def _system(session: Session, argument: str) -> Reply:
@@ -179,7 +179,7 @@ def _system(session: Session, argument: str) -> Reply:
         return Reply(f"The system message: {session.system}" if session.system else "There is no system message.")
     session.begin(None if argument == "off" else argument)
     how = "without a system message" if argument == "off" else "with this system message"
-    return Reply(f"A new conversation, {how}. /undo takes it back.")
+    return Reply(f"A new conversation, {how}. /undo restores the last one.")
 
 
 def _save(session: Session, argument: str) -> Reply:
@@ -189,7 +189,7 @@ def _save(session: Session, argument: str) -> Reply:
             session.engine.load_chat(path, same_model=False)
         except OptionError as error:
             raise OptionError(
-                f"{shown(path)} is there already, and is no conversation of this model. Name another file."
+                f"{shown(path)} exists, and is not a conversation of this model. Name another file."
             ) from error
     session.chat.save(path)
     return Reply(f"Saved {_turns(session)} to {path}, unencrypted.")
@@ -197,7 +197,7 @@ def _save(session: Session, argument: str) -> Reply:
 
 def _load(session: Session, argument: str) -> Reply:
     session.load(argument)
-    return Reply(f"Loaded {_turns(session)}. /undo takes it back.")
+    return Reply(f"Loaded {_turns(session)}. /undo restores the last conversation.")
 
 
 def _quit(_session: Session, _argument: str) -> Reply:
@@ -213,18 +213,20 @@ _SWITCH = "[on|off]"
 COMMANDS: dict[str, Command] = {
     "help": Command("", "Show this.", _help),
     "stats": Command("", "Show the last answer's speed, drafts and cached tokens.", _stats),
-    "drafts": Command(_SWITCH, "Show which tokens were drafted, and what became of the drafts.", _drafts),
+    "drafts": Command(_SWITCH, "Show which tokens were accepted, recovered, bonus or plain.", _drafts),
     "plain": Command(_SWITCH, "Answer without drafts, to compare.", _plain),
     "retry": Command("", "Answer the last message again.", _retry),
     "rewind": Command("[N]", "Forget the last turn or N turns, and edit the message.", _rewind),
-    "undo": Command("", "Take back the last change of the conversation.", _undo),
+    "undo": Command("", "Undo the last change of the conversation.", _undo),
     "new": Command("", "Begin a new conversation.", _new),
-    "system": Command("[TEXT|off]", "Begin a new conversation with this system message; alone, show it.", _system),
+    "system": Command(
+        "[TEXT|off]", "Begin a new conversation with this system message; without TEXT, show it.", _system
+    ),
     "seed": Command("N|off", "Sample with this seed: the same seed gives the same text.", _seed),
-    "set": Command("[OPTION [VALUE]]", "Set a generation option, as temperature 0.7; default resets it.", _set),
+    "set": Command("[OPTION [VALUE]]", "Set a generation option, such as temperature 0.7; default resets it.", _set),
     "save": Command("FILE", "Save the conversation.", _save),
-    "load": Command("FILE", "Go on with a saved conversation.", _load),
-    "quit": Command("", "Quit; so do Ctrl-D, and Ctrl-C twice.", _quit),
+    "load": Command("FILE", "Continue a saved conversation.", _load),
+    "quit": Command("", "Quit. Ctrl-D, or Ctrl-C twice, does the same.", _quit),
 }
 
 
@@ -234,10 +236,10 @@ def remarks(session: Session, before: Result | None) -> str:
     if result is None:
         return ""
     if result.finish_reason == "cancelled":
-        return "Ended. What there is of it stays: /retry, /undo, or go on."
+        return "Cancelled. The text so far stays in the conversation: continue, /retry, or /undo."
     if before is not None and before.token_ids == result.token_ids:
         slow, fast = before.stats.tokens_per_second, result.stats.tokens_per_second
-        return f"The same tokens, at {fast:.1f} a second after {slow:.1f}."
+        return f"The same tokens, at {fast:.1f} per second; before, {slow:.1f}."
     if result.finish_reason == "length":
         return f"Ended after {len(result.token_ids)} tokens. For longer answers: /set max_new_tokens 2000"
     return ""

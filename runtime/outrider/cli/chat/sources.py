@@ -24,10 +24,10 @@ class Look(NamedTuple):
 
 # Told apart without colours, too, by weight and line.
 LOOKS: dict[Source, Look] = {
-    "accepted": Look("green", "»", "drafted, and what the main model would have chosen"),
-    "recovered": Look("underline yellow", "×", "the main model's, in place of a rejected draft token"),
-    "bonus": Look("bold cyan", "±", "the main model's, behind a draft that was accepted whole"),
-    "plain": Look("default", "·", "the main model's, without a draft"),
+    "accepted": Look("green", "»", "a draft token that the main model would have chosen"),
+    "recovered": Look("underline yellow", "×", "the main model's token in place of a rejected draft token"),
+    "bonus": Look("bold cyan", "±", "the main model's token after a completely accepted draft"),
+    "plain": Look("default", "·", "the main model's token, without a draft"),
 }
 
 

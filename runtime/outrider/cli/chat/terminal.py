@@ -48,7 +48,7 @@ def run_terminal(session: Session, console: Console, history: Path | None = None
         bottom_toolbar=lambda: status(session),
     )
     console.print(session.engine.bundle.folder.resolve().name, style="bold")
-    console.print("/help shows what there is besides messages. Ctrl-D quits.", style="dim")
+    console.print("/help lists the commands. Ctrl-D quits.", style="dim")
     with on_interrupt(lambda *_: None):  # one that comes between an answer and the prompt
         while (line := _read(prompts, session, console)) is not None:
             try:
@@ -73,7 +73,7 @@ def _read(prompts: PromptSession[str], session: Session, console: Console) -> st
             if is_empty and is_second:
                 return None
             if is_empty:
-                console.print("Ctrl-C again quits.", style="dim")
+                console.print("Press Ctrl-C again to quit.", style="dim")
             is_second = is_empty
 
 

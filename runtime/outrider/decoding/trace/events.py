@@ -90,7 +90,7 @@ class TraceFile:
             what = f"Trace {self.path} is cut short: {one_line(self._failure)}."
             if isinstance(self._failure, OSError):
                 raise OptionError(f"{what} Name a file where there is room.") from self._failure
-            raise OutriderError(f"{what} The answers are whole; only the trace is not.") from self._failure
+            raise OutriderError(f"{what} The answers are complete; only the trace is not.") from self._failure
 
     def lane(self, name: str, group: int = WORK) -> Lane:
         """A new row of the timeline."""

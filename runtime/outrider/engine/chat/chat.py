@@ -238,7 +238,7 @@ class Chat:
         """Let nothing else change the conversation during the block."""
         if not self._answering.acquire(blocking=False):
             raise RequestError(
-                "This chat is giving an answer. Read or close its stream, call cancel(), or go on in a fork()."
+                "This chat is giving an answer. Read or close its stream, call cancel(), or use a fork()."
             )
         try:
             yield

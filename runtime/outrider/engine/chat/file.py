@@ -164,12 +164,10 @@ def _check_adapter(path: Path, file: _File, ours: dict[str, str], *, same_model:
 
 def _check_model(path: Path, saved: _Model, ours: _Model, *, same_model: bool) -> None:
     if (saved.vocabulary, saved.tokenizer) != (ours.vocabulary, ours.tokenizer):
-        raise OptionError(
-            f"{shown(path)} was saved with another tokenizer, so its tokens mean other texts here. {_OTHER}."
-        )
+        raise OptionError(f"{shown(path)} was saved with another tokenizer, so its tokens mean other texts. {_OTHER}.")
     if same_model and (saved.main, saved.vision) != (ours.main, ours.vision):
         raise OptionError(
-            f"{shown(path)} was saved with another main model. {_OTHER}, or pass same_model=False to go on with ours."
+            f"{shown(path)} was saved with another main model. {_OTHER}, or pass same_model=False to use this bundle's."
         )
 
 

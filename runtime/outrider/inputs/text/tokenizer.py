@@ -95,7 +95,7 @@ class Tokenizer:
             if chat_template and self.has_chat_template:
                 return self.encode_rendered(self.render([{"role": "user", "content": prompt}], tools=tools))
             if tools:
-                raise OptionError("tools need a chat template, and this prompt is used as it is. Leave them out.")
+                raise OptionError("tools need a chat template, and this prompt is used without one. Leave them out.")
             self._check_length(prompt)
             return self._encode(prompt, add_special_tokens=True)
         if hasattr(prompt, "tolist"):  # an array, which need not have a length

@@ -76,7 +76,7 @@ def to_data_url(image: Any) -> str:
 def _bytes_of(path: str | Path) -> bytes:
     if isinstance(path, str) and path.startswith(("http://", "https://", "ftp://")):
         raise RequestError(
-            f"The image {shown(path)} is on the network, and nothing is fetched. Send it as a data: URL."
+            f"The image {shown(path)} is on the network, and images are never fetched. Send it as a data: URL."
         )
     try:
         return Path(path).expanduser().read_bytes()
@@ -97,7 +97,7 @@ def _opened(pillow: Any, data: bytes | bytearray | memoryview, name: str) -> Any
     except pillow.DecompressionBombError as error:
         raise RequestError(f"The {name} has too many pixels: {one_line(error)}. Make it smaller.") from error
     except Exception as error:  # of a damaged header; many kinds
-        raise RequestError(f"The {name} is none that Pillow can read. {_GIVE}") from error
+        raise RequestError(f"The {name} cannot be read by Pillow. {_GIVE}") from error
 
 
 def _of_data_url(url: str) -> bytes:
@@ -122,7 +122,7 @@ def _of_array(pillow: Any, array: np.ndarray[Any, Any], memory: float) -> Any:
 
 def _check_size(width: int, height: int, bytes_per_pixel: int, memory: float) -> None:
     if not width * height:
-        raise RequestError(f"The image has {width} × {height} pixels, so there is nothing to see. {_GIVE}")
+        raise RequestError(f"The image has {width} × {height} pixels, and needs at least one. {_GIVE}")
     most = int(memory * 1e9) // bytes_per_pixel
     if width * height > most:
         raise RequestError(

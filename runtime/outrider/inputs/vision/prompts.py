@@ -212,7 +212,8 @@ class Vision:
             url = url.get("url") if isinstance(url, Mapping) else url
             if not isinstance(url, str) or not url.startswith("data:"):
                 raise RequestError(
-                    f"Message {place} has the image_url {str(url)[:60]!r}, and nothing is fetched. Give the image "
+                    f"Message {place} has the image_url {str(url)[:60]!r}, and images are never fetched. Give the "
+                    "image "
                     "itself, as data:image/…;base64,…"
                 )
             images.append(url)

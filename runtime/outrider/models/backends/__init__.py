@@ -43,7 +43,7 @@ def _load_encoder_decoder(spec: ModelSpec) -> CompiledModel:
 
     if spec.support.fixed_shapes or spec.features or spec.head or spec.masks or spec.cuts or spec.adapters:
         raise DeviceError(
-            f"The model {spec.path} is an encoder-decoder model, which runs on a processor or GPU only, without heads, "
+            f"The model {spec.path} is an encoder-decoder model, which runs on a CPU or GPU only, without heads, "
             "mask tokens, adapters or drafters of its own layers. Load with main_device='CPU', draft_device='CPU'."
         )
     if spec.encoder_path is None or spec.model.encoder is None:

@@ -155,7 +155,7 @@ def _openvino_device(core: ov.Core, name: str) -> Device:
     try:
         return _describe(core, name)
     except RuntimeError as error:
-        reason = f"it does not say what it is: {one_line(error)}"
+        reason = f"its properties cannot be read: {one_line(error)}"
         return Device(name=name, format="openvino", full_name="not known", not_for_main=reason, not_for_draft=reason)
 
 
@@ -173,10 +173,10 @@ def _describe(core: ov.Core, name: str) -> Device:
     elif kind == "NPU":
         asked |= {
             "fixed": True,
-            "remark": "a main model's prompts and answers have a longest length; not verified on hardware",
+            "remark": "prompts and answers of a main model have a maximum length; not verified on hardware",
         }
     elif kind != "CPU":
-        reason = "no backend of Outrider's knows it"
+        reason = "Outrider has no backend for it"
         asked |= {"not_for_main": reason, "not_for_draft": reason}
     capabilities = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
     driver = next((str(core.get_property(name, n)) for n in supported if n.endswith("DRIVER_VERSION")), None)

@@ -79,7 +79,7 @@ class OnnxRuntime(SequentialBackend):
             kind = BundleError if device == "CPU" else DeviceError
             raise kind(f"{model_path} cannot be loaded by ONNX Runtime on {device}: {one_line(error)}.") from error
         if self._session.get_providers()[0] != self._provider.name:  # it falls back to another one silently
-            raise DeviceError(f"{self._provider.name} does not start on {device}. Use device CPU, or mend its driver.")
+            raise DeviceError(f"{self._provider.name} does not start on {device}. Use device CPU, or fix its driver.")
         self._num_threads = num_threads
         self._read_shape(model_path)
         self.vocab_size = vocab_size

@@ -112,7 +112,7 @@ def _try(job: Job) -> Verdict:
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:
-            return Verdict(works=False, reason="it has no room for a cache")
+            return Verdict(works=False, reason="it has no memory for a cache")
         step = backend.submit([Chunk(slot, _TOKEN_IDS, num_rows=1)]).wait()
         if not np.isfinite(step.row(0).full()).all():
             return Verdict(works=False, reason="its logits are not numbers")

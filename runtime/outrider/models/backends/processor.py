@@ -183,7 +183,7 @@ def resolve_precisions(core: ov.Core, device: str, precision: str, cache_precisi
     if device.startswith("CPU") and (limit := limit_on(precision)):
         if not own:
             raise DeviceError(
-                f"The CPU cannot calculate in {precision} with {limit} in the environment. Load with precision='f32', "
+                f"The CPU cannot compute in {precision} with {limit} in the environment. Load with precision='f32', "
                 "or leave that variable out."
             )
         precision = "f32"

@@ -36,7 +36,7 @@ _STARTING = Lock()  # a thread whose stack has another size
 _STACK = 64 << 20  # bytes, for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
 _LONGEST = 80  # characters of a grammar in a message
 _NEXT_STEPS = {
-    "json_schema": "Leave out what is not implemented, or say it otherwise.",
+    "json_schema": "Leave out what is not implemented, or express it in another way.",
     "regex": "Give a regular expression in the syntax of Rust's regex crate.",
     "grammar": "Give a Lark grammar with a rule 'start'.",
     "tools": "Give each function's parameters as a JSON schema.",

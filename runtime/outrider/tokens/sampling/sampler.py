@@ -148,7 +148,7 @@ class LogitsSampler:
             processor.apply(logits, prefix)
         if logits.max() == -np.inf:
             raise NoTokenLeft(
-                "The request's options leave no token to choose: those that the model gives here are all banned by "
+                "The request's options ban all tokens that the model gives here, by "
                 "banned_token_ids, no_repeat_ngram_size, min_new_tokens or a grammar. Ban fewer of them.",
                 row=len(prefix),
             )
@@ -160,7 +160,7 @@ def _finite_argmax(logits: Logits) -> int:
     if not np.isfinite(logits[token_id]):
         raise DeviceError(
             f"The model's logits are not finite ({logits[token_id]} for token {token_id}). Check the bundle with "
-            "'outrider inspect --check', or calculate in precision='f32'."
+            "'outrider inspect --check', or compute in precision='f32'."
         )
     return token_id
 
