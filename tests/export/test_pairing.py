@@ -110,8 +110,8 @@ def test_most_tokens_in_common(main: Path, make_checkpoint: Any, build_tokenizer
     assert drafter.tokenizer is not None
     assert (drafter.tokenizer.folder, drafter.tokenizer.eos_token_ids) == ("draft-tokenizer", (400, 402))
     assert told.notes == [
-        f"pairing-near has {(drafter.num_shared_tokens or 0) / 404:.1%} of pairing-main's tokens: it proposes only these "
-        "(intersection)."
+        f"pairing-near has {(drafter.num_shared_tokens or 0) / 404:.1%} of pairing-main's tokens: it proposes "
+        "only these (intersection)."
     ]
     read_bundle(bundle.folder).check_hashes()
     check_answers(bundle.folder, PROMPT)

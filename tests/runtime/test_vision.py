@@ -250,11 +250,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "more places": (asking(picture(1), text=f"{TOY_PLACE}?"), "^The prompt has 2 places for images .* and 1 images"),
     "remote URL": (
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}]}],
-        "^Message 0 has the image_url 'https://example.org/cat.png', and nothing is fetched",
+        "^Message 0 has the image_url 'https://example.org/cat.png', and images are never fetched",
     ),
     "file URL": (
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
-        "^Message 0 has the image_url 'file:///etc/passwd', and nothing is fetched",
+        "^Message 0 has the image_url 'file:///etc/passwd', and images are never fetched",
     ),
     "a video": (
         [{"role": "user", "content": [{"type": "video"}]}],

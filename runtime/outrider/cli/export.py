@@ -170,8 +170,8 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         weights = {name: model.weights for name, model in models.items()}
         print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
         return
-    drafter = manifest.drafters[0].model.weights if manifest.drafters else "none"
-    out.print(f"{output}: {size / 1e9:.2f} GB, main model {manifest.main.weights}, draft model {drafter}.")
+    draft = f"draft model in {manifest.drafters[0].model.weights}" if manifest.drafters else "no draft model"
+    out.print(f"{output}: {size / 1e9:.2f} GB, main model in {manifest.main.weights}, {draft}.")
     encoder = manifest.main.encoder
     try_it = f"generate {output} 'Write a haiku about sledges'"
     if encoder is not None:

@@ -34,7 +34,7 @@ export async function* streamChat(body, key, signal) {
     if (event.error) throw new ApiError(event.error.message, response.status, event.error.param);
     yield event;
   }
-  throw new ApiError("The server broke off its answer.");
+  throw new ApiError("The server ended its answer early.");
 }
 
 const headersOf = (key) => (key ? { Authorization: `Bearer ${key}` } : {});

@@ -18,7 +18,7 @@ export function comparison(drafter, drafted, plain) {
   });
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines));
   const text = element("p", {}, verdict(drafted, plain));
-  const how = "Both were answered anew, and nothing was copied from earlier answers.";
+  const how = "Both answers were generated now, and nothing was copied from earlier answers.";
   const note = element("p", { className: "how" }, how);
   return element("section", { className: "comparison", "aria-label": "Comparison" }, table, text, note);
 }
