@@ -86,8 +86,9 @@ def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progres
     lines: queue.Queue[str | None] = queue.Queue()
 
     def read(stream: IO[str]) -> None:
-        for line in stream:
-            lines.put(line)
+        with contextlib.suppress(ValueError):  # closed, as the parent is interrupted
+            for line in stream:
+                lines.put(line)
         lines.put(None)
 
     # A thread, because a blocking read cannot be interrupted by Ctrl-C on Windows.

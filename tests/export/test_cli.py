@@ -40,7 +40,7 @@ def test_export_names_the_bundle_itself(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["export", str(gguf_file)]) == 0
-    assert "plain: 0.00 GB, main model int8, draft model none." in capsys.readouterr().out
+    assert "plain: 0.00 GB, main model in int8, no draft model." in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
