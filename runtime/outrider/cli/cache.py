@@ -17,9 +17,9 @@ from outrider.models.kv.chunk_files import empty, folders_in
 @json_option
 @click.pass_context
 def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
-    """Show what --prefix-store has saved of prompts, or delete it.
+    """Show the contents of the prefix store (--prefix-store), or delete them.
 
-    For each model and setting: how many tokens of prompts and answers a later start need not read again.
+    The table has, for each model and setting, the number of saved tokens of prompts and answers.
     """
     store = context.obj = PREFIXES if folder is None else user_path(folder)
     if context.invoked_subcommand is not None:
@@ -57,7 +57,7 @@ def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def clear(store: object, as_json: bool) -> None:
-    """Delete all of it. Programs that use it go on, and fill it again."""
+    """Delete the whole store. Programs that use it keep running, and fill it again."""
     folder = user_path(str(store))
     size = empty(folder)
     if as_json:

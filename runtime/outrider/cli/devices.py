@@ -31,7 +31,7 @@ LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 @load_options
 @json_option
 def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, **options: Any) -> None:
-    """List the devices, what each can run, and if not, why.
+    """List the devices, and which models each can run.
 
     With MODEL (a bundle, a .gguf file, a checkpoint folder or a hub id), it is loaded on every device but the CPU that
     may run it, and so is its draft model. Each load runs in a process of its own, so that a crashing driver does no

@@ -22,10 +22,9 @@ from outrider.errors import ExportError, needs
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle once the new one is complete.")
 @json_option
 def import_(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
-    """Make a bundle of models that are in ONNX already.
+    """Make a bundle of ONNX models, without converting them.
 
-    MAIN is a folder as onnxruntime-genai reads it, or one like those of onnx-community on the Hugging Face hub, or the
-    hub id of such a one.
+    MAIN is a folder in the format of onnxruntime-genai, or of onnx-community on the Hugging Face hub, or a hub id.
     """
     with needs("The export half of outrider is not installed", "onnx-export", ExportError):
         from outrider_export import default_output, import_bundle

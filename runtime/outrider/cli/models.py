@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
-    """List the bundles that were made of models, or remove some.
+    """List the bundles in the cache folder, or remove some.
 
-    Where a bundle is named, a .gguf file, a checkpoint folder or a hub id does: it is exported once, into the cache
-    folder. These are the bundles there, with what they were made of. Their names do wherever a bundle is named, too.
+    All commands take a .gguf file, a checkpoint folder or a hub id in place of a bundle. The model is exported once, to
+    a bundle in the cache folder. The list has these bundles and their sources. Commands take their names, too.
     """
     if context.invoked_subcommand is None:
         _list(open_cache(), as_json)
@@ -34,9 +34,9 @@ def models(context: click.Context, as_json: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="Remove all of them.")
 @json_option
 def remove(names: tuple[str, ...], every: bool, as_json: bool) -> None:
-    """Remove bundles that were made of models. What they were made of stays.
+    """Remove bundles from the cache folder. The models themselves stay.
 
-    NAME is as listed, or its beginning. The model is exported again when it is used again.
+    NAME is a name of the list, or its beginning. A model is exported again when it is used the next time.
     """
     if every == bool(names):
         raise click.UsageError("Give names as 'outrider models' lists them, or --all, and not both.")

@@ -16,7 +16,7 @@ from outrider.system.files import usable
 @click.argument("name")
 @click.option("-o", "--output", metavar="FOLDER", required=True, help="Folder to make.")
 def peer_draft(bundle: str, name: str, output: str) -> None:
-    """Write the drafter NAME of BUNDLE, EAGLE-3 or DFlash, for openvino-genai.
+    """Write BUNDLE's drafter NAME, EAGLE-3 or DFlash, for openvino-genai.
 
     openvino_genai.draft_model loads the folder, and outrider bench compares with it.
     """

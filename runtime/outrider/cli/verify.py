@@ -85,7 +85,7 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Certify that drafts do not change MODEL's text on this machine.
+    """Check that drafts do not change MODEL's text on this machine.
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
