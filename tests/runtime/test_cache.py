@@ -11,7 +11,7 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.rereading import Rereading
-from outrider.models.backends import openvino_paged
+from outrider.models.backends import infer_calls
 from outrider.models.measure.readings import read
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.types import (
@@ -74,7 +74,7 @@ def test_a_cancelled_call_leaves_its_slot_as_it_was(
     openvino_engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, ids = openvino_engine.main, random_ids(11, 600)
-    monkeypatch.setattr(openvino_paged, "_PATIENCE", 0)  # milliseconds
+    monkeypatch.setattr(infer_calls, "_PATIENCE", 0)  # milliseconds
     slot = main.open(len(ids))
     assert slot
     try:

@@ -21,7 +21,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import DeviceError, OptionError
-from outrider.models.backends.call_end import CallEnd
+from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.measure import Contention, PassCost, pays
 from outrider.models.measure.overlap import rate
@@ -323,4 +323,4 @@ def test_a_call_that_failed_is_over() -> None:
             raise RuntimeError("[CPU] MatMul: shapes do not fit")
 
     request: Any = Request()
-    assert CallEnd(request).is_idle
+    assert InferCalls(request, "CPU").is_idle

@@ -107,6 +107,7 @@ def test_no_bit_changes_where_a_model_is_cut(layered: Bundle, precision: str) ->
     whole = {rule: read(model, rule) for rule in RULES}
     for cuts in CUTS:
         backend = compiled(layered, precision, cuts)
+        assert backend.segments
         assert backend.segments.cuts == cuts
         assert backend.num_layers == NUM_LAYERS
         for rule, rows in whole.items():

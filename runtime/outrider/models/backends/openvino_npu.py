@@ -19,9 +19,9 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.models.backends.attention import check_states
-from outrider.models.backends.call_end import CallEnd
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import facts_of
+from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.models.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.models.kv import PrefixCounts
@@ -91,7 +91,7 @@ class OpenVINONpu(MeasuredBackend):
         self._states = {state.name: state for state in self._request.query_state()}
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
-        self._end = CallEnd(self._request)
+        self._calls = InferCalls(self._request, self.device)
         self._max_tokens = 0
         self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
@@ -231,7 +231,7 @@ class OpenVINONpu(MeasuredBackend):
     def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
         """Wait for the last window of a submit that began at `began`, and return its wanted rows."""
         rows = self._finish_window(window)
-        self.seconds += self._end.seconds_since(began)
+        self.seconds += self._calls.seconds_since(began)
         return rows
 
     def run_in_background(self, wanted: bool) -> None:
@@ -239,12 +239,12 @@ class OpenVINONpu(MeasuredBackend):
 
         The last call of a submit is asynchronous in any case.
         """
-        self._end.watch(wanted)
+        self._calls.watch(wanted)
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is running."""
-        return self._end.is_idle
+        return self._calls.is_idle
 
     def end_prefill(self) -> None:
         """Let the decoding model begin at any position. The cache's content is lost."""

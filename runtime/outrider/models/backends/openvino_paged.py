@@ -3,60 +3,52 @@
 GPU: written against the documented interface and openvino-genai's cache manager; not verified on hardware.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from outrider.config import PRECISIONS
-from outrider.errors import DeviceError, one_line
-from outrider.models.backends.adapters import ADAPTERS
-from outrider.models.backends.call_end import CallEnd
+from outrider.errors import DeviceError
+from outrider.models.backends.adapters import ADAPTERS, Adapters
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
+from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate
 from outrider.models.backends.paged_call import PagedCall
 from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, input_width, read_decoder
-from outrider.models.backends.paged_step import Outputs, PagedPending
-from outrider.models.backends.paged_tensors import bytes_of
+from outrider.models.backends.paged_step import Outputs, PagedPending, PagedStep
+from outrider.models.backends.paged_tensors import BoundInputs, bytes_of
 from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
+from outrider.models.kv import Prefixes
 from outrider.system.core import new_core
 from outrider.types import (
     NO_PROMPT,
+    CacheUse,
     CallCancelled,
     Capabilities,
     Chunk,
     Exactness,
+    Prompt,
     Rounding,
     RowRule,
     SteadyRows,
     answer_keys,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from outrider.models.backends.adapters import Adapters
-    from outrider.models.backends.paged_step import PagedStep
-    from outrider.models.kv import Prefixes
-    from outrider.types import CacheUse, Prompt
-
 # Largest logits per row that a device with memory of its own picks out.
 _NUM_TOP = 128
 _TOP_ROWS = 2  # of the call that validates them
 _ANY_SIZE = 32  # of blocks, if there is no cache
-_PATIENCE = 100  # milliseconds until it is asked whether a call is still wanted
 _STEADY_ROWS = 32  # more rows cost more than a change of their number
 _FEW_THREADS = 2  # so many rows of padding are cheap
 
@@ -141,7 +133,7 @@ class OpenVINOPaged(MeasuredBackend):
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
         self._request = compiled.create_infer_request()
-        self._end = CallEnd(self._request)
+        self._calls = InferCalls(self._request, device)
         self._outputs = Outputs(
             compiled,
             self._request,
@@ -157,7 +149,7 @@ class OpenVINOPaged(MeasuredBackend):
         values = next((port for name, port in self._caches.items() if name.startswith("value_cache.")), None)
         self.block_size: int = _ANY_SIZE if values is None else values.partial_shape[2].get_length()
         self._cache: PagedCache | None = None
-        self._bound: dict[str, NDArray[Any]] = {}  # views of the bound tensors
+        self._bound = BoundInputs(self._request)
         self._chunks: Seq[Chunk] = ()  # of the running call
         self._begins: list[int] = []  # of its chunks, in their slots
         self._places: dict[int, NDArray[np.int64]] = {}
@@ -196,20 +188,14 @@ class OpenVINOPaged(MeasuredBackend):
         """What the time of a call depends on besides the model, as far as it is known."""
         found = facts_of(self.core, self.device, self._compiled)
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
-        cuts = {"cuts": ",".join(map(str, self._compiled.cuts))} if isinstance(self._compiled, Segments) else {}
+        cuts = {"cuts": ",".join(map(str, self.segments.cuts))} if self.segments else {}
         adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
         return found | top | cuts | adapters | {"cache": self.cache_precision}
 
     @property
-    def segments(self) -> Segments:
-        """What it was compiled to, if it was cut.
-
-        Raises:
-            ValueError: when it was not.
-        """
-        if not isinstance(self._compiled, Segments):
-            raise ValueError("the model is not cut into segments")
-        return self._compiled
+    def segments(self) -> Segments | None:
+        """What it was compiled to, if it was cut."""
+        return self._compiled if isinstance(self._compiled, Segments) else None
 
     @property
     def num_layers(self) -> int:
@@ -298,12 +284,9 @@ class OpenVINOPaged(MeasuredBackend):
         """
         inputs, places = self._inputs_of(chunks)
         for name, values in inputs.items():
-            self._set(name, values)
+            self._bound.set(name, values)
         began = time.perf_counter()
-        try:
-            self._request.start_async()
-        except RuntimeError as error:
-            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+        self._calls.start()
         self._begins = [chunk.slot.length for chunk in chunks]
         for chunk in chunks:
             self._append(chunk)
@@ -340,44 +323,27 @@ class OpenVINOPaged(MeasuredBackend):
 
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, even if `wait` comes later. Calls are asynchronous."""
-        self._end.watch(wanted)
+        self._calls.watch(wanted)
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is running."""
-        return self._end.is_idle
+        return self._calls.is_idle
 
     def finish(self, began: float, unless: Callable[[], bool] | None = None) -> PagedStep:
         """Wait for the call that began at `began`, or cancel it; see `Pending.wait`."""
-        is_cancelled = False
         try:
-            while unless is not None and not self._request.wait_for(_PATIENCE):
-                if unless():
-                    is_cancelled = True
-                    self._request.cancel()
-                    break
-            self._request.wait()
-        except RuntimeError as error:
+            self._calls.wait(unless)
+        except (CallCancelled, DeviceError) as error:
+            is_cancelled = isinstance(error, CallCancelled)
             for chunk, begin in zip(self._chunks, self._begins, strict=True):
                 if is_cancelled and chunk.parents is None and self.cache_precision in PRECISIONS:
                     chunk.slot.trim(begin)
                 else:
                     chunk.slot.skip_to(chunk.slot.length)  # its content is undefined now
-            if is_cancelled:
-                raise CallCancelled from error
-            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-        self.seconds += self._end.seconds_since(began)
+            raise
+        self.seconds += self._calls.seconds_since(began)
         if self._unpacked is not None:
             release_pages(self._unpacked)
             self._unpacked = None
         return self._outputs.step(self._places)
-
-    def _set(self, name: str, values: NDArray[Any]) -> None:
-        # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.
-        bound = self._bound.get(name)
-        if bound is not None and bound.shape == values.shape:
-            bound[...] = values
-        else:
-            tensor = ov.Tensor(values)
-            self._request.set_tensor(name, tensor)
-            self._bound[name] = tensor.data

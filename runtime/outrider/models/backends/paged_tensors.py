@@ -1,4 +1,4 @@
-"""The tensors of a cache in blocks, one for each layer and kind; see `paged_cache`.
+"""The tensors of a paged call: its inputs, and a cache in blocks, one for each layer and kind; see `paged_cache`.
 
 GPU: written against the documented interface; not verified on hardware.
 """
@@ -79,6 +79,24 @@ class DeviceTensor:
         for block, row in zip(blocks.tolist(), content, strict=True):
             part = self.part(block, block + 1)
             part.copy_from(ov.Tensor(np.ascontiguousarray(row), part.get_shape(), part.get_element_type()))
+
+
+class BoundInputs(dict[str, NDArray[Any]]):
+    """The inputs of a request by name: views of the tensors that are bound to it."""
+
+    def __init__(self, request: ov.InferRequest) -> None:
+        super().__init__()
+        self._request = request
+
+    def set(self, name: str, values: NDArray[Any]) -> None:
+        """Set an input. Shapes repeat between rounds: writing to a bound tensor costs a tenth of binding a new one."""
+        bound = self.get(name)
+        if bound is not None and bound.shape == values.shape:
+            bound[...] = values
+        else:
+            tensor = ov.Tensor(values)
+            self._request.set_tensor(name, tensor)
+            self[name] = tensor.data
 
 
 def shape_of(port: ov.ConstOutput, num_blocks: int) -> ov.Shape:
