@@ -57,8 +57,7 @@ def run(
     for name in map(ModeName.parse, names):
         if name.kind in PEERS and not PEERS[name.kind].alone:
             raise OptionError(
-                f"Mode '{name.text}' is compared with several requests at a time only. Give --concurrency, or leave it "
-                "out."
+                f"Mode '{name.text}' is only for several requests at a time. Give --concurrency, or leave it out."
             )
     budget = Budget(QUICK_SECONDS) if quick else None
     config = setup.config.generation

@@ -274,7 +274,7 @@ def _check(setup: Setup, names: list[str]) -> GenerationConfig:
             kind = name.text.removesuffix(f"/{FASTEST}")
             each = ",".join(f"{kind}/{precision}" for precision in precisions_of(name, setup)) or kind
             raise OptionError(
-                f"Mode '{name.text}' is chosen by a trial of one request, and another precision may be the fastest "
+                f"Mode '{name.text}' is chosen by a trial with one request, and another precision may be the fastest "
                 f"for several. Name each instead: {each}."
             )
     check_setup(setup, names)

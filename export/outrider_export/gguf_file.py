@@ -174,7 +174,7 @@ class GGUFHeader:
     def _wrong(self, key: str, value: Any, rule: str) -> ExportError:
         found = f"an array of {len(value):,}" if is_array(value) else reprlib.repr(value)
         return ExportError(
-            f"{self.path}: {key} is {found}; it has to be {rule}. Fetch the file again, or convert its model anew."
+            f"{self.path}: {key} is {found}; it has to be {rule}. Fetch the file again, or convert its model again."
         )
 
     @property
@@ -278,7 +278,7 @@ class _Reader:
     def take(self, size: int) -> int:
         """Advance by `size` bytes, and return the position before."""
         if size > len(self.data) - self.at:
-            raise self.damaged("its header goes on past the end of the file")
+            raise self.damaged("its header continues past the end of the file")
         self.at += size
         return self.at - size
 

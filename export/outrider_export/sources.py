@@ -250,7 +250,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
         if pickles:
             raise ExportError(
                 f"{folder} has its weights as pickles only ({pickles[0]}), which run code when they are loaded. Look "
-                "for the same model with safetensors, or save it anew with save_pretrained where you trust it."
+                "for the same model with safetensors, or save it again with save_pretrained where you trust it."
             )
         raise ExportError(f"{folder} has no *.safetensors. Download the checkpoint again, with its weights.")
     return {name: tensor for file in names for name, tensor in tensors_in(folder / file).items()}
@@ -276,7 +276,7 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:
             start = 8 + struct.unpack("<Q", file.read(8))[0]
             if start > size:
-                raise ValueError("its header goes on past its end")
+                raise ValueError("its header continues past its end")
             header = msgspec.json.decode(file.read(start - 8), type=dict[str, Any])
         header.pop("__metadata__", None)
         found = {}

@@ -385,10 +385,10 @@ def test_a_precision_is_one_that_the_devices_have(setup: Setup, monkeypatch: pyt
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "int8"))
     for name in ("genai/f32", "genai-ngram:3/bf16", "genai-draft:3/fastest"):
         check_peer(ModeName.parse(name), setup)
-    with pytest.raises(OptionError, match="CPU does not say that it calculates in f16. Choose from f32, bf16."):
+    with pytest.raises(OptionError, match="CPU does not support f16. Choose from f32, bf16."):
         check_peer(ModeName.parse("genai/f16"), setup)
     monkeypatch.setattr(devices, "find_device", lambda *_: None)
-    with pytest.raises(OptionError, match="does not say .* any of f32, bf16, f16. Leave the precision out."):
+    with pytest.raises(OptionError, match="does not support any of f32, bf16, f16. Leave the precision out."):
         check_peer(ModeName.parse("genai/fastest"), setup)
 
     def find(name: str, _: str) -> Device:

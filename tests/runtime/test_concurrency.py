@@ -151,7 +151,7 @@ def test_llamaserver_gets_all_requests_at_the_same_time(
         modes[0].run([[0]], config)
     with pytest.raises(OutriderError, match="8 slots here, and 9 requests would wait"):
         modes[0].run([[1]] * 9, config)
-    with pytest.raises(OptionError, match="several requests at a time only"):
+    with pytest.raises(OptionError, match="only for several requests at a time"):
         benchmark.run(there, PROMPTS, ["plain", "llamaserver"])
     model.write_text("3")
     with pytest.raises(OptionError, match="has 3 tokens"):

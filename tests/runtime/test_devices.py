@@ -163,7 +163,7 @@ class TestADriverThatCrashes:
         part = Part("main", bundle, bundle.manifest.main)
         verdict = loading.verdict_of(part, "GPU", SMALL.device)
         assert verdict.works is None
-        assert verdict.reason == f"the process that tried it was ended by {name}"
+        assert verdict.reason == f"the process that tested it was ended by {name}"
         gpu("")
         assert loading.verdict_of(part, "GPU", SMALL.device).works  # tried again
 
@@ -625,7 +625,7 @@ class TestCommand:
         rows = {(row["role"], row["device"]): row for row in found["models"]}
         assert rows["main", "CPU"]["works"] is True
         assert rows["main", "GPU"]["works"] is False
-        assert "the process that tried it" in rows["main", "GPU"]["reason"]
+        assert "the process that tested it" in rows["main", "GPU"]["reason"]
         assert rows["draft", "CPU"]["cache_bytes_per_token"] == 2 * 2 * 16 * 4
         assert {device["runtime"] for device in found["devices"]} == {"OpenVINO", "ONNX Runtime"}
         assert found["cores"]["threads"] == found["processor"]["cores"]["threads"] == os.cpu_count()

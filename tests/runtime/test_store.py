@@ -185,7 +185,7 @@ def test_a_foreign_database_is_refused_with_what_stands_beside_it(tmp_path: Path
     database.close()
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert len(before) > 1
-    with pytest.raises(OptionError, match="is no answer store. Name another file; this one stays as it is"):
+    with pytest.raises(OptionError, match="is no answer store. Name another file; this one is not changed"):
         AnswerStore(folder / "answers.bin", VOCAB)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 

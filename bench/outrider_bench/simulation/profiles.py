@@ -86,7 +86,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
             yield from (f"[{table}] {fault}" for fault in calls.faults())
         for name, times in (("check", self.contention.check), ("draft", self.contention.draft)):
             if not 1 <= times < math.inf:
-                yield f"[contention] {name} = {times:g}: beside another, a call takes 1 time as long or more"
+                yield f"[contention] {name} = {times:g}: next to another, a call takes 1 time as long or more"
         if not 0 <= self.host.round <= _LONGEST:
             yield f"[host] round = {self.host.round:g}: milliseconds are 0 or more, and {_LONGEST:g} at most"
 

@@ -195,7 +195,7 @@ def freeze(plan: Plan, path: Path) -> Plan:
         if before != asked and not name.startswith("bytes"):
             option = {"source": "from", "num_layers": "layers", "num_tokens": "tokens"}.get(name, name)
             raise OptionError(
-                f"{path.parent} was begun with {option}={before}, and this is {asked}. Go on with the same options, or "
+                f"{path.parent} was begun with {option}={before}, and this is {asked}. Use the same options, or "
                 "delete the folder to begin again."
             )
     return found

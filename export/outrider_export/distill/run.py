@@ -159,7 +159,7 @@ def _publish(options: Options, folder: Path, tell: Callable[[str], None]) -> Non
     folder.rename(options.output)
     if options.into is not None:
         add_drafter(options.into, options.output, name=options.output.name)
-        tell(f"{options.into} has the drafter {options.output.name!r} now.")
+        tell(f"{options.into} now has the drafter {options.output.name!r}.")
 
 
 class _Run:
@@ -242,7 +242,8 @@ class _Run:
         self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
         if possible < wanted:
             self._live.tell(
-                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours beside training. "
+                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours together "
+                "with training. "
                 "Raise --hours."
             )
         return max(min(wanted, possible), 1)

@@ -73,7 +73,7 @@ def place_encoder(plan: Plan, main: Plan, progress: Progress) -> EncoderEntry:
     if encoder.sha256 == main.encoder.sha256:
         progress.note(f"{plan.source.id} has the encoder of {main.source.id}, which is stored and run once.")
         return encoder
-    progress.note(f"{plan.source.id} has an encoder of its own, which is run beside that of {main.source.id}.")
+    progress.note(f"{plan.source.id} has an encoder of its own, which is run in addition to that of {main.source.id}.")
     return msgspec.structs.replace(encoder, folder=f"{plan.role}-{ENCODER_FOLDER}")
 
 

@@ -168,5 +168,5 @@ def _part(weights: Weights, inputs: list[str], output: str) -> ort.InferenceSess
         return ort.InferenceSession(part, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of several classes with no other common base
         raise ExportError(
-            f"The main model's {output} cannot be calculated alone: {one_line(error)}. {EXPORT_IT}"
+            f"The main model's {output} cannot be computed alone: {one_line(error)}. {EXPORT_IT}"
         ) from error

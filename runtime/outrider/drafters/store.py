@@ -234,7 +234,7 @@ class AnswerStore:
         if head.startswith(_OLD) or (ours and head[60:64] != _VERSION.to_bytes(4, "big")):
             raise self._error("is no answer store of this version. Delete it, or name another file")
         if head and not ours:
-            raise self._error("is no answer store. Name another file; this one stays as it is")
+            raise self._error("is no answer store. Name another file; this one is not changed")
 
     def _error(self, what: str) -> OptionError:
         return OptionError(f"answer_store={shown(self.path)!r} {what}.")

@@ -17,8 +17,8 @@ PAGED = "PagedAttentionExtension"
 _WINDOW = 10  # the input of PAGED with the sliding window, 0 for none (openvino/op/paged_attention.hpp, 2026.4)
 _UNKNOWN = -1
 SLIDING = (
-    "sliding windows of {windows}, for which ONNX Runtime needs a cache as long as the window, and gives rows other "
-    "bits with other numbers of rows. Export the model's checkpoint for OpenVINO: outrider export MODEL."
+    "sliding windows of {windows}, for which ONNX Runtime needs a cache as long as the window, and its rows depend on "
+    "the number of rows. Export the model's checkpoint for OpenVINO: outrider export MODEL."
 )
 
 

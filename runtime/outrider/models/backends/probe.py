@@ -81,7 +81,7 @@ def try_apart(job: Job) -> Verdict:
         with contextlib.suppress(*FAULTS):
             return msgspec.json.decode(line, type=Verdict)
     works = None if -done.returncode in _FROM_OUTSIDE else False
-    return Verdict(works=works, reason=f"the process that tried it {_ending(done.returncode)}")
+    return Verdict(works=works, reason=f"the process that tested it {_ending(done.returncode)}")
 
 
 def child_command() -> list[str] | None:
