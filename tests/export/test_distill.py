@@ -227,6 +227,18 @@ def test_what_is_kept_of_the_data_is_said_with_what_comes(tmp_path: Path, monkey
     assert logged(tmp_path)["data/tokens kept"] == [0, 300, 400]
 
 
+def test_a_line_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    lines: list[str] = []
+    shown: list[str] = []
+    live = Live(tmp_path, [], lines.append, shown.append)
+    live.stage("Writing data")
+    live.wrote(written(300, 90.0))
+    live.wrote(written(400, 120.0, num_safe=400))
+    live.close()
+    assert lines[-2:] == ["Writing data", "tokens kept 400, conversations 3"]
+    assert [line.partition(",")[0] for line in shown] == ["", "time left 0:01:00"]
+
+
 def test_a_drafter_that_does_not_pay_says_what_it_would_take() -> None:
     costs = Costs(check=[10.0] + [11.0] * 8, draft=[1.0 + i for i in range(8)])
     training = {"held_out_acceptance_by_place": [0.05, 0.04], "data_answer_tokens": 5000}

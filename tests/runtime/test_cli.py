@@ -1,5 +1,6 @@
 """The command line: its output, and errors in one line."""
 
+import io
 import json
 import os
 import re
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.bundle import Bundle
-from outrider.cli import COMMANDS, run
+from outrider.cli import COMMANDS, generate, run
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
 PROMPT = "Correct the spelling: Teh quick brown fox jmups over the lazy dog."
@@ -361,3 +363,18 @@ def test_the_unexpected_is_one_line_too(
     monkeypatch.setenv("OUTRIDER_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         run(["generate", str(tiny), "hello"])
+
+
+@pytest.mark.parametrize(("is_terminal", "expected"), [(True, "one two three\n\u241b[31mfour\n"), (False, None)])
+def test_a_terminals_lines_end_between_words(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, expected: str | None
+) -> None:
+    text = "one two three \x1b[31mfour"
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(generate, "out", SimpleNamespace(width=16))
+    pieces = [text[i : i + 3] for i in range(0, len(text), 3)]
+    chunks = [SimpleNamespace(text=piece, result=i == len(pieces) - 1) for i, piece in enumerate(pieces)]
+    assert generate.print_stream(iter(chunks))  # type: ignore[arg-type]
+    assert screen.getvalue() == (expected or f"{text}\n")

@@ -54,6 +54,8 @@ class Live(Watch):
         """Begin a stage."""
         self._facts = {}
         self._told = time.monotonic()
+        if self._status is not None:
+            self._status("")
         self.tell(title)
 
     def table(self, rows: list[list[str]]) -> None:

@@ -89,8 +89,8 @@ def _check_precision(name: ModeName, setup: Setup) -> None:
         missing = name.precision if has else f"any of {', '.join(PRECISIONS)}"
         instead = f"Choose from {', '.join(has)}" if has else "Leave the precision out"
         raise OptionError(
-            f"Mode '{name.text}' cannot be run: {' and '.join(_devices_of(name, setup))} does not support "
-            f"{missing}. {instead}."
+            f"Mode '{name.text}' cannot be run: there is no support for {missing} on "
+            f"{' and '.join(_devices_of(name, setup))}. {instead}."
         )
 
 
