@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bundle.manifest import describe_layers
+from outrider.bundle.folder import as_folder
+from outrider.bundle.manifest import MANIFEST_NAME, describe_layers
 from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
+from outrider.cli.export import Bars, terminable
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.cli.progress import progress_line
-from outrider.errors import OptionError, nearest
+from outrider.errors import ExportError, OptionError, nearest, needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 LONGEST = 8
 REPEATS = 15  # of every timed call
+_OF_WEIGHTS = ("config", "precision", "cache_precision", "num_threads", "properties")  # options that --weights goes by
 
 
 @click.command()
@@ -35,6 +38,7 @@ REPEATS = 15  # of every timed call
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option("--layers", is_flag=True, help="Find layers of the main model that can draft, and add them as a drafter.")
+@click.option("--weights", is_flag=True, help="Say with which weights to export MODEL for this machine.")
 @click.option("--name", metavar="NAME", help="The name of the drafter that --layers adds.  [default: self]")
 @click.option("--dry-run", is_flag=True, help="With --layers: do not change the bundle.")
 @load_options
@@ -46,6 +50,7 @@ def tune(
     prompts: str | None,
     per_category: int | None,
     layers: bool,
+    weights: bool,
     name: str | None,
     dry_run: bool,
     as_json: bool,
@@ -59,6 +64,9 @@ def tune(
 
     With --layers, the command looks for a drafter that consists of some of the main model's layers. It is added to the
     bundle as a list of these layers, without weights of its own.
+
+    With --weights, MODEL is no bundle. Slices of it are exported to OpenVINO and ONNX in int8 and int4, and timed on
+    the CPU. That says how fast the whole model would be in each, and how large.
     """
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -68,6 +76,17 @@ def tune(
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
+    if weights:
+        for option, value in {
+            "draft": draft,
+            "prompts": prompts,
+            "per-category": per_category,
+            "layers": layers,
+        }.items():
+            if value:
+                raise OptionError(f"--{option} does not go with --weights, which only times calls. Leave it out.")
+        tune_weights(bundle, config, as_json=as_json)
+        return
     if layers:
         tune_layers(
             open_model(bundle, draft, quiet=as_json),
@@ -230,6 +249,51 @@ def tune_layers(
         out.print("This drafter is expected to be slower than plain decoding here, so drafter=auto will not use it.")
     elif not dry_run:
         out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
+
+
+def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
+    """Predict the speed of a model in each format and weights, from slices of it."""
+    with needs("The export half of outrider is not installed", "export", ExportError):
+        from outrider_bench.weights import ACCEPTANCE, DRAFT_SHARE, measure_forms
+        from outrider_export.sources import fetch, locate
+    if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
+        raise OptionError(
+            f"{model} is a bundle, whose weights are chosen already. Name the model that it was made of: a checkpoint "
+            "folder, a hub id or a .gguf file."
+        )
+    with terminable(), Bars(quiet=as_json) as bars:
+        source = fetch(locate(model), trust_remote_code=False, progress=bars)
+    with err.status("Measuring weights", spinner="dots") as status:
+        forms, left_out = measure_forms(source, config, report=status.update)
+    draft = DRAFT_SHARE * min(each.seconds[1] for each in forms)
+    best = max(forms, key=lambda each: each.plain), max(forms, key=lambda each: each.auto(draft))
+    commands = [f"outrider export {model} --format {each.format} --weights {each.weights} -o DIR" for each in best]
+    if as_json:
+        rows = [asdict(each) | {"plain": each.plain, "auto": each.auto(draft)} for each in forms]
+        print_json({"forms": rows, "left_out": left_out, "plain": commands[0], "auto": commands[1]})
+        return
+    counts = list(forms[0].seconds)
+    title = f"{source.id}, predicted from slices: milliseconds of a call by tokens, tokens/s"
+    made = table("weights", "format", *map(str, counts), "plain", "auto", "MB", title=title, text=2)
+    for each in forms:
+        made.add_row(
+            each.weights,
+            each.format,
+            *(f"{1000 * each.seconds[n]:.1f}" for n in counts),
+            f"{each.plain:.1f}",
+            f"{each.auto(draft):.1f}",
+            f"{each.num_bytes / 1e6:,.0f}",
+        )
+    out.print(made)
+    out.print(
+        f"auto: with a draft model whose token takes {DRAFT_SHARE} of the fastest call of one token, and is accepted "
+        f"with a chance of {ACCEPTANCE}. What a form loses is not measured; slices cannot tell.",
+        style="dim",
+    )
+    for form, why in left_out.items():
+        out.print(f"Left out: {form}. {why}")
+    for mode, command in zip(("plain decoding", "auto"), commands, strict=True):
+        out.print(f"Fastest for {mode}: {command}", soft_wrap=True)
 
 
 def _print(found: Seq[Found]) -> None:

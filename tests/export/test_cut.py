@@ -1,0 +1,75 @@
+"""Slices of checkpoints, and the weights that are fastest by them: `outrider tune --weights`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from outrider.bundle import read_bundle
+from outrider.cli import run
+from outrider.config import Config
+from outrider.models.part import parts_of
+from outrider_bench.weights import Form, measure_forms
+from outrider_export import export_bundle
+from outrider_export.cut import count_layers, write_slice
+from outrider_export.demo_model import FILE
+from outrider_export.sources import locate, read_config, tensors_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_slice_has_the_tensors_of_its_layers(kind: str, tied: Path, make_gguf: Any, tmp_path: Path) -> None:
+    source = locate(tied if kind == "folder" else make_gguf("tied-f32", tied, quantisation="F32"))
+    assert count_layers(source) == 2
+    write_slice(source, 1, tmp_path / "slice")
+    assert read_config(tmp_path / "slice")["num_hidden_layers"] == 1
+    assert (tmp_path / "slice" / "tokenizer.json").is_file()
+    whole, cut = tensors_of(tied), tensors_of(tmp_path / "slice")
+    assert cut.keys() == {name for name in whole if not name.startswith("model.layers.1.")}
+    for name, tensor in cut.items():
+        np.testing.assert_allclose(tensor.numbers(), whole[name].numbers(), atol=1e-3, err_msg=name)
+
+
+def test_slices_tell_the_whole_models_size(make_checkpoint: Any, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("of-9", num_hidden_layers=9)
+    (predicted,), left_out = measure_forms(locate(checkpoint), Config(), [("openvino", "int8")])
+    whole = export_bundle(checkpoint, output=tmp_path / "whole", weights="int8")
+    assert not left_out
+    assert predicted.num_bytes == pytest.approx(parts_of(whole, whole)[0].size, rel=0.01)
+    assert min(predicted.seconds.values()) > 0
+
+
+def test_auto_is_no_slower_than_plain_and_gains_where_rows_are_cheap() -> None:
+    cheap = Form("openvino", "int8", {1: 0.010, 2: 0.010, 4: 0.010, 8: 0.010}, 1, "f32")
+    dear = Form("onnx", "int4", {1: 0.008, 2: 0.016, 4: 0.032, 8: 0.064}, 1, "auto")
+    assert dear.plain > cheap.plain
+    assert dear.auto(0.002) == dear.plain
+    assert cheap.auto(0.0) == pytest.approx(sum(0.6**i for i in range(8)) / 0.010)
+
+
+def test_the_command(make_checkpoint: Any, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = str(make_checkpoint("of-9", num_hidden_layers=9))
+    assert run(["tune", checkpoint, "--weights", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])  # the builder, in this process here, prints, too
+    made = {(row["format"], row["weights"]) for row in said["forms"]}
+    assert made >= {("openvino", "int8"), ("openvino", "int4")}
+    assert {"onnx", *(form for form, _ in made)} == {"openvino", "onnx"} | said["left_out"].keys()
+    assert said["plain"].startswith(f"outrider export {checkpoint} --format ")
+    assert run(["tune", str(tiny), "--weights"]) == 2
+    assert "is a bundle, whose weights are chosen already" in capsys.readouterr().err
+    for option in (["--layers"], ["--drafter", "ngram"], ["--top-k", "0"]):
+        assert run(["tune", checkpoint, "--weights", *option]) == 2
+        assert f"{option[0]} does not go with --weights" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_slices_of_a_real_model(smollm2: Path) -> None:
+    source = locate(smollm2.parents[1] / FILE)
+    forms, _ = measure_forms(source, Config(), [("openvino", "int8")])
+    bundle = read_bundle(smollm2)
+    assert forms[0].num_bytes == pytest.approx(parts_of(bundle, bundle)[0].size, rel=0.01)
