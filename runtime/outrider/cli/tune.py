@@ -77,13 +77,10 @@ def tune(
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
     if weights:
-        for option, value in {
-            "draft": draft,
-            "prompts": prompts,
-            "per-category": per_category,
-            "layers": layers,
-        }.items():
-            if value:
+        others = {"draft": draft, "prompts": prompts, "per-category": per_category, "layers": layers, "name": name}
+        unused = {each.replace("_", "-"): value for each, value in options.items() if each not in _OF_WEIGHTS}
+        for option, value in {**others, "dry-run": dry_run, **unused}.items():
+            if not (value is None or value is False or value == ()):
                 raise OptionError(f"--{option} does not go with --weights, which only times calls. Leave it out.")
         tune_weights(bundle, config, as_json=as_json)
         return
