@@ -12,10 +12,10 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.config import Config
 from outrider.models.part import parts_of
-from outrider_bench.weights import Form, measure_forms
 from outrider_export import export_bundle
 from outrider_export.cut import count_layers, write_slice
 from outrider_export.demo_model import FILE
+from outrider_export.form_speed import Form, measure_forms
 from outrider_export.sources import locate, read_config, tensors_of
 
 if TYPE_CHECKING:

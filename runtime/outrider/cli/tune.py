@@ -251,7 +251,7 @@ def tune_layers(
 def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
     """Predict the speed of a model in each format and weights, from slices of it."""
     with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_bench.weights import ACCEPTANCE, DRAFT_SHARE, measure_forms
+        from outrider_export.form_speed import ACCEPTANCE, DRAFT_SHARE, measure_forms
         from outrider_export.sources import fetch, locate
     if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
         raise OptionError(

@@ -24,8 +24,8 @@ from outrider.errors import ExportError
 from outrider.models.measure.cost import NEAR, time_calls
 from outrider.models.part import parts_of
 from outrider.models.trials import choose
-from outrider_export import export_bundle
 from outrider_export.cut import count_layers, write_slice
+from outrider_export.export import export_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
