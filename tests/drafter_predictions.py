@@ -147,9 +147,11 @@ def random_matrix(rows: int, columns: int, weights: str) -> ov.Node:
     grouped = [rows, columns] if bits == 8 else [rows, groups, 64]
     scaled = [rows, 1] if bits == 8 else [rows, groups, 1]
     constant = ov.op.Constant(ov.Tensor(data.reshape(-1), ov.Shape(grouped), kind), shared_memory=False)
-    zero = ops.constant(np.full(scaled, 128 if bits == 8 else 8, dtype=np.float16))
+    # In the codes' own type: OpenVINO multiplies in 8 bits only then.
+    middle = np.full((np.prod(scaled) * bits + 7) // 8, 128 if bits == 8 else 0x88, dtype=np.uint8)
+    zero_points = ov.op.Constant(ov.Tensor(middle, ov.Shape(scaled), kind), shared_memory=False)
     scale = ops.constant(np.full(scaled, 1e-3, dtype=np.float16))
-    made: ov.Node = ops.multiply(ops.subtract(ops.convert(constant, "f16"), zero), scale)
+    made: ov.Node = ops.multiply(ops.subtract(ops.convert(constant, "f16"), ops.convert(zero_points, "f16")), scale)
     if bits == 4:
         made = ops.reshape(made, ops.constant(np.array([rows, columns], dtype=np.int64)), False)
     return ops.convert(made, "f32")
