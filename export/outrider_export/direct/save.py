@@ -7,19 +7,15 @@ OpenVINO writes all constants of a model into a new file. So the graph has input
 file, of their shapes and types. In the XML, these become constants again. The others are appended to the file.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TypeAlias
 from xml.etree import ElementTree
 
+import openvino as ov
+
 from outrider.models.backends.taps import ROOM, has_room
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import openvino as ov
 
 # An input in place of a constant, and the constant's offset in the file, in bytes.
 Stored: TypeAlias = "tuple[ov.Node, int]"

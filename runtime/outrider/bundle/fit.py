@@ -1,9 +1,5 @@
 """Checks that the parts of a manifest fit together."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from outrider.bundle.manifest import (
     ADAPTER_NAMES,
     BLOCK_KINDS,
@@ -15,11 +11,11 @@ from outrider.bundle.manifest import (
     PLACE_KINDS,
     PROPOSED_NAME,
     RESERVED_NAMES,
+    DrafterEntry,
+    Manifest,
+    ModelEntry,
 )
 from outrider.errors import BundleError
-
-if TYPE_CHECKING:
-    from outrider.bundle.manifest import DrafterEntry, Manifest, ModelEntry
 
 
 def check_fit(manifest: Manifest) -> None:

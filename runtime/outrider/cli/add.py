@@ -1,11 +1,10 @@
 """`outrider add`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from outrider.bundle.folder import Bundle
 from outrider.cli.console import out, print_json
 from outrider.cli.export import Bars
 from outrider.cli.opening import open_model
@@ -13,9 +12,6 @@ from outrider.cli.options import json_option
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, needs
 from outrider.system.files import usable
-
-if TYPE_CHECKING:
-    from outrider.bundle.folder import Bundle
 
 
 @click.command()

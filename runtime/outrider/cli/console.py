@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from rich.console import ConsoleOptions, RenderResult
 
 # Without a terminal, each sentence and each row is one line.
 _WIDTH = shutil.get_terminal_size((0, 24)).columns

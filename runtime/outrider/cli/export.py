@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import click
+from rich.console import RenderableType
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outrider.bundle.folder import read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
@@ -21,15 +23,6 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest, needs
 from outrider.system import saved
 from outrider.system.files import usable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from rich.console import RenderableType
-    from rich.progress import TaskID
-
-    from outrider.bundle.folder import Bundle
-
 
 SERVERS = ("ovms",)
 

@@ -1,24 +1,18 @@
 """`outrider inspect`."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from outrider.bundle.manifest import describe_layers
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, describe_layers
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
 from outrider.models.backends.attention import describe_windows
-
-if TYPE_CHECKING:
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry
 
 
 @click.command()

@@ -1,27 +1,22 @@
 """`outrider serve`."""
 
-from __future__ import annotations
-
 import ipaddress
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.cli.console import err, out, print_json
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
 from outrider.cli.progress import progress_line, shown_in_background
-from outrider.config import COPYING
+from outrider.config import COPYING, Config
 from outrider.errors import OptionError, OutriderError, nearest, needs
 from outrider.system.allocator import return_large_buffers
-
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
-    from outrider.config import Config
 
 
 @click.command()

@@ -1,23 +1,17 @@
 """Reads a request's text in an event loop of asyncio."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.results import TextChunk
 from outrider.decoding.worker import CLOSED
 from outrider.errors import RequestError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-    from concurrent.futures import Executor
-
-    from outrider.decoding.request import Request
-    from outrider.decoding.request_queue import RequestQueue
-    from outrider.decoding.results import TextChunk
-
 
 T = TypeVar("T")
 

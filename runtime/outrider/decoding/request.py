@@ -1,39 +1,35 @@
 """One request on its way through the loop."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from threading import Event
+from typing import Protocol
 
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import AnswerToken, Result, TextChunk, tokens_of_round
 from outrider.errors import RequestError, one_line
+from outrider.inputs.text import TextStream
+from outrider.models.kv import Fetched
 from outrider.system.guard import Guard, is_interrupt
-from outrider.types import DraftRequest, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from threading import Event
-
-    from outrider.inputs.text import TextStream
-    from outrider.models.kv import Fetched
-    from outrider.tokens.grammar import GrammarState
-    from outrider.tokens.sampling import DraftRows
-    from outrider.types import (
-        CallObserver,
-        Drafter,
-        DraftPolicy,
-        DraftRule,
-        Noise,
-        Sampler,
-        Sequence,
-        Slot,
-        TokenLogprobs,
-        Verifier,
-    )
+from outrider.tokens.grammar import GrammarState
+from outrider.tokens.sampling import DraftRows
+from outrider.types import (
+    CallObserver,
+    Drafter,
+    DraftPolicy,
+    DraftRequest,
+    DraftRule,
+    Noise,
+    Outcome,
+    Sampler,
+    Sequence,
+    Slot,
+    TokenLogprobs,
+    Verifier,
+)
 
 
 class Sink(Protocol):

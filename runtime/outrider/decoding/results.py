@@ -1,15 +1,11 @@
 """The result of a request."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.metrics import Stats
-    from outrider.types import Draft, Outcome, TokenLogprobs
+from outrider.decoding.metrics import Stats
+from outrider.types import Draft, Outcome, TokenLogprobs
 
 Source: TypeAlias = Literal["accepted", "recovered", "bonus", "plain"]
 

@@ -1,32 +1,23 @@
 """An engine's drafters by name, and the policies that choose between them."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 
 from outrider import __version__
 from outrider.bundle.manifest import RESERVED_NAMES
-from outrider.config import COPYING
+from outrider.config import COPYING, GenerationConfig
 from outrider.decoding import own
-from outrider.drafters import Ngram, References, Suffix
+from outrider.drafters import AnswerStore, Ngram, References, Suffix
 from outrider.drafters.controller import Controller, Fixed, Record, Records
 from outrider.errors import OptionError, nearest
-from outrider.models.measure import ALONE, LONGEST
+from outrider.models.loading import LoadedModel
+from outrider.models.measure import ALONE, LONGEST, Contention
+from outrider.models.part import Part
 from outrider.system import saved
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.config import GenerationConfig
-    from outrider.drafters import AnswerStore
-    from outrider.models.loading import LoadedModel
-    from outrider.models.measure import Contention
-    from outrider.models.part import Part
-    from outrider.types import Drafter, DraftPolicy, Proposer, Source
+from outrider.types import Drafter, DraftPolicy, Proposer, Source
 
 
 class DrafterRegistry:

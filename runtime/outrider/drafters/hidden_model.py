@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState, PlacesState
+from outrider.drafters.markov import MarkovHead
 from outrider.models.calls import submit
-from outrider.types import NO_PROMPT, Prompt, Requirements, embed_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.drafters.markov import MarkovHead
-    from outrider.models.measure import PassCost
-    from outrider.types import Backend, Committed, Sequence, Slot
+from outrider.models.measure import PassCost
+from outrider.types import NO_PROMPT, Backend, Committed, Prompt, Requirements, Sequence, Slot, embed_keys
 
 _MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter reads them
 

@@ -1,24 +1,17 @@
 """The state of one sequence in a drafter that reads the main model's hidden states."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.draft_state import DraftState
+from outrider.drafters.markov import Correction, MarkovHead
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
 from outrider.models.measure import SHORT
-from outrider.types import Chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.drafters.markov import Correction, MarkovHead
-    from outrider.types import Committed, Distribution, DraftRequest, LogitsRow, Sequence, Slot
+from outrider.types import Chunk, Committed, Distribution, DraftRequest, LogitsRow, Sequence, Slot
 
 
 class HiddenState(DraftState):

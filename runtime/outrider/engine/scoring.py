@@ -4,23 +4,17 @@ request = preparation.request(prompt, options(token_ids))
 score(queue, request, token_ids)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from outrider.config import GenerationConfig
 from outrider.config.checks import are_ids, shown_value
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
 from outrider.errors import OptionError, RequestError
-from outrider.types import Draft, DraftPolicy, Outcome, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.request import Request
-    from outrider.decoding.request_queue import RequestQueue
-    from outrider.types import Distribution, DraftRequest, Noise, Rows
+from outrider.types import Distribution, Draft, DraftPolicy, DraftRequest, Noise, Outcome, Rows, Turn
 
 PIECE = 64  # most tokens a round: a row of logits for each is in memory
 

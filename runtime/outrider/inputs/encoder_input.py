@@ -1,25 +1,17 @@
 """What an encoder-decoder model reads: a request's prompt as the encoder's source and the decoder's first tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from outrider.bundle.manifest import EncoderEntry
+from outrider.config import GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
-from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Timestamps
-from outrider.types import Prompt, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle.manifest import EncoderEntry
-    from outrider.config import GenerationConfig
-    from outrider.tokens.sampling import Processor
-    from outrider.types import TextTokenizer
+from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Processor, Timestamps
+from outrider.types import Prompt, Source, TextTokenizer
 
 
 def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) -> Prompt:

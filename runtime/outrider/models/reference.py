@@ -1,25 +1,17 @@
 """A model's logits, or a slice's, in f32 without dynamic quantisation: how far other settings are from them."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import BundleError
 from outrider.inputs.text import Tokenizer
+from outrider.models.measured import Subject
+from outrider.models.part import Part
 from outrider.models.setting import GROUP_SIZE
-from outrider.types import Chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.models.measured import Subject
-    from outrider.models.part import Part
-    from outrider.types import CompiledModel
+from outrider.types import Chunk, CompiledModel
 
 _SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
 the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the

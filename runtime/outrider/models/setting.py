@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from outrider.config import PRECISIONS
+from outrider.config import PRECISIONS, DeviceConfig
 from outrider.types import Exactness
-
-if TYPE_CHECKING:
-    from outrider.config import DeviceConfig
 
 GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _DEVICES = 32  # the CPU's own choice of it

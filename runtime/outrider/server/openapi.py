@@ -1,15 +1,14 @@
 """The description of the API at /openapi.json, made of the structs that read and write the bodies."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import msgspec
 
 from outrider import __version__
 from outrider.server.protocol.items import ResponseEvent, ResponseObject, ResponseRequest
 from outrider.server.protocol.reading import HARMLESS, NEUTRAL
-from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
 from outrider.server.protocol.responses import (
     ChatChunk,
     ChatCompletion,
@@ -19,11 +18,6 @@ from outrider.server.protocol.responses import (
     ModelInfo,
     ModelList,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.server.protocol.requests import Asked
 
 _STRUCTS = (
     ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,

@@ -1,30 +1,30 @@
 """From a request's fields to prompts and the engine's options."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from outrider.config import without_word
 from outrider.server.errors import ApiError
-from outrider.server.protocol.requests import MOST_CHOICES, SERVED, ImagePart, JsonObject, JsonSchema, TextPart
+from outrider.server.protocol.requests import (
+    MOST_CHOICES,
+    SERVED,
+    Asked,
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    ImagePart,
+    JsonObject,
+    JsonSchema,
+    TextPart,
+    Tool,
+    ToolChoice,
+)
 from outrider.system.nesting import TooDeep, check_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.server.protocol.requests import (
-        Asked,
-        CalledFunction,
-        ChatMessage,
-        ChatRequest,
-        CompletionRequest,
-        Generation,
-        Tool,
-        ToolChoice,
-    )
 
 
 @dataclass(frozen=True, slots=True)

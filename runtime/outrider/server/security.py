@@ -1,19 +1,13 @@
 """Who may use the server, and what browsers may do with its responses."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
-from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import ApiError
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from outrider.server.settings import Settings
+from outrider.server.settings import Settings
 
 # Of all responses but a page's own: a browser that shows one runs nothing in it.
 _HEADERS = {

@@ -1,13 +1,8 @@
 """What the C library does with memory that was freed."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGE = 4 << 20  # bytes

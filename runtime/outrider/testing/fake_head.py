@@ -1,21 +1,14 @@
 """A drafter that reads hidden states, in plain NumPy."""
 
-from __future__ import annotations
-
 import zlib
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Sequence as Seq
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.testing.fake import FakeBackend
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.testing.fake import FakeSlot
-    from outrider.types import Chunk, Logits
+from outrider.testing.fake import FakeBackend, FakeSlot
+from outrider.types import Chunk, Logits
 
 Kind: TypeAlias = Literal["module", "block", "places"]
 

@@ -1,13 +1,8 @@
 """Keeps the number of rows of a model's calls."""
 
-from __future__ import annotations
+from collections.abc import Sequence as Seq
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types.capabilities import RowRule
+from outrider.types.capabilities import RowRule
 
 
 class SteadyRows:

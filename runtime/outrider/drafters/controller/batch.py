@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
-from outrider.models.measure import LONGEST
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.models.measure import PassCost
-    from outrider.types import Drafter, SteadyRows
-
+from outrider.models.measure import LONGEST, PassCost
+from outrider.types import Drafter, SteadyRows
 
 _ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
 

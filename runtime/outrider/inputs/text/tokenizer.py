@@ -1,13 +1,13 @@
 """The bundle's tokenizer, through openvino-genai's, and apps' own, whose values are checked where they enter."""
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,14 +15,7 @@ from outrider.errors import BundleError, OptionError, RequestError, TooLong, one
 from outrider.system.forks import spare
 from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.types import TextTokenizer
-
+from outrider.types import TextTokenizer
 
 FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
 

@@ -1,20 +1,13 @@
 """What backends have in common: capabilities as measured, and timed calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from outrider.models.backends.onnx_step import BufferPending, BufferStep
-from outrider.types import Capabilities, Exactness, RowRule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Chunk
+from outrider.types import Capabilities, Chunk, Exactness, RowRule
 
 
 class MeasuredBackend:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.models.backends.features import WithoutFeatures
-from outrider.types import LogitsRow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
-    from concurrent.futures import Future
-
-    from numpy.typing import NDArray
-
-    from outrider.types import Chunk
+from outrider.types import Chunk, LogitsRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,18 @@
 """OpenVINO with paged attention, for drafters that fill in blocks; see `outrider.models.backends.heads.block`."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.models.backends.heads.block import IN_BLOCK, ORDER
 from outrider.models.backends.heads.layers import ROW_TYPES
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN, ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.types import Chunk, RowRule
+from outrider.types import Chunk, RowRule
 
 
 class OpenVINOBlock(OpenVINOPaged):

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import RequestError
 from outrider.models.backends.paged_cache import SCRATCH
 from outrider.models.backends.paged_graph import ROWS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.types import Chunk, RowRule, SteadyRows
+from outrider.types import Chunk, RowRule, SteadyRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,13 @@ other bits than a row among several. On another, rows have the same bits only in
 known without measuring.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from outrider.models.measure.readings import TAIL, compare_quickly, longest_context, open_slot
 from outrider.models.measure.tokens import random_tokens
-from outrider.types import Chunk, Exactness, Rounding, RowRule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Backend, PaddedBackend
+from outrider.types import Backend, Chunk, Exactness, PaddedBackend, Rounding, RowRule
 
 # Numbers of rows that are measured at load: all that drafts have, and some of small batches. Kernels for more are
 # chosen by the whole tiles in a number, of which some are read in `compare_quickly`.
