@@ -95,7 +95,7 @@ def test_an_answer_may_end_where_nothing_could_follow(toy_engine: outrider.Engin
     }
     for drafter in (None, "draft"):
         assert toy_engine.generate("bc", drafter=drafter, **options).token_ids == [0, EOS]
-        with pytest.raises(outrider.NoTokenLeft, match="leave no token to choose"):
+        with pytest.raises(outrider.NoTokenLeft, match="ban all tokens that the model gives"):
             toy_engine.generate("bc", drafter=drafter, ignore_eos=True, **options)
 
 

@@ -103,7 +103,7 @@ def test_a_drafter_that_fails_ends_its_request_alone(
         if failing == "release":
             assert engine.generate("hello", drafter="own", **OPTIONS).token_ids == plain.token_ids
         else:
-            raised = rf"^{failing}(\(\))? of the drafter 'own' raised {error.__name__}: no {failing}\. Mend it"
+            raised = rf"^{failing}(\(\))? of the drafter 'own' raised {error.__name__}: no {failing}\. Fix it"
             with pytest.raises(DrafterError, match=raised) as failed:
                 engine.generate("hello", drafter="own", **OPTIONS)
             assert isinstance(failed.value.__cause__, error)

@@ -93,7 +93,7 @@ def test_processors_by_definition(
     expected = by_definition(logits, options, prompt, [*answer, *prefix])
     if expected.max() == -np.inf:
         for choose in (sampler.best, sampler.distribution):
-            with pytest.raises(NoTokenLeft, match="leave no token to choose") as error:
+            with pytest.raises(NoTokenLeft, match="ban all tokens that the model gives") as error:
                 choose(LogitsRow.of(logits), prefix)
             assert error.value.row == len(prefix)
         return

@@ -182,8 +182,8 @@ def test_profiles_are_read_and_checked(tmp_path: Path) -> None:
         ("draft", "rows = [1]\nnear = [inf]", "near = [inf]: inf milliseconds is no time"),
         ("main", "rows = [1, 8]\nnear = [2, 3]\nfar = [2, 2.5]", "far = 2.5 where near = 3, for 8 rows: with more"),
         ("main", "rows = [1]\nnear = [1]\nfar = [8]", "far = 8 where near = 1, for 1 rows: with more context"),
-        ("contention", "check = 0.9", "check = 0.9: beside another, a call takes 1 time as long or more"),
-        ("contention", "draft = nan", "draft = nan: beside another"),
+        ("contention", "check = 0.9", "check = 0.9: next to another, a call takes 1 time as long or more"),
+        ("contention", "draft = nan", "draft = nan: next to another"),
         ("host", "round = -1", "round = -1: milliseconds are 0 or more"),
     ],
 )
