@@ -82,7 +82,7 @@ def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
     assert len(set(lengths[0.3])) > 2
     capped = engine.generate("hello", assistant_confidence_threshold=0.01, num_assistant_tokens=3, **options)
     assert set(capped.stats.num_draft_tokens_per_round[:-3]) == {3}
-    with pytest.raises(outrider.OptionError, match="threshold=0.5 is for draft models, and drafter='ngram' is none"):
+    with pytest.raises(outrider.OptionError, match="threshold=0.5 is for draft models, and drafter='ngram' is not one"):
         engine.generate("hello", drafter="ngram", assistant_confidence_threshold=0.5)
 
 
