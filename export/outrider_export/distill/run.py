@@ -83,8 +83,7 @@ def distill(
 ) -> Result:
     """Make a drafter for a main model, at `options.output`; go on where an earlier run ended.
 
-    progress: of the main model's export. tell: is given lines for the user. status: is given lines that take the
-    place of the one before; without it, `tell` gets some of them.
+    progress: of the main model's export. tell: gets lines for the user. status: gets lines that replace the one before.
 
     Raises:
         OptionError: for an invalid option, or another one than the work was begun with.
@@ -242,8 +241,7 @@ class _Run:
         self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
         if possible < wanted:
             self._live.tell(
-                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours together "
-                "with training. "
+                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours with training. "
                 "Raise --hours."
             )
         return max(min(wanted, possible), 1)

@@ -284,8 +284,7 @@ def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
     out.print(made)
     out.print(
         f"auto: with a draft model whose token takes {DRAFT_SHARE} of the fastest call of one token, and is accepted "
-        f"with a chance of {ACCEPTANCE}. What a form loses is not measured. Small models are predicted too fast: "
-        "see docs/export.md.",
+        f"with a chance of {ACCEPTANCE}. What a form loses is not measured: see docs/export.md.",
         style="dim",
     )
     for form, why in left_out.items():

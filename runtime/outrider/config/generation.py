@@ -201,12 +201,7 @@ class GenerationConfig(Section):
         peers=("genai", "llamacpp", "llamaserver"),
     )
     logit_bias: Mapping[int, float] = option(
-        {},
-        _biases,
-        "numbers added to logits, by token id, as in OpenAI's API",
-        metavar="ID=VALUE",
-        server=True,
-        peers=(),
+        {}, _biases, "added to logits, by token id, as in OpenAI's API", metavar="ID=VALUE", server=True, peers=()
     )
     no_repeat_ngram_size: int = option(  # openvino-genai has it in beam search only
         0,

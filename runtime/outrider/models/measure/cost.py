@@ -229,12 +229,16 @@ def measure_change(backend: Backend, rows: Seq[int]) -> float:
 
 
 def time_calls(
-    backend: Backend, calls: Seq[tuple[int, int]], repeats: int = 2, patience: float = 0.0
+    backend: Backend,
+    calls: Seq[tuple[int, int]],
+    repeats: int = 2,
+    patience: float = 0.0,
+    before: Callable[[], object] = lambda: None,
 ) -> dict[tuple[int, int], float]:
     """Seconds of calls, each the shortest of `repeats` times. calls: (tokens, tokens of context).
 
     Calls of more than 16 tokens read a prompt. They are timed once, with one row of logits. patience: seconds that each
-    other call is repeated for, at least.
+    other call is repeated for, at least. before: is done before each call, and not timed.
 
     Raises:
         DeviceError: when the device fails.
@@ -248,6 +252,7 @@ def time_calls(
             times, num_rows = (1, 1) if is_prompt else (repeats + 1, None)
             each: list[float] = []
             while len(each) < times or (not is_prompt and sum(each[1:]) < patience):
+                before()
                 each.append(seconds(count, max(min(context, room), 0), num_rows))
             taken[count, context] = min(each[1:] or each)  # the first compiles kernels
     return taken
