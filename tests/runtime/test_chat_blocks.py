@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
 
-from outrider.cli.chat.blocks import Block, Blocks, Rendered, visible
+from outrider.cli.chat.blocks import Block, Blocks, Rendered
 from outrider.cli.chat.views import MarkdownView
+from outrider.cli.words import visible
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import TextChunk
 

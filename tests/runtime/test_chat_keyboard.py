@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from outrider.cli.chat.keyboard import held_back, without_keys
-from outrider.cli.chat.views import Words
+from outrider.cli.words import Words
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pty")

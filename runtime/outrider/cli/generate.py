@@ -10,6 +10,7 @@ import click
 from outrider.cli.console import out, print_json, table
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
+from outrider.cli.words import Words, visible
 from outrider.config.files import user_path
 from outrider.system.files import reading
 
@@ -123,9 +124,6 @@ def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) ->
 
 def print_stream(chunks: Iterator[TextChunk]) -> Result:
     """Print text while it streams, and return the whole answer. A terminal's lines end between words."""
-    from outrider.cli.chat.blocks import visible
-    from outrider.cli.chat.views import Words
-
     is_terminal = sys.stdout.isatty()
     words = Words(lambda text, _: sys.stdout.write(text), out.width if is_terminal else None)
     result: Result | None = None

@@ -13,6 +13,8 @@ from rich.markdown import CodeBlock, Markdown
 from rich.segment import Segment
 from rich.syntax import Syntax
 
+from outrider.cli.words import visible
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.markdown import MarkdownElement
@@ -20,14 +22,6 @@ if TYPE_CHECKING:
 _LISTS = ("bullet_list_open", "ordered_list_open")
 # Without HTML, "<think>" and "List<int>" are text. rich shows nothing of HTML.
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-# Characters that terminals obey, but for line ends and tabs: a model's text is not to move the cursor.
-_CONTROLS = {i: chr(0x2400 + i) for i in range(32) if chr(i) not in "\n\t"}
-_CONTROLS |= {ord("\r"): "", 0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
-
-
-def visible(text: str) -> str:
-    """The text with symbols for characters that terminals would obey."""
-    return text.translate(_CONTROLS)
 
 
 class Block(NamedTuple):
