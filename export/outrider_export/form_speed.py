@@ -25,11 +25,11 @@ from outrider.errors import ExportError
 from outrider.models.measure.cost import NEAR, time_calls
 from outrider.models.part import parts_of
 from outrider.models.trials import choose
+from outrider.system.progress import report
 from outrider_export.cut import count_layers, write_slice
 from outrider_export.export import export_bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from outrider.config import Config
@@ -77,7 +77,7 @@ class Form:
 
 
 def measure_forms(
-    source: Located, config: Config, forms: Seq[tuple[str, str]] = FORMS, report: Callable[[str], None] = lambda _: None
+    source: Located, config: Config, forms: Seq[tuple[str, str]] = FORMS
 ) -> tuple[list[Form], dict[str, str]]:
     """Measure slices of a model in these forms, (format, weights). Returns them, and why a format was left out.
 

@@ -260,8 +260,8 @@ def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
         )
     with terminable(), Bars(quiet=as_json) as bars:
         source = fetch(locate(model), trust_remote_code=False, progress=bars)
-    with err.status("Measuring weights", spinner="dots") as status:
-        forms, left_out = measure_forms(source, config, report=status.update)
+    with progress_line("Measuring weights.", quiet=as_json):
+        forms, left_out = measure_forms(source, config)
     draft = DRAFT_SHARE * min(each.seconds[1] for each in forms)
     best = max(forms, key=lambda each: each.plain), max(forms, key=lambda each: each.auto(draft))
     commands = [f"outrider export {model} --format {each.format} --weights {each.weights} -o DIR" for each in best]
