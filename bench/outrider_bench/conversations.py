@@ -13,20 +13,17 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from outrider.bundle.folder import Bundle
+from outrider.config import Config
+from outrider.engine.engine import Engine
 from outrider.types import Chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle.folder import Bundle
-    from outrider.config import Config
-    from outrider.engine.engine import Engine
 
 _FIT = 20  # conversations that fit in the cache
 _PROMPT, _QUESTION, _ANSWER = 144, 48, 32  # tokens: of the first turn, of the second one, of either answer

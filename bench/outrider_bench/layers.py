@@ -12,10 +12,11 @@ tokens are the answer's (Xia et al. 2024, "SWIFT", section 4.2). The best are th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -24,23 +25,17 @@ from outrider import __version__
 from outrider.bundle import Bundle, DrafterEntry, read_bundle
 from outrider.bundle.fit import check_fit
 from outrider.bundle.manifest import NAME, RESERVED_NAMES, describe_layers, replace_manifest
+from outrider.config import Config
 from outrider.drafters import SelfModel
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.measure.readings import open_slot
-from outrider.types import Chunk
+from outrider.types import Chunk, Slot
+from outrider_bench.prompts import Task
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.config import Config
-    from outrider.types import Slot
-    from outrider_bench.prompts import Task
-
-    Layers = tuple[int, ...]
+Layers = tuple[int, ...]
 
 MOST = 8  # draft tokens a round, when the best are measured
 _WIDTH = 3  # runs of layers that the search follows at a time

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
+from outrider.bundle.manifest import ModelEntry
 from outrider.system.core import new_core
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from outrider.bundle.manifest import ModelEntry
 
 
 def describe_models(models: Mapping[str, ModelEntry]) -> dict[str, str]:

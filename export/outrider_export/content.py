@@ -12,7 +12,6 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,10 +20,8 @@ from outrider.errors import ExportError
 from outrider.system.files import shown, why
 from outrider.system.saved import SavedValue
 from outrider_export.hub import ALLOWED
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
-    from outrider_export.sources import Located
+from outrider_export.progress import Progress
+from outrider_export.sources import Located
 
 # What an export reads of a checkpoint folder, besides: vocabularies that are older than tokenizer.json.
 _READ = (*ALLOWED, "*.txt")

@@ -10,12 +10,14 @@ A drafter that was trained to propose some tokens only says so in a file draft_v
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
+from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, Format
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
@@ -23,20 +25,12 @@ from outrider.system.core import new_core
 from outrider.system.files import reading
 from outrider_export import onnx_matrices, output_matrix
 from outrider_export.onnx_files import Weights, load
+from outrider_export.pairing import Pairing
+from outrider_export.plan import Plan
+from outrider_export.progress import Progress
 from outrider_export.sources import read_json
 from outrider_export.special_tokens import eos_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle.manifest import Format
-    from outrider_export.pairing import Pairing
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
-    from outrider_export.vocabulary import Vocabulary
+from outrider_export.vocabulary import Vocabulary
 
 ALL = 0
 # The default number of proposed tokens. Without a corpus: all. The first 32,768 ids of

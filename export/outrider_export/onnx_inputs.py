@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export.onnx_graph import EXPORT_IT, EXTRA, INT64, ROWS, dim_of, find_head, graphs_of, is_past
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle.manifest import Geometry
 
 
 def add_rows(model: Any) -> None:

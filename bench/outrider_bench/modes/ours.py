@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
-from outrider.config import COPYING
-from outrider.types import NO_DRAFT, Draft, Drafter
+from outrider.config import COPYING, GenerationConfig
+from outrider.drafters import Suffix
+from outrider.engine.engine import Engine
+from outrider.types import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, Sequence
 from outrider_bench.modes.mode import Run
+from outrider_bench.modes.name import ModeName
 from outrider_bench.setting import describe_runtimes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.config import GenerationConfig
-    from outrider.drafters import Suffix
-    from outrider.engine.engine import Engine
-    from outrider.types import Committed, DraftRequest, Sequence
-    from outrider_bench.modes.name import ModeName
 
 
 class Ours:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from outrider.bundle.folder import draft_models_of
+from outrider.bundle.folder import Bundle, draft_models_of
+from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider.bundle.opening import open_bundle
+from outrider.config import Config
 from outrider.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry, ModelEntry
-    from outrider.config import Config
-    from outrider.types import TextTokenizer
-    from outrider_bench.modes.name import ModeName
+from outrider.types import TextTokenizer
+from outrider_bench.modes.name import ModeName
 
 
 @dataclass(frozen=True)

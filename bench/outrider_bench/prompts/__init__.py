@@ -7,14 +7,12 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.system.files import reading
-
-if TYPE_CHECKING:
-    from outrider.types import TextTokenizer
+from outrider.types import TextTokenizer
 
 BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl", "long": "grounded.jsonl"}
 LONG_DOCUMENTS = (1, 4, 8, 16)  # in front of a question of the long prompts

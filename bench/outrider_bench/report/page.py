@@ -8,18 +8,15 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider_bench.report.plots import PARTS, colour, plot_acceptance, plot_lengths, plot_ratios, plot_time
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
-
-    Row = Mapping[str, Any]
-    Rows = list[list[str]]
+Row = Mapping[str, Any]
+Rows = list[list[str]]
 
 
 def cells(row: Row) -> list[str]:

@@ -7,17 +7,14 @@ the two ran one after the other. Repeats give the median, prompts the geometric 
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
 
+from outrider_bench.modes.mode import Run
+from outrider_bench.prompts import Task
 from outrider_bench.report.spread import geometric_mean, median_and_range, median_ratio, quartiles, ratio_interval
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
-
-    from outrider_bench.modes.mode import Run
-    from outrider_bench.prompts import Task
-    from outrider_bench.runs.measure import Record
+from outrider_bench.runs.measure import Record
 
 # For each prompt's number and mode, its runs by repeat.
 Runs = dict[tuple[int, str], dict[int, "Run"]]

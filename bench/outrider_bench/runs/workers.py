@@ -14,24 +14,21 @@ import multiprocessing
 import os
 import signal
 import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
+from outrider.config import GenerationConfig
 from outrider.errors import DeviceWarning, OptionError, OutriderError, one_line
 from outrider_bench.modes.make import load_modes
+from outrider_bench.modes.mode import Batch, Run
 from outrider_bench.modes.name import ModeName
+from outrider_bench.modes.setup import Setup
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from multiprocessing.connection import Connection
-    from pathlib import Path
-
-    from outrider.config import GenerationConfig
-    from outrider_bench.modes.mode import Batch, Run
-    from outrider_bench.modes.setup import Setup
-
-    Load = Callable[[list[str], Setup], Iterable[Any]]
+Load = Callable[[list[str], Setup], Iterable[Any]]
 
 _PATIENCE = 3.0  # seconds for an engine to end by itself
 _NO_ANSWER = (EOFError, OSError)  # the other end of the pipe is gone

@@ -10,30 +10,26 @@ real. Only the times are the profile's (see `outrider_bench.simulation.profiles`
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
+from outrider.drafters import DraftModel
 from outrider.drafters.drafter_registry import DrafterRegistry
+from outrider.engine.engine import Engine
 from outrider.errors import OptionError, OutriderError
-from outrider.types import NO_PROMPT
+from outrider.models.measure import Contention, PassCost
+from outrider.types import NO_PROMPT, Backend, Chunk, Prompt, Slot, Step
 from outrider_bench.modes.make import make_modes
 from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.name import ModeName
+from outrider_bench.prompts import Task
 from outrider_bench.simulation.profiles import Profile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.config import GenerationConfig
-    from outrider.drafters import DraftModel
-    from outrider.engine.engine import Engine
-    from outrider.models.measure import Contention, PassCost
-    from outrider.types import Backend, Chunk, Prompt, Slot, Step
-    from outrider_bench.prompts import Task
 
 _INSTANT = 1e-9  # seconds: a shorter rest of a call is a rounding error
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from outrider.errors import OptionError
 from outrider_bench.report.svg import Canvas
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider_bench.traces.timeline import Span, Timeline
+from outrider_bench.traces.timeline import Span, Timeline
 
 WIDTH = 1160.0
 _LEFT, _RIGHT, _TOP = 104.0, 16.0, 16.0

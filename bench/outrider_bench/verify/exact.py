@@ -7,19 +7,15 @@ chi_square_p_value(counts, exact), total_variation(counts, exact)
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 
+from outrider.config import GenerationConfig
+from outrider.engine.engine import Engine
 from outrider.models.measure.readings import read
 from outrider.tokens.sampling import LogitsSampler
 from outrider.types import LogitsRow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from outrider.config import GenerationConfig
-    from outrider.engine.engine import Engine
 
 
 def exact_joint(

@@ -7,17 +7,14 @@ YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-    Frequencies = NDArray[np.float32]
+Frequencies = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

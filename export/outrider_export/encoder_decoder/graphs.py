@@ -11,16 +11,13 @@ of chosen rows.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from outrider.bundle.manifest import Geometry
 
 _PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 _MASKS = ("attention_mask", "encoder_attention_mask")

@@ -5,20 +5,17 @@ Source: github.com/deepseek-ai/DeepSpec, deepspec/modeling/dspark: `markov_head.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider.models.backends.features import BLOCK_STATES
 from outrider.models.backends.heads.layers import BEHIND_ATTENTION, BEHIND_FEED_FORWARD, GELU
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    Tensors = dict[str, NDArray[Any]]
+Tensors = dict[str, NDArray[Any]]
 
 _HEADS = ("markov_head.", "confidence_head.")
 BEFORE, AFTER = "markov.before", "markov.after"  # W1 and W2

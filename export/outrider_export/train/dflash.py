@@ -13,11 +13,12 @@ Source: DFlash (Chen et al. 2026), as the reference code at z-lab/dflash and the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from outrider_export.distill.data import Batch
 from outrider_export.train.layers import (
     MLP,
     Attention,
@@ -28,11 +29,7 @@ from outrider_export.train.layers import (
     copy_layer,
     linear,
 )
-from outrider_export.train.places import Targets, blocks_loss
-
-if TYPE_CHECKING:
-    from outrider_export.distill.data import Batch
-    from outrider_export.train.places import Step
+from outrider_export.train.places import Step, Targets, blocks_loss
 
 BLOCKS_IN_TEXT = 24
 

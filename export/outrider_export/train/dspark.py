@@ -12,19 +12,15 @@ Source: DSpark (DeepSeek 2026), as deepseek-ai/DeepSpec has it; the loss is its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from outrider_export.distill.data import Batch
 from outrider_export.train.dflash import DFlash, rows_of
-from outrider_export.train.layers import Module, linear
-from outrider_export.train.places import Targets
-
-if TYPE_CHECKING:
-    from outrider_export.distill.data import Batch
-    from outrider_export.train.layers import Teacher
-    from outrider_export.train.places import Step
+from outrider_export.train.layers import Module, Teacher, linear
+from outrider_export.train.places import Step, Targets
 
 TEXT_WEIGHT, DISTANCE_WEIGHT = 0.1, 0.9
 DECAY = 4.0  # places until one weighs 1/e

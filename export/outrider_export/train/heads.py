@@ -8,17 +8,14 @@ heads read the embeddings of tokens t + 1 … t + 1 + i as well: the text's next
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from outrider_export.distill.data import Batch
 from outrider_export.train.layers import Module, Shape, Teacher, linear
-from outrider_export.train.places import Candidates, Targets, draft_loss, mean_over
-
-if TYPE_CHECKING:
-    from outrider_export.distill.data import Batch
-    from outrider_export.train.places import Step
+from outrider_export.train.places import Candidates, Step, Targets, draft_loss, mean_over
 
 
 class ResBlock(Module):

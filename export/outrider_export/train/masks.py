@@ -10,18 +10,15 @@ Source: PaSS (Monea et al. 2023) and hidden transfer/PPD (Chen et al. 2024): tra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from outrider.errors import ExportError
+from outrider_export.distill.data import Batch
 from outrider_export.train.dflash import rows_of
 from outrider_export.train.layers import Module, Shape, Teacher
-from outrider_export.train.places import Targets, blocks_loss
-
-if TYPE_CHECKING:
-    from outrider_export.distill.data import Batch
-    from outrider_export.train.places import Step
+from outrider_export.train.places import Step, Targets, blocks_loss
 
 PLACES_IN_TEXT = 24
 

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
 from msgspec import UNSET
 
+from outrider.decoding.results import AnswerToken, Result, TextChunk
+from outrider.inputs.tools import ToolFormat
+from outrider.server.conversations import Conversations
+from outrider.server.errors import ApiError
+from outrider.server.logprobs import TokenTexts
+from outrider.server.options import Choice
 from outrider.server.protocol.requests import Asked, Generation
-from outrider.server.protocol.responses import Token
+from outrider.server.protocol.responses import FinishReason, Token
 from outrider.server.usage import timings_of, usage_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    import msgspec
-
-    from outrider.decoding.results import AnswerToken, Result, TextChunk
-    from outrider.inputs.tools import ToolFormat
-    from outrider.server.conversations import Conversations
-    from outrider.server.errors import ApiError
-    from outrider.server.logprobs import TokenTexts
-    from outrider.server.options import Choice
-    from outrider.server.protocol.responses import FinishReason
 
 Kind = TypeVar("Kind", bound=Asked)
 Many = TypeVar("Many", bound=Generation)

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import msgspec
 
+from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.tools import ToolCallDelta
-from outrider.server.answers import Choices, finish_reason
+from outrider.server.answers import Choices, Head, finish_reason
+from outrider.server.conversations import Conversations
 from outrider.server.logprobs import chat_logprobs
-from outrider.server.options import choices_of_chat
+from outrider.server.options import Choice, choices_of_chat
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.protocol.responses import (
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
+    ChatLogprobs,
     Delta,
+    FinishReason,
     FunctionCall,
     FunctionPart,
     Message,
     ToolCall,
     ToolCallPart,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.results import Result, TextChunk
-    from outrider.server.answers import Head
-    from outrider.server.conversations import Conversations
-    from outrider.server.options import Choice
-    from outrider.server.protocol.responses import ChatLogprobs, FinishReason
-    from outrider.types import TokenLogprobs
+from outrider.types import TokenLogprobs
 
 
 class Chat(Choices[ChatRequest]):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
 
-from outrider.server.answers import Choices, finish_reason
+from outrider.decoding.results import Result, TextChunk
+from outrider.server.answers import Choices, Head, finish_reason
+from outrider.server.conversations import Conversations
 from outrider.server.logprobs import completion_logprobs
-from outrider.server.options import choices_of_completion
+from outrider.server.options import Choice, choices_of_completion
 from outrider.server.protocol.requests import CompletionRequest
-from outrider.server.protocol.responses import Completion, CompletionChoice
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.results import Result, TextChunk
-    from outrider.server.answers import Head
-    from outrider.server.conversations import Conversations
-    from outrider.server.options import Choice
-    from outrider.server.protocol.responses import CompletionLogprobs
-    from outrider.types import TokenLogprobs
+from outrider.server.protocol.responses import Completion, CompletionChoice, CompletionLogprobs
+from outrider.types import TokenLogprobs
 
 
 class Completions(Choices[CompletionRequest]):

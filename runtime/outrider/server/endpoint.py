@@ -7,38 +7,31 @@ import dataclasses
 import logging
 import secrets
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import Sequence as Seq
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
+from outrider.decoding.results import Result, TextChunk
+from outrider.engine.engine import Engine
 from outrider.server.answers import Answer, Head
+from outrider.server.conversations import Conversations
 from outrider.server.errors import as_api_error, out_of_time
-from outrider.server.limits import Gone, read_body
-from outrider.server.options import with_adapter
+from outrider.server.limits import Gone, Queue, read_body
+from outrider.server.metrics import Metrics
+from outrider.server.models import Models
+from outrider.server.options import Choice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
 from outrider.server.protocol.reading import read_request
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-    from collections.abc import Sequence as Seq
-
-    from starlette.types import Message, Receive, Scope, Send
-
-    from outrider.decoding.results import Result, TextChunk
-    from outrider.engine.engine import Engine
-    from outrider.server.conversations import Conversations
-    from outrider.server.limits import Queue
-    from outrider.server.metrics import Metrics
-    from outrider.server.models import Models
-    from outrider.server.options import Choice
-    from outrider.server.protocol.requests import Asked
-    from outrider.server.settings import Settings
-
+from outrider.server.protocol.requests import Asked
+from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider.server")
 

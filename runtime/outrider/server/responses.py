@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import msgspec
 
-from outrider.server.answers import Answer
+from outrider.decoding.results import Result, TextChunk
+from outrider.inputs.tools import ToolCallDelta
+from outrider.server.answers import Answer, Head
+from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.options import Choice, arguments_of, options_of
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,
+    InputItem,
+    InputPart,
     OutputCall,
     OutputMessage,
     OutputText,
@@ -20,19 +27,10 @@ from outrider.server.protocol.items import (
     ResponseObject,
     ResponseRequest,
     SchemaFormat,
+    Status,
 )
 from outrider.server.protocol.requests import Function, JsonObject
 from outrider.server.usage import response_usage_of, timings_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.results import Result, TextChunk
-    from outrider.inputs.tools import ToolCallDelta
-    from outrider.server.answers import Head
-    from outrider.server.conversations import Conversations
-    from outrider.server.protocol.items import InputItem, InputPart, Status
 
 
 class Responses(Answer[ResponseRequest]):

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shutil
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from outrider.config import LOSSY, GenerationConfig
+from outrider.config import LOSSY, DeviceConfig, GenerationConfig
 from outrider.config.option import options_of
 from outrider.errors import OptionError
 from outrider.system.core import new_core
+from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.known import FASTEST, GENAI_DRAFTS, PEERS, PRECISIONS, Peer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.config import DeviceConfig
-    from outrider_bench.modes.name import ModeName
-    from outrider_bench.modes.setup import Setup
+from outrider_bench.modes.setup import Setup
 
 # By format: its name, and a file that a folder with such a model must have.
 _FORMATS = {"openvino": ("OpenVINO", "openvino_model.xml"), "onnx": ("ONNX", "genai_config.json")}

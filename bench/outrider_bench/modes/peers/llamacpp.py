@@ -7,19 +7,15 @@ must have the bundle's vocabulary.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from outrider_bench.modes.mode import Run
+from outrider.config import GenerationConfig
+from outrider_bench.modes.mode import Mode, Run
+from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_vocabulary, follow_options
-
-if TYPE_CHECKING:
-    from outrider.config import GenerationConfig
-    from outrider_bench.modes.mode import Mode
-    from outrider_bench.modes.name import ModeName
-    from outrider_bench.modes.setup import Setup
+from outrider_bench.modes.setup import Setup
 
 DEFAULT_LENGTH = 10  # LlamaPromptLookupDecoding's
 CONTEXT = 4096  # tokens of prompt and answer

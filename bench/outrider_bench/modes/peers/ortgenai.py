@@ -11,24 +11,21 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import onnxruntime_genai as og
 
-from outrider_bench.modes.mode import Run
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import ModelEntry
+from outrider.config import GenerationConfig
+from outrider_bench.modes.mode import Mode, Run
+from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 from outrider_bench.modes.peers.known import ORT_DRAFT, ORT_MAIN
 from outrider_bench.modes.peers.link import link
-
-if TYPE_CHECKING:
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import ModelEntry
-    from outrider.config import GenerationConfig
-    from outrider_bench.modes.mode import Mode
-    from outrider_bench.modes.name import ModeName
-    from outrider_bench.modes.setup import Setup
+from outrider_bench.modes.setup import Setup
 
 CONFIG = "genai_config.json"
 _DRAFT = "draft-model"  # the draft model's folder, which has to be below the main model's

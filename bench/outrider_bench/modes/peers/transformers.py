@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import time
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
-from outrider_bench.modes.mode import Run
+from outrider.config import GenerationConfig
+from outrider_bench.modes.mode import Mode, Run
+from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_vocabulary, follow_options
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.config import GenerationConfig
-    from outrider_bench.modes.mode import Mode
-    from outrider_bench.modes.name import ModeName
-    from outrider_bench.modes.setup import Setup
+from outrider_bench.modes.setup import Setup
 
 _IF_GREEDY = ("repetition_penalty", "no_repeat_ngram_size")  # the options that it follows at temperature 0
 

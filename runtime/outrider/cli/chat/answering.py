@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
 
 from outrider.cli.chat.commands import remarks, reply_to
 from outrider.cli.chat.keyboard import held_back, interruptible
+from outrider.cli.chat.session import Session
 from outrider.cli.chat.views import show, view_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from rich.console import Console
-
-    from outrider.cli.chat.session import Session
 
 
 def do(session: Session, line: str, console: Console, notes: Console, *, ends_answers: bool) -> bool:

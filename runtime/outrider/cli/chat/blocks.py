@@ -6,18 +6,15 @@ a heading, a table, a whole code block, or an item of a list that is not in anot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from markdown_it import MarkdownIt
-from rich.markdown import CodeBlock, Markdown
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock, Markdown, MarkdownElement
 from rich.segment import Segment
 from rich.syntax import Syntax
 
 from outrider.cli.words import visible
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.markdown import MarkdownElement
 
 _LISTS = ("bullet_list_open", "ordered_list_open")
 # Without HTML, "<think>" and "List<int>" are text. rich shows nothing of HTML.

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from rich.table import Table
+
+from outrider.cli.chat.session import Session
 from outrider.cli.chat.sources import LOOKS, drafters_of
 from outrider.cli.console import table
 from outrider.config.files import user_path
+from outrider.decoding.results import Result, TextChunk
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.system.files import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.table import Table
-
-    from outrider.cli.chat.session import Session
-    from outrider.decoding.results import Result, TextChunk
 
 SWITCH = {"on": True, "off": False}
 

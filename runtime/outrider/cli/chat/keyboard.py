@@ -11,17 +11,15 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from threading import Event, Thread, current_thread, main_thread
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TextIO, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from outrider.decoding.results import TextChunk
 
-    from outrider.decoding.results import TextChunk
-
-    News: TypeAlias = TextChunk | BaseException | None  # None: the answer has ended
+News: TypeAlias = TextChunk | BaseException | None  # None: the answer has ended
 
 _SECONDS = 0.1  # between two looks at whether Ctrl-C came
 

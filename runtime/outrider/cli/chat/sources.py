@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
+from outrider.decoding.results import AnswerToken, Source, TextChunk
 from outrider.inputs.text import TextStream
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.results import AnswerToken, Source, TextChunk
 
 
 class Look(NamedTuple):

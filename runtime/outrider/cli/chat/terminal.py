@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import Completer, Completion, PathCompleter
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
-from prompt_toolkit.history import FileHistory, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from rich.console import Console
 
 from outrider.cli.chat.answering import do
 from outrider.cli.chat.commands import COMMANDS, SWITCH
 from outrider.cli.chat.keyboard import on_interrupt
+from outrider.cli.chat.session import Session
 from outrider.config import GenerationConfig
 from outrider.config.option import options_of
 from outrider.errors import OutriderError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from prompt_toolkit.completion import CompleteEvent
-    from prompt_toolkit.history import History
-    from prompt_toolkit.key_binding import KeyPressEvent
-    from rich.console import Console
-
-    from outrider.cli.chat.session import Session
 
 
 def run_terminal(session: Session, console: Console, history: Path | None = None) -> None:

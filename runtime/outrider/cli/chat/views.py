@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from outrider.cli.chat.blocks import Block, Blocks, Rendered
+from outrider.cli.chat.session import Session
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
 from outrider.cli.words import Words, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from rich.console import Console
-
-    from outrider.cli.chat.session import Session
-    from outrider.decoding.results import Source, TextChunk
+from outrider.decoding.results import Source, TextChunk
 
 _SECONDS = 0.05  # between two drawings of the block under way
 

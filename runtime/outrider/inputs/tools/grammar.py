@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, NoReturn
 
 from outrider.errors import OptionError, one_line
+from outrider.inputs.tools.arguments import Tags
+from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
 from outrider.inputs.tools.values import branches, table_of, values_of
 from outrider.tokens.grammar import JSON_STYLE, Source, check_schema, with_real_dates
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.inputs.tools.arguments import Tags
-    from outrider.inputs.tools.formats import ToolFormat
-    from outrider.types import TextTokenizer
-
+from outrider.types import TextTokenizer
 
 _THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")  # markers that a free text may have
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}

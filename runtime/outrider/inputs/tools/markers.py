@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.inputs.tools.formats import ToolFormat
-    from outrider.types import TextTokenizer
+from outrider.inputs.tools.formats import ToolFormat
+from outrider.types import TextTokenizer
 
 
 def keep_markers(form: ToolFormat, tokenizer: TextTokenizer) -> Callable[[Seq[int]], str]:
