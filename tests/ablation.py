@@ -190,20 +190,23 @@ PARTS = [
         "self.waited = self.patience = _FIRST_PROBE",
         "pass",
     ),
-    Part("luck: not with the model", "drafters.controller.answer", "ModelAnswer.chance", "* self.luck.factor", ""),
+    Part("luck: not with the model", "drafters.controller.answer", "ModelAnswer.chance", "self.luck.adjust", ""),
     Part(
         "luck: not with copies",
         "drafters.controller.answer",
         "Answer.copy_chances",
-        "factor = min(",
-        "factor = 1.0 or min(",
+        "[self.luck.adjust(chance, most)",
+        "[chance",
     ),
     Part(
         "luck: a few right copies prove something",
         "drafters.controller.answer",
         "Answer.copy_chances",
-        "min(self.luck.factor, 1.0) if careful else",
+        "1.0 if careful else",
         "",
+    ),
+    Part(
+        "luck: not in odds", "drafters.controller.acceptance", "Luck.adjust", "factor <= 1 else", "factor <= 9e9 else"
     ),
     Part("budget: none", "drafters.controller.answer", "Answer.budget", "return BUDGET", "return 0.0 and BUDGET"),
     Part("budget: no limit", "drafters.controller.answer", "Answer.budget", "return BUDGET", "return 1e9 or BUDGET"),

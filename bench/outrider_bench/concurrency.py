@@ -2,31 +2,30 @@
 
     results = run(setup, prompts, ["plain", "auto", "genai"], levels=[1, 4, 8], repeats=3)
 
-A level is a number of requests. They run at the same time through one engine: ours has a thread for each,
-openvino-genai's `ContinuousBatchingPipeline` gets all at once, llama.cpp's server one from each client. All read their
-whole prompts, and continue past the end of the answer, so that every request has the same number of tokens in every
-mode.
+A level is a number of requests that one engine decodes at any time, as with a server under load: where one ends, the
+next begins. So an answer that ends early makes room, and the slowest one does not decide. Ours has a thread for each,
+openvino-genai's `ContinuousBatchingPipeline` gets a request where another ended, llama.cpp's server one from each
+client. All read their whole prompts, and continue past the end of the answer, so that every request has the same number
+of tokens in every mode.
 
-Each batch runs twice: for one new token, which reads the prompts, and for all new tokens. Decoding is the difference.
+Each load runs twice: for one new token, which reads the prompts, and for all new tokens. Decoding is the difference.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.errors import OptionError, OutriderError
 from outrider.inputs.text import Tokenizer
 from outrider_bench.benchmark import check_setup, describe_modes, describe_run
 from outrider_bench.modes.make import default_peers, our_modes
-from outrider_bench.modes.mode import Batch
+from outrider_bench.modes.mode import Batch, Load
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import default_precision, precisions_of
 from outrider_bench.modes.peers.known import FASTEST, PEERS
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from outrider.config import GenerationConfig
+    from outrider.drafters import Suffix
     from outrider.engine.engine import Engine
     from outrider_bench.modes.mode import BatchMode, Mode
     from outrider_bench.modes.setup import Setup
@@ -47,12 +47,13 @@ if TYPE_CHECKING:
     from outrider_bench.runs.workers import RemoteMode
 
 WARM_UP_TOKENS = 8
+REQUESTS = 4  # one after the other, for each that runs at a time
 _SLACK = 64  # tokens of cache per request besides its own: the rest of a block, and a draft
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One batch of a mode. read_seconds: for the same prompts with one new token each."""
+    """One load of a mode. num_requests: at a time. read_seconds: for the same prompts with one new token each."""
 
     mode: str
     num_requests: int
@@ -64,7 +65,7 @@ class Measured:
     def tokens_per_second(self) -> float:
         """Decoded tokens per second of all requests, after the first of each; 0 if noise exceeds decoding."""
         seconds = self.batch.seconds - self.read_seconds
-        return (self.batch.num_tokens - self.num_requests) / seconds if seconds > 0 else 0.0
+        return (self.batch.num_tokens - len(self.batch.token_ids)) / seconds if seconds > 0 else 0.0
 
     @property
     def end_to_end(self) -> float:
@@ -83,8 +84,9 @@ def run(
 ) -> dict[str, Any]:
     """Run every level in every mode, interleaved. The others are compared with the first mode.
 
-    If a level has more requests than there are prompts, these are used again from the first on. A prompt's `references`
-    are not used. progress: as `benchmark.run`.
+    A level has `REQUESTS` times as many requests in all, if there are prompts for them. With fewer prompts than a level
+    has requests, these are used again from the first on. A prompt's `references` are not used. progress: as
+    `benchmark.run`.
 
     Raises:
         OptionError: for an invalid mode, or one that decodes one request at a time.
@@ -100,12 +102,13 @@ def run(
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         tokenizer = setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)
         tasks = encode_prompts(prompts, tokenizer)
-        batches = {level: [tasks[i % len(tasks)].token_ids for i in range(level)] for level in levels}
+        counts = {level: max(min(REQUESTS * level, len(tasks)), level) for level in levels}
+        loads = [Load([tasks[i % len(tasks)].token_ids for i in range(n)], level) for level, n in counts.items()]
         modes = stack.enter_context(start_workers(names, setup, logs, fail, load_together))
         if not modes:
             raise OutriderError(f"No mode can be loaded; {failures[0]['mode']}: {failures[0]['error']}.")
         advance = stack.enter_context(progress(len(modes) * len(levels) * repeats))
-        measured = measure(modes, batches, config, repeats, fail, advance)
+        measured = measure(modes, loads, config, repeats, fail, advance)
         described = describe_modes(modes)
     setting = describe_run(setup, prompts, names, repeats, quick=False)
     return {
@@ -130,23 +133,24 @@ def run(
 
 def measure(
     modes: Seq[RemoteMode],
-    batches: dict[int, list[list[int]]],
+    loads: Seq[Load],
     config: GenerationConfig,
     repeats: int,
     fail: Callable[[str, str, int | None], None],
     advance: Callable[[], None],
 ) -> list[Measured]:
-    """Run every batch in every mode, `repeats` times, each time starting with another mode.
+    """Run every load in every mode, `repeats` times, each time starting with another mode.
 
-    Each batch first runs for a few tokens, uncounted, because first calls of a shape compile kernels. A batch that
-    fails is not tried again, nor is a mode whose process died.
+    Each load first runs for a few tokens, uncounted, because first calls of a shape compile kernels. A load that fails
+    is not tried again, nor is a mode whose process died.
     """
     read = config.replace(max_new_tokens=1, min_new_tokens=0)
     warm = config.replace(max_new_tokens=min(WARM_UP_TOKENS, config.max_new_tokens or 2), min_new_tokens=0)
     failed: set[tuple[str, int]] = set()
     measured = []
     for repeat in range(repeats):
-        for number, (level, prompts) in enumerate(batches.items()):
+        for number, load in enumerate(loads):
+            level = load.at_once
             shift = (number + repeat) % len(modes)
             for mode in (*modes[shift:], *modes[:shift]):
                 if (mode.name, level) in failed:
@@ -154,13 +158,13 @@ def measure(
                     continue
                 try:
                     if not repeat:
-                        mode.run(prompts, warm)
-                    read_seconds = mode.run(prompts, read).seconds
-                    batch: Batch = mode.run(prompts, config)
+                        mode.run(load, warm)
+                    read_seconds = mode.run(load, read).seconds
+                    batch: Batch = mode.run(load, config)
                     measured.append(Measured(mode.name, level, repeat, batch, read_seconds))
                 except RunFailed as error:
                     fail(mode.name, str(error), level)
-                    failed |= {(mode.name, each) for each in (batches if error.died else [level])}
+                    failed |= {(mode.name, each.at_once) for each in (loads if error.died else [load])}
                 advance()
     return measured
 
@@ -168,8 +172,8 @@ def measure(
 def summarize(measured: Seq[Measured], levels: Seq[int], names: Seq[str]) -> list[dict[str, Any]]:
     """For each level and mode, medians over repeats, their smallest and largest, and ratios to the first mode.
 
-    Ratios are paired, repeat by repeat, as the two ran one after the other. identical: of num_requests, how many had
-    the first mode's tokens in every repeat.
+    Ratios are paired, repeat by repeat, as the two ran one after the other. identical: how many of the answers had the
+    first mode's tokens in every repeat.
     """
     rows = []
     for level in levels:
@@ -192,6 +196,7 @@ def summarize(measured: Seq[Measured], levels: Seq[int], names: Seq[str]) -> lis
             rows.append(
                 {
                     "num_requests": level,
+                    "num_answers": len(reference),
                     "mode": name,
                     "num_repeats": len(own),
                     "tokens_per_second": rate,
@@ -231,31 +236,31 @@ def load_together(names: list[str], setup: Setup) -> list[BatchMode]:
         module = import_module(f"outrider_bench.modes.peers.{PEERS[parsed[0].kind].module}")
         made: list[BatchMode] = module.load_together(parsed, setup)
         return made
-    modes, engine = our_modes(parsed, setup)
+    modes, engine = our_modes(parsed, setup, forgets=False)
     return [_Ours(mode, engine) for mode in modes]
 
 
 class _Ours:
-    """One of our own modes, with a thread for each request."""
+    """One of our own modes, with a thread for each request that runs at a time."""
 
     def __init__(self, mode: Mode, engine: Engine) -> None:
         self.name, self.runtime, self.description = mode.name, mode.runtime, mode.description
         self._mode, self._engine = mode, engine
+        self._copier = cast("Suffix", engine.find_drafter("suffix"))
 
-    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode these prompts at the same time."""
-        needed = sum(len(prompt) + (config.max_new_tokens or 0) + _SLACK for prompt in prompts)
+    def run(self, load: Load, config: GenerationConfig) -> Batch:
+        """Decode these prompts, so many at a time."""
+        longest = sorted(map(len, load.prompts))[-load.at_once :]
+        needed = sum(length + (config.max_new_tokens or 0) + _SLACK for length in longest)
         room = min(use.num_tokens for use in self._engine.cache.values())
         if needed > room:
             size = self._engine.config.scheduler.cache_size
             raise OutriderError(
-                f"cache_size={size:g} GB holds {room:,} tokens, and {len(prompts)} requests need {needed:,} at the "
+                f"cache_size={size:g} GB holds {room:,} tokens, and {load.at_once} requests need {needed:,} at the "
                 f"same time. Raise it to {1.1 * size * needed / room:.2g} or more."
             )
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            began = time.perf_counter()
-            runs = list(threads.map(lambda prompt: self._mode.run(prompt, config), prompts))
-            return Batch([one.token_ids for one in runs], time.perf_counter() - began)
+        self._copier.forget()  # a load that is repeated would be copied from the one before
+        return load.run(lambda prompt: self._mode.run(prompt, config).token_ids)
 
 
 def _check(setup: Setup, names: list[str]) -> GenerationConfig:

@@ -23,7 +23,7 @@ from outrider.models.backends.devices import Device
 from outrider.testing import ToyTokenizer
 from outrider_bench import benchmark, concurrency
 from outrider_bench.concurrency import Measured, measure, summarize
-from outrider_bench.modes.mode import Batch, Run
+from outrider_bench.modes.mode import Batch, Load, Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers import genai, llamaserver
 from outrider_bench.modes.setup import Setup
@@ -48,12 +48,12 @@ def test_all_requests_of_a_level_have_the_text_that_they_have_alone(setup: Setup
     assert [(row["num_requests"], row["mode"]) for row in results["summary"]] == [
         (1, "plain"), (1, "draft:3"), (4, "plain"), (4, "draft:3"),
     ]  # fmt: skip
-    assert all(row["identical"] == row["num_requests"] for row in results["summary"])
+    assert all(row["identical"] == row["num_answers"] for row in results["summary"])
     engine = outrider.Engine(setup.bundle, setup.config, tokenizer=ToyTokenizer())
     alone = [engine.generate(prompt.text, drafter=None, ignore_eos=True).token_ids for prompt in PROMPTS]
     assert len(results["runs"]) == 2 * 2 * 2
     for one in results["runs"]:
-        assert one["token_ids"] == [*alone, *alone][: one["num_requests"]]  # prompts repeat
+        assert one["token_ids"] == (alone if one["num_requests"] == 1 else [*alone, alone[0]])  # prompts repeat
         assert {len(token_ids) for token_ids in one["token_ids"]} == {12}
         assert one["seconds"] > 0
         assert one["read_seconds"] > 0
@@ -97,9 +97,9 @@ def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
             return Run([*prompt_token_ids, 7], 0.0, 1.0)
 
     together = concurrency._Ours(Mode(), toy_engine)
-    made = together.run([[1], [2], [3]], GenerationConfig(max_new_tokens=4))
-    assert made.token_ids == [[1, 7], [2, 7], [3, 7]]
-    assert made.num_tokens == 6
+    made = together.run(Load([[1], [2], [3], [4], [5], [6]], 3), GenerationConfig(max_new_tokens=4))
+    assert made.token_ids == [[i, 7] for i in range(1, 7)]
+    assert made.num_tokens == 12
 
 
 LLAMA_SERVER = """#!{python}
@@ -144,13 +144,13 @@ def test_llamaserver_gets_all_requests_at_the_same_time(
     modes = llamaserver.load_together(names, there)
     config = GenerationConfig(max_new_tokens=5, ignore_eos=True)
     for mode, length in zip(modes, (0, 4), strict=True):
-        assert mode.run([[1], [2]], config).token_ids == [[1, 5, True, length], [2, 5, True, length]]
+        assert mode.run(Load([[1], [2]], 2), config).token_ids == [[1, 5, True, length], [2, 5, True, length]]
         assert "model.gguf" in mode.description
         assert "llama-server b1, 8 slots" in mode.description
     with pytest.raises(OutriderError, match="llama-server answered 400: .*no prompt"):
-        modes[0].run([[0]], config)
+        modes[0].run(Load([[0]], 1), config)
     with pytest.raises(OutriderError, match="8 slots here, and 9 requests would wait"):
-        modes[0].run([[1]] * 9, config)
+        modes[0].run(Load([[1]] * 9, 9), config)
     with pytest.raises(OptionError, match="only for several requests at a time"):
         benchmark.run(there, PROMPTS, ["plain", "llamaserver"])
     model.write_text("3")
@@ -172,11 +172,11 @@ def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need
 @pytest.mark.slow
 def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
     failed: list[Any] = []
-    prompts = {1: [[1, 2]], 2: [[1, 2], [3, 4]]}
+    loads = [Load([[1, 2]], 1), Load([[1, 2], [3, 4]], 2)]
     config = GenerationConfig(max_new_tokens=4, ignore_eos=True)
     with start_workers(["plain", "ngram:2"], setup, tmp_path, lambda *_: None, concurrency.load_together) as modes:
         os.kill(modes[0].worker.pid or 0, signal.SIGTERM)
-        measured = measure(modes, prompts, config, 1, lambda *one: failed.append(one), lambda: None)
+        measured = measure(modes, loads, config, 1, lambda *one: failed.append(one), lambda: None)
     ((mode, error, level),) = failed
     assert (mode, level) == ("plain", 1)
     assert "the process died" in error
@@ -190,18 +190,18 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-            ran.append((self.name, len(prompts), config.max_new_tokens))
-            if (self.name, len(prompts)) == ("b", 2):
+        def run(self, load: Load, config: GenerationConfig) -> Batch:
+            ran.append((self.name, load.at_once, config.max_new_tokens))
+            if (self.name, load.at_once) == ("b", 2):
                 raise RunFailed("no room")
-            return Batch(prompts, float(config.max_new_tokens or 0))
+            return Batch(load.prompts, float(config.max_new_tokens or 0))
 
     modes: list[Any] = [Counted("a"), Counted("b")]
     failed: list[Any] = []
     advanced: list[None] = []
-    prompts = {1: [[1]], 2: [[1], [2]]}
+    loads = [Load([[1]], 1), Load([[1], [2]], 2)]
     config = GenerationConfig(max_new_tokens=20, min_new_tokens=15)
-    measured = measure(modes, prompts, config, 2, lambda *one: failed.append(one), lambda: advanced.append(None))
+    measured = measure(modes, loads, config, 2, lambda *one: failed.append(one), lambda: advanced.append(None))
     warm = [("a", 1, 8), ("a", 1, 1), ("a", 1, 20), ("b", 1, 8), ("b", 1, 1), ("b", 1, 20)]
     assert ran[:6] == warm
     assert ran[6:] == [
@@ -305,7 +305,7 @@ def test_openvino_genai_decodes_several_at_a_time(smollm2: Path, capsys: pytest.
         (level, mode) for level in (1, 3) for mode in ("plain", "genai/f32", "genai-ngram:2")
     ]
     for one in results["runs"]:
-        assert [len(token_ids) for token_ids in one["token_ids"]] == [6] * one["num_requests"]
+        assert [len(token_ids) for token_ids in one["token_ids"]] == [6] * {1: 4, 3: 6}[one["num_requests"]]
     assert "CPU f32, cache" in results["modes"][1]["description"]
     assert results["setting"]["concurrency"] == [1, 3]
     assert (

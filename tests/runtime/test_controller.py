@@ -112,6 +112,18 @@ def test_copies_that_cannot_pay_are_not_considered() -> None:
     assert sum(map(len, dear)) / len(dear) < sum(map(len, cheap)) / len(cheap) / 2
 
 
+@pytest.mark.parametrize(("period", "fewest", "most"), [(0, 3, 16), (20, 20, 60)])
+def test_considering_copies_takes_a_hundredth_of_the_time_unless_they_gain_it_back(
+    period: int, fewest: int, most: int
+) -> None:
+    clock = itertools.count(step=0.01)  # a quarter of a plain round each time
+    world, copier = World(model=False, periods=((60, period),)), Asked()
+    world.controller = Controller(world.main, cost_of(MAIN_MS), copier=copier, clock=lambda: next(clock))
+    for n in range(2):
+        world.decode([(7 * i * i + 3 * n) % 50 for i in range(20)], num=160)
+    assert fewest <= len(copier.proposed) <= most
+
+
 @pytest.mark.parametrize("together", [1, 4])
 def test_a_copy_is_found_although_copies_rest(together: int) -> None:
     """A text that begins to repeat itself is copied soon, at any price that it can pay."""
@@ -154,7 +166,7 @@ def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
     for _ in range(3):
         answer.luck.add(0.2, happened=True)
     assert answer.copy_chances([0.6] * 4, careful=True) == unknown
-    assert answer.copy_chances([0.6] * 4) > [0.9] * 4
+    assert answer.copy_chances([0.6] * 4) > [0.75] * 4
     for _ in range(30):
         answer.luck.add(0.6, happened=False)
     assert max(answer.copy_chances([0.6] * 4, careful=True)) < 0.1

@@ -48,14 +48,14 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
     return _peers(parsed, setup) if parsed[0].kind in PEERS else our_modes(parsed, setup)[0]
 
 
-def our_modes(names: list[ModeName], setup: Setup) -> tuple[list[Mode], Engine]:
-    """Our own modes of one worker, and the engine that they share."""
+def our_modes(names: list[ModeName], setup: Setup, *, forgets: bool = True) -> tuple[list[Mode], Engine]:
+    """Our own modes of one worker, and the engine that they share. forgets: see `Ours`."""
     from outrider.engine.engine import Engine
 
     setup = setup.on(names[0])
     config = setup.config.replace(enable_prefix_caching=False)  # every run reads its whole prompt
     engine = Engine(setup.bundle, config, tokenizer=setup.tokenizer)
-    return _ours(names, engine, forgets=True), engine
+    return _ours(names, engine, forgets=forgets), engine
 
 
 def default_modes(setup: Setup) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,8 +40,22 @@ class Mode(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts, as token ids, of which `at_once` are decoded at any time: where one ends, the next begins."""
+
+    prompts: list[list[int]]
+    at_once: int
+
+    def run(self, decode: Callable[[list[int]], list[int]]) -> Batch:
+        """Decode them with so many threads. decode: one prompt; returns its new tokens."""
+        with ThreadPoolExecutor(self.at_once) as threads:
+            began = time.perf_counter()
+            return Batch(list(threads.map(decode, self.prompts)), time.perf_counter() - began)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that ran at the same time. seconds: from the start of the first to the end of the last."""
+    """The answers to a `Load`. seconds: from the start of the first to the end of the last."""
 
     token_ids: list[list[int]]
     seconds: float
@@ -56,5 +73,5 @@ class BatchMode(Protocol):
     runtime: str
     description: str
 
-    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode these prompts, given as token ids, at the same time."""
+    def run(self, load: Load, config: GenerationConfig) -> Batch:
+        """Decode these prompts, so many at a time."""

@@ -217,7 +217,7 @@ def _bench_concurrency(
             span(row["speed_up_interval"]),
             f"{row['seconds']:.2f}",
             times(row["end_to_end"]),
-            f"{row['identical']}/{row['num_requests']}",
+            f"{row['identical']}/{row['num_answers']}",
         )
     out.print(made)
     for failure in results["failures"]:

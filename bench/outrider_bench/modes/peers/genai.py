@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +26,7 @@ from outrider.config import DeviceConfig, GenerationConfig
 from outrider.decoding.metrics import Stats
 from outrider.errors import OutriderError, one_line
 from outrider.inputs.text import Tokenizer
-from outrider_bench.modes.mode import Batch, BatchMode, Mode, Run
+from outrider_bench.modes.mode import Batch, BatchMode, Load, Mode, Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import default_precision, follow_options, precisions_of
 from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, PEERS
@@ -156,7 +157,7 @@ class _Pipeline:
         else:
             make = openvino_genai.LLMPipeline
             pipeline = make(main, tokenizer, device.main_device, scheduler_config=scheduler, **extra, **properties)
-        self.generate = pipeline.generate
+        self.pipeline = pipeline
         calculates = properties.get("INFERENCE_PRECISION_HINT") or f"its default ({default_precision(device) or '?'})"
         self.description = (
             f"the same files, {weights}, {device.main_device} {calculates}, "
@@ -213,7 +214,7 @@ class _Genai(_Mode):
             return openvino_genai.StreamingStatus.RUNNING
 
         began = time.perf_counter()
-        answer = self._pipeline.generate(inputs, options, streamer)
+        answer = self._pipeline.pipeline.generate(inputs, options, streamer)
         total = time.perf_counter() - began
         metrics = answer.perf_metrics
         first_token = metrics.get_ttft().mean / 1e3 if metrics.get_ttft().mean > 0 else first[0] - began
@@ -241,11 +242,19 @@ class _Genai(_Mode):
 class _Together(_Mode):
     """Several requests at a time."""
 
-    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode these prompts at the same time."""
-        options = [self._options(config) for _ in prompts]
-        inputs = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+    def run(self, load: Load, config: GenerationConfig) -> Batch:
+        """Decode these prompts, so many at a time."""
+        options, pipeline = self._options(config), self._pipeline.pipeline
+        waiting = deque(enumerate(ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in load.prompts))
+        running: dict[int, Any] = {}
+        answers: dict[int, list[int]] = {}
         began = time.perf_counter()
-        answers = self._pipeline.generate(inputs, options)
-        seconds = time.perf_counter() - began
-        return Batch([list(answer.m_generation_ids[0]) for answer in answers], seconds)
+        while waiting or running:
+            while waiting and len(running) < load.at_once:
+                number, prompt = waiting.popleft()
+                running[number] = pipeline.add_request(number, prompt, options)
+            pipeline.step()
+            for number, handle in list(running.items()):
+                if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
+                    answers[number] = list(running.pop(number).read_all()[0].generated_ids)
+        return Batch([answers[number] for number in sorted(answers)], time.perf_counter() - began)

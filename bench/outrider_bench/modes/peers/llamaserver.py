@@ -14,11 +14,10 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import OutriderError
-from outrider_bench.modes.mode import Batch
+from outrider_bench.modes.mode import Batch, Load
 from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 
 if TYPE_CHECKING:
@@ -79,16 +78,13 @@ class _LlamaServer:
                 return
         raise OutriderError(f"{PROGRAM} was not ready after {_START_SECONDS:.0f} s.")
 
-    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode these prompts at the same time."""
+    def run(self, load: Load, config: GenerationConfig) -> Batch:
+        """Decode these prompts, so many at a time."""
         given = follow_options("llamaserver", self.runtime, self.name, config)
-        if len(prompts) > NUM_SLOTS:
-            raise OutriderError(f"{PROGRAM} has {NUM_SLOTS} slots here, and {len(prompts)} requests would wait.")
-        bodies = [_request(prompt, config) | given for prompt in prompts]
-        with ThreadPoolExecutor(len(prompts)) as threads:
-            began = time.perf_counter()
-            answers = list(threads.map(lambda body: _ask(f"{self._address}/completion", body), bodies))
-            return Batch([answer["tokens"] for answer in answers], time.perf_counter() - began)
+        if load.at_once > NUM_SLOTS:
+            raise OutriderError(f"{PROGRAM} has {NUM_SLOTS} slots here, and {load.at_once} requests would wait.")
+        where = f"{self._address}/completion"
+        return load.run(lambda prompt: _ask(where, _request(prompt, config) | given)["tokens"])
 
 
 def _command(path: Path, threads: int) -> list[str]:

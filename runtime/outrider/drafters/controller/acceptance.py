@@ -74,8 +74,16 @@ class Luck:
 
     @property
     def factor(self) -> float:
-        """The factor for a probability."""
+        """How many times as often as expected."""
         return (self.happened + self.weight) / (self.expected + self.weight)
+
+    def adjust(self, chance: float, most: float = math.inf) -> float:
+        """A probability, multiplied by the factor; by a factor above 1, its odds: a likely event stays uncertain.
+
+        most: the factor counts for no more.
+        """
+        factor = min(self.factor, most)
+        return chance * factor if factor <= 1 else chance * factor / (1 - chance + chance * factor)
 
     def add(self, chance: float, *, happened: bool) -> None:
         """Take in an event and its probability."""

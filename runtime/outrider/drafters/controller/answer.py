@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ class ModelAnswer:
 
     def chance(self, confidence: float) -> float:
         """The probability of acceptance of a token of the model."""
-        return min(self.record.by_confidence.chance(confidence) * self.luck.factor, 1.0)
+        return self.luck.adjust(self.record.by_confidence.chance(confidence))
 
 
 @dataclass(slots=True)
@@ -139,8 +140,8 @@ class Answer:
         """
         known = zip(self._copy_records(len(confidences)), confidences, strict=True)
         chances = [record.careful(each) if careful else record.chance(each) for record, each in known]
-        factor = min(self.luck.factor, 1.0) if careful else self.luck.factor  # a few accepted tokens prove nothing
-        return [min(chance * factor, 1.0) for chance in chances]
+        most = 1.0 if careful else math.inf  # a few accepted tokens prove nothing
+        return [self.luck.adjust(chance, most) for chance in chances]
 
     def observe_copy(self, sequence: Sequence) -> None:
         """Learn from the last copy, proposed or not, by comparing it with the committed tokens."""

@@ -22,8 +22,7 @@ class Batch:
     cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
     without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
     rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
-    steady: pads calls further; None: nothing does. _added: extra seconds of a call against a plain one, by its rows,
-    where changes cost nothing.
+    steady: pads calls further; None: nothing does. _added: what `_added_by` has returned.
     """
 
     cost: PassCost
@@ -35,7 +34,7 @@ class Batch:
     before: int
     change: float
     steady: SteadyRows | None = None
-    _added: dict[int, float] = field(init=False, default_factory=dict)
+    _added: dict[tuple[int, bool], float] = field(init=False, default_factory=dict)
 
     def allot(self, chances: Seq[Seq[float]]) -> list[int]:
         """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
@@ -73,24 +72,19 @@ class Batch:
     def _added_by(self, total: int, *, stays: bool = False) -> float:
         """Extra seconds of one call with this many rows.
 
-        A call with another number of rows than the one before costs more, and so does the next plain call. Rows are
-        free up to the number that the plain call is padded to.
+        A call with another number of rows than the one before costs more, and so does the next plain call. Rows that
+        the plain call is padded with have their price, too: as long as drafts take them, the padding stays.
         """
-        return max(self._seconds(total, stays=stays) - self._seconds(self.least, stays=stays), 0.0)
+        if (total, stays) not in self._added:  # many lengths make the same number of rows
+            rows = self.steady.peek(total) if self.steady else total
+            changes = self._changes(rows, stays=stays) - self._changes(self.least, stays=stays)
+            seconds = self.cost.together([rows], self.context) - self.plain + self.change * changes
+            self._added[total, stays] = max(seconds, 0.0)
+        return self._added[total, stays]
 
-    def _seconds(self, total: int, *, stays: bool) -> float:
-        """Seconds of such a call and of changing the number of rows, less those of a plain call without a change."""
-        if self.steady:
-            total = self.steady.peek(total)
-        if total not in self._added:  # many lengths make the same number of rows
-            self._added[total] = self.cost.together([total], self.context) - self.plain
-        changes = (total != self.before) / _ROUNDS if stays else (total != self.before) + (total != self.least)
-        return self._added[total] + self.change * changes
-
-    @property
-    def num_idle(self) -> int:
-        """Rows that a plain call is padded with to those of the call before. Draft tokens have them for nothing."""
-        return min(self.steady.peek(self.least) - self.together, LONGEST) if self.steady else 0
+    def _changes(self, rows: int, *, stays: bool) -> float:
+        """How often such a call changes the number of rows, with the plain call behind it."""
+        return (rows != self.before) / _ROUNDS if stays else (rows != self.before) + (rows != self.least)
 
     @property
     def cheapest(self) -> float:

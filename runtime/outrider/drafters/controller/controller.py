@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
+from outrider.drafters.controller.answer import BUDGET, Answer, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch, ModelPrice, best_length, row_prices
 from outrider.drafters.controller.lookahead import Lookahead
 from outrider.drafters.controller.records import Records, confidences_of
@@ -23,7 +24,7 @@ from outrider.models.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.models.measure import Contention, PassCost
@@ -35,6 +36,7 @@ _CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected
 # n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
 # is until a match is that long. Other answers may have longer ones, so that copies do not rest for long.
 _PER_MATCHED, _LONGEST_REST = 1.5, 4
+_KEPT = 10.0  # times that copies are considered on what earlier copies have gained
 
 
 class Controller(DraftPolicy):
@@ -45,7 +47,7 @@ class Controller(DraftPolicy):
 
     main_cost: of the main model's calls. copier: a drafter that is free. models: drafters whose calls have a cost, by
     their names in the records. contention: how much drafting ahead slows the target pass. records: of the drafters'
-    acceptance.
+    acceptance. clock: seconds of the host, for what considering copies takes.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Controller(DraftPolicy):
         models: Mapping[str, Drafter] | None = None,
         contention: Contention = ALONE,
         records: Records | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._main, self._main_cost = main, main_cost
         self._copier, self._models = copier, dict(models or {})
@@ -69,7 +72,9 @@ class Controller(DraftPolicy):
         self._check_began = self._expected_check = 0.0
         self._drafting_began: dict[str, float] = {}
         self._rows_before = main_cost.rule.num_rows([1])
+        self._clock = clock
         self._rest = 0  # rounds that begin until copies are considered again
+        self._balance = 0.0  # seconds for considering copies: its share of the time, and what copies have gained
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
@@ -80,9 +85,13 @@ class Controller(DraftPolicy):
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
-        if self._copier and not self._rest:
+        self._balance += BUDGET * batch.plain
+        if self._copier and not self._rest and self._balance >= 0:
+            began = self._clock()
             copies = self._copies(self._copier, requests, batch)
             lengths = self._copy_lengths(requests, copies, batch)
+            took = self._clock() - began
+            self._balance = min(self._balance, _KEPT * took) - took
         self._rest = max(self._rest - 1, 0)
         prices = {name: self._price(name, requests, batch) for name in self._models}
         turns = [
@@ -158,6 +167,9 @@ class Controller(DraftPolicy):
             if not committed.beside_prompts:
                 self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
+        if turn.model is None:  # a wrong copy takes what others have gained, and no more
+            gain = (len(committed.path) + 1) * turn.plain - turn.seconds
+            self._balance = max(self._balance + gain, min(self._balance, 0.0))
         answer.add(turn, committed.path)
 
     def release(self, sequence: Sequence) -> None:
@@ -185,7 +197,6 @@ class Controller(DraftPolicy):
         if key not in self._row_prices:
             self._row_prices[key] = row_prices(batch)
         prices = [batch.rate * self._main_cost.scale * seconds for seconds in self._row_prices[key]]
-        prices[: batch.num_idle] = [0.0] * batch.num_idle
         answers, asked = [self._answers[request.sequence] for request in requests], []
         for answer, request in zip(answers, requests, strict=True):
             answer.observe_copy(request.sequence)
@@ -321,7 +332,7 @@ class Controller(DraftPolicy):
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
             record = self.records.of(verifier, adapter)
-            self._rest = 0
+            self._rest, self._balance = 0, max(self._balance, 0.0)
             answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
         return answer
 
