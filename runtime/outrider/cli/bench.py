@@ -86,7 +86,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "--concurrency",
     metavar="N,…",
     callback=_read_levels,
-    help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in Outrider's modes, "
+    help="Instead: tokens per second with N requests running at any time, for each N, as 1,2,4,8, in Outrider's modes, "
     "openvino-genai's and llama-server's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
 )
 @click.option(
