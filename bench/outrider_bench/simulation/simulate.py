@@ -111,8 +111,9 @@ class _Simulated:
         self.clock, self.is_main = clock, is_main
         self.seconds = 0.0
         self._backend, self._cost = backend, cost
-        self.vocab_size, self.capabilities = backend.vocab_size, backend.capabilities
-        self.max_tokens = backend.max_tokens
+        self.vocab_size, self.max_tokens = backend.vocab_size, backend.max_tokens
+        # The profile's times are of calls as they are: the padding of the device that computes is not in them.
+        self.capabilities = replace(backend.capabilities, steady=None)
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
         return self._backend.open(max_tokens, prompt)
