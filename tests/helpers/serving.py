@@ -46,35 +46,25 @@ SCHEMA: dict[str, Any] = {
 class Live:
     """A server in a thread, on a port of its own."""
 
-    def __init__(self, app: Starlette, grace: int = 20) -> None:
+    def __init__(self, app: Starlette) -> None:
         self.service = app.state.service
         self._socket = listen("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace, lifespan="on")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=20, lifespan="on")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 
     @classmethod
-    def of(
-        cls,
-        bundles: dict[str, Path],
-        settings: Settings | None = None,
-        config: outrider.Config = CONFIG,
-        grace: int = 20,
-    ) -> Live:
-        return cls(make_app(bundles, settings, config), grace)
+    def of(cls, bundles: dict[str, Path], settings: Settings | None = None, config: outrider.Config = CONFIG) -> Live:
+        return cls(make_app(bundles, settings, config))
 
     def start(self) -> None:
         self._thread.start()
         wait_until(lambda: self._server.started)
 
-    def leave(self) -> None:
-        """Ask the server to end, as a signal does."""
-        self._server.should_exit = True
-
     def stop(self) -> None:
-        self.leave()
+        self._server.should_exit = True
         self._thread.join(300)
         assert not self._thread.is_alive()
 
@@ -104,11 +94,20 @@ def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
 
 @contextmanager
 def serving(
-    bundles: dict[str, Path], settings: Settings | None = None, config: outrider.Config = CONFIG
+    bundles: dict[str, Path],
+    settings: Settings | None = None,
+    config: outrider.Config = CONFIG,
+    *,
+    calls: bool = False,
 ) -> Iterator[Live]:
+    """calls: whether the models are loaded, and told of calls."""
     live = Live.of(bundles, settings, config)
     live.start()
     try:
+        for name in bundles if calls else ():
+            live.service.models.find(name).load()
+            tokenizer: Any = live.engine(name).tokenizer
+            tokenizer._tokenizer.set_chat_template(TEMPLATE)
         yield live
     finally:
         live.stop()

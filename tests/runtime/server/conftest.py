@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import outrider
-from serving import TEMPLATE, Live, serving
+from serving import Live, serving
 
 
 @pytest.fixture(scope="package")
@@ -34,8 +34,5 @@ def engine(live: Live) -> outrider.Engine:
 @pytest.fixture(scope="package")
 def caller(tiny: Path) -> Iterator[Any]:
     """A client of a model that was told how to call functions."""
-    with serving({"tiny": tiny}) as live:
-        live.service.models.find("tiny").load()
-        tokenizer: Any = live.engine().tokenizer
-        tokenizer._tokenizer.set_chat_template(TEMPLATE)
+    with serving({"tiny": tiny}, calls=True) as live:
         yield live.client()

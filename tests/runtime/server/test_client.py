@@ -80,13 +80,6 @@ def test_a_stream_adds_up_to_the_answer(client: Any, engine: outrider.Engine) ->
     assert timings["predicted_n"] == usage.completion_tokens
 
 
-def test_a_stream_without_usage_ends_with_its_finish_reason(client: Any) -> None:
-    *_, last = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
-    assert last.choices[0].finish_reason
-    assert "usage" not in last.model_fields_set
-    assert last.timings["predicted_n"] > 0
-
-
 def test_n_answers_have_seeds_in_a_row(client: Any, engine: outrider.Engine) -> None:
     answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=3, temperature=1, seed=7)
     expected = [engine.generate(MESSAGES, temperature=1, seed=7 + i) for i in range(3)]

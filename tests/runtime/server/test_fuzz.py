@@ -10,56 +10,30 @@ from typing import Any
 import httpx
 import pytest
 
+from bodies import BODIES
 from fuzzing import damaged, damaged_json, few_or_many, fuzz
 from outrider.server import Settings
-from serving import CONFIG, MESSAGES, SCHEMA, TEMPLATE, Live, serving, wait_until
+from serving import Live, serving, wait_until
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 pytestmark = few_or_many
-
-TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}}
-CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"place": [1]}'}}
-SAID = [
-    *MESSAGES,
-    {"role": "assistant", "content": None, "tool_calls": [CALL]},
-    {"role": "tool", "content": "Sea.", "tool_call_id": "c"},
-]
-CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"place": [1]}'}
-PART = {"type": "input_text", "text": "Why?"}
-FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
-BODIES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": ["Hi", "Ho"], "max_tokens": 4, "stop": ["x"], "logit_bias": {"5": 1.5}, "n": 2},
-    "/v1/chat/completions": {"messages": SAID, "max_tokens": 4, "tools": [TOOL], "metadata": {"a": "b"}},
-    "/v1/chat/completions#form": {"messages": MESSAGES, "max_tokens": 4, "response_format": FORM, "stream": True},
-    "/v1/responses": {
-        "input": [{"role": "user", "content": [PART]}, CALLED],
-        "max_output_tokens": 4,
-        "tools": [FLAT_TOOL],
-        "text": {"format": {"type": "text"}},
-    },
-}
 
 
 @pytest.fixture(scope="module")
 def told(tiny: Path) -> Iterator[Live]:
     """A server that gives an answer two seconds, of a model that was told of calls."""
-    with serving({"tiny": tiny}, Settings(request_seconds=2, body_seconds=0.2), CONFIG) as live:
-        live.service.models.find("tiny").load()
-        tokenizer: Any = live.engine().tokenizer
-        tokenizer._tokenizer.set_chat_template(TEMPLATE)
+    with serving({"tiny": tiny}, Settings(request_seconds=2, body_seconds=0.2), calls=True) as live:
         yield live
         wait_until(lambda: live.is_idle)
 
 
-@pytest.mark.parametrize("path", BODIES)
-def test_bodies(told: Live, path: str, num_examples: int) -> None:
-    body = {"model": "tiny", "seed": 1, "temperature": 0.5, **BODIES[path]}
+@pytest.mark.parametrize(("address", "body"), BODIES)
+def test_bodies(told: Live, address: str, body: dict[str, Any], num_examples: int) -> None:
     with httpx.Client(base_url=told.url, timeout=300) as client:
 
         def send(content: bytes) -> int:
             headers = {"Content-Type": "application/json"}
-            answer = client.post(path.partition("#")[0], content=content, headers=headers)
+            answer = client.post(f"/v1/{address}", content=content, headers=headers)
             assert answer.status_code < 500 or answer.status_code == 504, answer.text
             if answer.status_code != 200:
                 assert answer.json()["error"]["message"]

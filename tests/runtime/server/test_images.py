@@ -28,6 +28,14 @@ def url_of(seed: int) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+UNSEEN = [
+    ("seeing", "https://example.org/cat.png", "images are never fetched"),
+    ("seeing", "/etc/passwd", "images are never fetched"),
+    ("seeing", "data:image/png;base64,aGVsbG8=", "The image cannot be read by Pillow"),
+    ("tiny", url_of(2), "the main model reads text only"),
+]
+
+
 def items(url: str, **more: Any) -> Any:
     parts = [{"type": "input_image", "image_url": url, **more}, {"type": "input_text", "text": "What is this?"}]
     return [{"role": "user", "content": parts}]
@@ -54,12 +62,7 @@ def test_responses_see_the_images_of_their_conversation(tiny: Path, tmp_path: Pa
         client.responses.create(input="Hi", previous_response_id=last.response.id, **asked)
         with pytest.raises(openai.BadRequestError, match="no longer stored"):
             client.responses.create(input="Hi", previous_response_id=first.id, **asked)
-        for model, given, said in (
-            ("seeing", "https://example.org/cat.png", "images are never fetched"),
-            ("seeing", "/etc/passwd", "images are never fetched"),
-            ("seeing", "data:image/png;base64,aGVsbG8=", "The image cannot be read by Pillow"),
-            ("tiny", url_of(2), "the main model reads text only"),
-        ):
+        for model, given, said in UNSEEN:
             with pytest.raises(openai.BadRequestError, match=said):
                 client.responses.create(model=model, input=items(given))
 
@@ -74,12 +77,7 @@ def test_an_image_is_read_from_a_data_url(tiny: Path, tmp_path: Path) -> None:
         expected = engine.generate(asking(picture(2), text="What is this?"), max_new_tokens=12)
         assert answer.choices[0].message.content == expected.text
         assert answer.usage.prompt_tokens == expected.stats.num_prompt_tokens
-        for model, given, said in (
-            ("seeing", "https://example.org/cat.png", "images are never fetched"),
-            ("seeing", "/etc/passwd", "images are never fetched"),
-            ("seeing", "data:image/png;base64,aGVsbG8=", "The image cannot be read by Pillow"),
-            ("tiny", url, "the main model reads text only"),
-        ):
+        for model, given, said in UNSEEN:
             with pytest.raises(openai.BadRequestError, match=said):
                 client.chat.completions.create(model=model, messages=messages(given), max_tokens=4)
 

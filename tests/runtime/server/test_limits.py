@@ -33,10 +33,12 @@ def narrow(tiny: Path) -> Iterator[Live]:
         yield live
 
 
-def begin(live: Live, body: dict[str, Any]) -> socket.socket:
+def begin(live: Live, body: dict[str, Any], buffer: int = 1 << 16) -> socket.socket:
     """Send a request and read nothing of its answer."""
     text = json.dumps(body)
-    made = socket.create_connection(("127.0.0.1", live.port))
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    made.connect(("127.0.0.1", live.port))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
     made.sendall(f"{head}Content-Type: application/json\r\n\r\n{text}".encode())
     return made
@@ -165,12 +167,7 @@ def test_answers_have_a_time_limit(tiny: Path, stream: bool) -> None:
 def test_a_reader_that_stops_reading_is_given_up(tiny: Path) -> None:
     with serving({"tiny": tiny}, Settings(send_seconds=0.3)) as live:
         live.service.models.find("tiny").load()
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(("127.0.0.1", live.port))
-        text = json.dumps(LONG | {"stream": True, "n": 8, "logprobs": 20, "temperature": 1})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
-        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{text}".encode())
+        connection = begin(live, BUSY | {"n": 8, "logprobs": 20, "temperature": 1}, buffer=2048)
         wait_until(lambda: live.service.queue.running == 8)
         wait_until(lambda: live.is_idle, 60)
         connection.close()
@@ -237,42 +234,6 @@ def test_other_addresses_fail_as_the_api_does(live: Live) -> None:
     wrong = httpx.get(f"{live.url}/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
-
-
-def refuses(url: str) -> bool:
-    """Whether nobody listens there any more."""
-    try:
-        httpx.get(f"{url}/health")
-    except httpx.TransportError:
-        return True
-    return False
-
-
-def test_shutdown_finishes_a_stream(tiny: Path) -> None:
-    live = Live.of({"tiny": tiny})
-    live.start()
-    live.service.models.find("tiny").load()
-    expected = live.engine().generate("The quick", chat_template=False, max_new_tokens=1500, ignore_eos=True).text
-    stream = live.client().completions.create(
-        model="tiny", prompt="The quick", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
-    )
-    chunks = [next(stream)]
-    live.leave()
-    wait_until(lambda: refuses(live.url))
-    chunks += stream
-    assert "".join(chunk.choices[0].text for chunk in chunks) == expected
-    live.stop()
-    assert not live.service.models.find("tiny").engine
-
-
-def test_the_grace_time_ends(tiny: Path) -> None:
-    live = Live.of({"tiny": tiny}, grace=1)
-    live.start()
-    live.service.models.find("tiny").load()
-    connection = begin(live, BUSY | {"temperature": 1})
-    wait_until(lambda: live.service.queue.running == 1)
-    live.stop()
-    connection.close()
 
 
 def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(tiny: Path, engine: outrider.Engine) -> None:

@@ -1,7 +1,6 @@
 """/v1/responses through the official client."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -132,19 +131,13 @@ def test_a_conversation_goes_on(client: Any, engine: outrider.Engine) -> None:
     assert again.usage.input_tokens > last.response.usage.input_tokens
 
 
-def test_what_is_not_stored_is_refused(client: Any, tiny: Path) -> None:
+def test_what_is_not_stored_is_refused(client: Any) -> None:
     hidden = client.responses.create(model="tiny", input="Hi", store=False, max_output_tokens=2)
     assert hidden.store is False
     for name in (hidden.id, "resp_nothing"):
         with pytest.raises(openai.BadRequestError, match="no longer stored") as raised:
             client.responses.create(model="tiny", input="Hi", previous_response_id=name)
         assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
-    with serving({"tiny": tiny}, Settings(max_stored=700)) as live:
-        asked: dict[str, Any] = {"model": "tiny", "input": "Hi" * 100, "max_output_tokens": 2}
-        one, two = (live.client().responses.create(**asked) for _ in range(2))
-        live.client().responses.create(**asked, previous_response_id=one.id)  # one is newer than two now
-        with pytest.raises(openai.BadRequestError, match="no longer stored"):
-            live.client().responses.create(**asked, previous_response_id=two.id)
 
 
 def test_stored_conversations_are_bounded() -> None:
@@ -157,8 +150,9 @@ def test_stored_conversations_are_bounded() -> None:
         conversations.turns("resp_6")
     assert conversations.turns("resp_8") == conversations.turns("resp_0") == turns
     conversations.add("large", turns * 20)
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError, match="no longer stored"):
         conversations.turns("large")
+    assert conversations.turns("resp_8") == turns  # what is too large costs no other its place
 
 
 def test_texts_follow_a_schema(client: Any) -> None:
@@ -244,6 +238,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"model": "tinny"}, 404, "model", "model_not_found", "Did you mean 'tiny'?"),
     ({"max_output_tokens": 100_000}, 400, "max_tokens", "context_length_exceeded", "context of 8,192 tokens"),
     ({"input": []}, 400, "input", "invalid_type", "length >= 1"),
+    ({"tool_choice": "required"}, 400, "tool_choice", "invalid_value", "needs tools, and none are given"),
     ({"background": True}, 400, "background", "unsupported_field", "not supported"),
     ({"reasoning": {"effort": "low"}}, 400, "reasoning", "unsupported_field", "not supported"),
     ({"include": ["reasoning.encrypted_content"]}, 400, "include", "unsupported_field", "not supported"),
@@ -289,21 +284,6 @@ def test_a_stream_that_fails_says_so(live: Live) -> None:
     assert events[-1].type == "error"
     assert events[-1].code == "timeout"
     assert events[-1].sequence_number == len(events) - 1
-
-
-def test_a_call_is_not_required_of_no_tools(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="needs tools, and none are given"):
-        client.responses.create(model="tiny", input="Hi", tool_choice="required")
-    assert client.responses.create(model="tiny", input="Hi", tool_choice="auto", max_output_tokens=2).output
-
-
-def test_a_conversation_that_is_too_large_costs_no_other_its_place() -> None:
-    kept = Conversations(max_size=200)
-    kept.add("first", [{"role": "user", "content": "Hi"}])
-    kept.add("second", [{"role": "user", "content": "x" * 300}])
-    assert kept.turns("first") == [{"role": "user", "content": "Hi"}]
-    with pytest.raises(ApiError, match="no longer stored"):
-        kept.turns("second")
 
 
 def test_a_conversation_is_counted_with_what_it_follows() -> None:

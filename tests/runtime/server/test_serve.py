@@ -154,23 +154,6 @@ def test_parts_of_a_response_are_sent_at_once() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_server_that_was_killed_starts_again(tiny: Path) -> None:
-    texts = []
-    for _ in range(2):
-        with served(f"tiny={tiny}") as (process, printed):
-            client = client_of(printed)
-            texts.append(client.chat.completions.create(model="tiny", messages=MESSAGES).choices[0].message.content)
-            extra = {"ignore_eos": True}
-            stream = client.completions.create(
-                model="tiny", prompt="Hi", max_tokens=5000, temperature=1, stream=True, extra_body=extra
-            )
-            next(stream)
-            process.kill()
-            with pytest.raises(Exception, match="closed|peer|incomplete|Connection|reset"):
-                list(stream)
-    assert texts[0] == texts[1]
-
-
 def test_wrong_use_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
