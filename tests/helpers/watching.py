@@ -1,6 +1,7 @@
 """An observer that does nothing, to inherit from, and chats with toys."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +34,20 @@ class Watcher:
     def committed(self, request: Any) -> None: ...
 
     def left(self, request: Any) -> None: ...
+
+
+class AfterCalls(Watcher):
+    """Calls a function in a thread of its own at the n-th call of the main model."""
+
+    def __init__(self, count: int, function: Callable[[], object]) -> None:
+        self._left, self._function = count, function
+        self.threads: list[threading.Thread] = []
+
+    def called(self, call: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.threads.append(threading.Thread(target=self._function))
+            self.threads[0].start()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.types import Draft, Drafter
-from watching import Watcher, chat_engine, watched
+from watching import AfterCalls, Watcher, chat_engine, watched
 
 pytestmark = pytest.mark.any_format
 
@@ -62,16 +62,6 @@ def test_turns_are_the_answers_to_their_messages(
     assert all(cached >= before - 32 for cached, before in num_cached[1:])
     assert len(chat.turns) == 4
     assert chat.turns[-1].text == result.text
-
-
-def test_a_stream_makes_the_same_turn(engine: outrider.Engine) -> None:
-    sent, streamed = engine.chat(max_new_tokens=24), engine.chat(max_new_tokens=24)
-    for words in WORDS:
-        result = sent.send(words)
-        *_, last = streamed.stream(words)
-        assert last.result
-        assert last.result.token_ids == result.token_ids
-    assert streamed.turns == sent.turns
 
 
 def test_generated_ids_are_kept_though_the_text_has_others(engine: outrider.Engine) -> None:
@@ -233,20 +223,6 @@ def test_options_are_checked_at_once(engine: outrider.Engine, openvino_engine: o
         openvino_engine.chat()
 
 
-class AfterCalls(Watcher):
-    """Calls a function in a thread of its own at the n-th call of the main model."""
-
-    def __init__(self, count: int, function: Callable[[], object]) -> None:
-        self._left, self._function = count, function
-        self.threads: list[threading.Thread] = []
-
-    def called(self, call: Any) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self.threads.append(threading.Thread(target=self._function))
-            self.threads[0].start()
-
-
 def test_cancelled_at_any_moment_it_goes_on_exactly(engine: outrider.Engine, plain: outrider.Engine) -> None:
     """In the middle of prompts, which take ten calls here, and of answers."""
     rng = random.Random(11)
@@ -299,19 +275,6 @@ def test_cancelled_before_it_began(engine: outrider.Engine) -> None:
     assert (result.finish_reason, result.text, result.token_ids) == ("cancelled", "", [])
     assert chat.retry().token_ids == engine.generate("hello", max_new_tokens=20, drafter=None).token_ids
     assert chat.cancel() is False
-
-
-def test_a_cancelled_answer_is_gone_on_from(engine: outrider.Engine, plain: outrider.Engine) -> None:
-    chat = engine.chat(max_new_tokens=60)
-    for chunk in chat.stream("hello there", max_new_tokens=400, ignore_eos=True):
-        if chunk.stats.num_generated_tokens >= 5:
-            chat.cancel()
-    assert chunk.result
-    assert chunk.result.finish_reason == "cancelled"
-    second = chat.send("go on")
-    *earlier, (begin, _) = chat.turns[1].answers
-    prompt = outrider.Prompt(chat.turns[1].token_ids[:begin], answers=earlier)
-    assert second.token_ids == plain.generate(prompt, max_new_tokens=60).token_ids
 
 
 def test_a_real_model_reads_only_what_is_new(smollm2: Path) -> None:

@@ -4,7 +4,6 @@ import io
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -81,11 +80,6 @@ def test_blocks_of_a_document() -> None:
     found = cut([DOCUMENT])
     assert [block.source for block in found] == BLOCKS
     assert [block.apart for block in found] == [False, True, True, False, False, True, True, True, True]
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 7])
-def test_blocks_do_not_depend_on_how_the_text_comes(length: int) -> None:
-    assert cut([DOCUMENT[i : i + length] for i in range(0, len(DOCUMENT), length)]) == cut([DOCUMENT])
 
 
 @given(st.lists(LINES, max_size=12), st.data())

@@ -48,9 +48,9 @@ def talk(tokenizer: ToyTokenizer, answers: Seq[tuple[str, list[int]]], **options
     return layout.prompt(turns, ({"role": "user", "content": "end"},)), turns
 
 
-def text_of(prompt: Prompt) -> str:
+def text_of(made: Prompt | ChatTurn) -> str:
     """With "|" for the end of a message."""
-    return "".join("|" if token_id == 39 else ToyTokenizer().decode([token_id]) for token_id in prompt.token_ids)
+    return "".join("|" if token_id == 39 else ToyTokenizer().decode([token_id]) for token_id in made.token_ids)
 
 
 def said(text: str) -> tuple[str, list[int]]:
@@ -97,11 +97,7 @@ def test_what_a_template_leaves_out_is_left_out_and_other_answers_are_kept() -> 
     prompt, turns = talk(Forgetting(chat=True), [("one", odd), said("mmzthree"), ("one", odd)])
     assert text_of(prompt) == "u n0|a o|ne|u n1|a three|u n2|a o|ne|u end|a "
     assert [text_of(prompt)[begin:end] for begin, end in prompt.answers] == ["o|ne", "o|ne"]
-    assert text_of_turn(turns[1]) == "u n0|a o|ne|u n1|a mmzthree"  # as long as it was the last
-
-
-def text_of_turn(turn: ChatTurn) -> str:
-    return "".join("|" if token_id == 39 else ToyTokenizer().decode([token_id]) for token_id in turn.token_ids)
+    assert text_of(turns[1]) == "u n0|a o|ne|u n1|a mmzthree"  # as long as it was the last
 
 
 def test_answers_are_kept_where_the_text_before_them_changes() -> None:

@@ -20,7 +20,7 @@ from outrider.cli.chat.terminal import Commands
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import AnswerToken, Source, TextChunk
 from outrider.errors import OptionError, OutriderError, RequestError
-from outrider.types import Draft
+from outrider.types import Draft, Drafter
 from watching import Watcher, chat_engine, watched
 
 SAMPLED = ("/set temperature 0.9", "/seed 4")
@@ -232,15 +232,11 @@ def test_figures_are_those_of_the_result(session: Session) -> None:
     assert "nothing was drafted" in run(session, "/plain", "hello", "/stats")
 
 
-class Known:
+class Known(Drafter):
     """Proposes tokens of an answer that it knows, the second of every three wrong."""
 
     num_assistant_tokens = 2
-    seconds = 0.0
     answer: tuple[int, list[int]] = (0, [])
-
-    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-        return True
 
     def propose(self, requests: Any) -> list[Draft]:
         return [self._propose(len(request.sequence), request.limit) for request in requests]
@@ -249,10 +245,6 @@ class Known:
         begin, answer = self.answer
         at = range(position - begin, min(position - begin + limit, len(answer)))
         return Draft([(answer[i] + (i % 5 == 4)) % 39 for i in at])
-
-    def observe(self, sequence: Any, committed: Any) -> None: ...
-
-    def release(self, sequence: Any) -> None: ...
 
 
 @pytest.fixture(scope="module")

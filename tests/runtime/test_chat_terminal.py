@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -27,7 +27,7 @@ from outrider.cli.chat.session import Session
 from outrider.cli.chat.terminal import open_history, run_terminal, status
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import TextChunk
-from watching import Watcher, chat_engine, watched
+from watching import AfterCalls, chat_engine, watched
 
 CHAT = [sys.executable, "-m", "outrider", "chat"]
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
@@ -105,18 +105,6 @@ def test_ctrl_c_at_the_prompt(engine: outrider.Engine) -> None:
     assert printed.count("Press Ctrl-C again to quit.") == 3
 
 
-class Interrupting(Watcher):
-    """Presses Ctrl-C at one of the model's calls."""
-
-    def __init__(self, at: int) -> None:
-        self.at, self.calls = at, 0
-
-    def called(self, call: Any) -> None:
-        self.calls += 1
-        if self.calls == self.at:
-            _thread.interrupt_main(signal.SIGINT)
-
-
 @pytest.mark.parametrize("drafter", [None, "suffix"])
 @pytest.mark.parametrize("at", [1, 2, 7])
 def test_ctrl_c_ends_the_answer_and_the_next_one_is_exact(
@@ -125,7 +113,7 @@ def test_ctrl_c_ends_the_answer_and_the_next_one_is_exact(
     session = Session(engine)
     session.options = {"max_new_tokens": 400, "drafter": drafter}
     handler = signal.getsignal(signal.SIGINT)
-    with watched(engine, Interrupting(at)):
+    with watched(engine, AfterCalls(at, partial(_thread.interrupt_main, signal.SIGINT))):
         printed = typed(session, f"hello\r{CTRL_D}")
     assert signal.getsignal(signal.SIGINT) is handler
     turns = session.chat.turns

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from outrider.bundle import Bundle
 from outrider.cli import COMMANDS, generate, run
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
@@ -228,11 +226,6 @@ def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str]) -> 
         assert run([command, "--help"]) == 0
 
 
-@pytest.fixture
-def copy(tiny: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny, tmp_path / "copy")
-
-
 def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arguments: object) -> None:
     assert run(list(map(str, arguments))) == exit_code
     printed = capsys.readouterr()
@@ -249,10 +242,7 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "No such option.*--temprature.*--temperature", ["generate", "b", "p", "--temprature", "1"]),
         (2, "Missing argument 'PROMPT'", ["generate", "b"]),
         (2, "'hot' is not a valid float", ["generate", "b", "p", "--temperature", "hot"]),
-        (2, "top_p=2.0 is not a number above 0", ["generate", "b", "p", "--top-p", "2"]),
         (2, "'A=2' is the second value for A", ["bench", "b", "--property", "A=1", "--property", "A=2"]),
-        (2, "top_logits=-1 is not 'auto', or an", ["generate", "b", "p", "--top-logits", "-1"]),
-        (2, "npu_window=0 is not an integer", ["generate", "b", "p", "--npu-window", "0"]),
         (2, "max_num_batched_tokens=1 is not", ["generate", "b", "p", "--max-num-batched-tokens", "1"]),
         (2, "'5' is not ID=VALUE", ["generate", "b", "p", "--logit-bias", "5"]),
         (2, "'5=2' is the second value for 5", ["bench", "b", "--logit-bias", "5=1", "--logit-bias", "5=2"]),
@@ -263,13 +253,10 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
         (2, "tune varies --num-assistant-tokens", ["tune", "b", "--num-assistant-tokens", "3"]),
         (2, "is plain", ["generate", "b", "p", "--compare", "--drafter", "none"]),
-        (2, "temperature=1e-40 is not 0", ["generate", "b", "p", "--temperature", "1e-40"]),
         (1, "is not a folder's name", ["inspect", "x" * 5000]),
-        (1, "is not a folder's name", ["inspect", "~nouser/x"]),
         (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
         (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
         (1, "There is no folder b", ["generate", "b", "p"]),
-        (1, "There is no folder b", ["inspect", "b"]),
     ],
 )
 def test_bad_usage(
@@ -298,29 +285,6 @@ def test_bad_requests(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 2, "needs a draft model", "bench", tiny, "--modes", "draft:3")
     genai = ("bench", tiny, "--modes", "genai", "--json", "--no-repeat-ngram-size", 2)
     fails(capsys, 2, "openvino-genai has no no_repeat_ngram_size here, so mode 'genai' cannot be compared", *genai)
-
-
-def test_a_damaged_bundle(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = copy / "tokenizer" / "openvino_tokenizer.xml"
-    whole = tokenizer.read_bytes()
-    tokenizer.write_bytes(whole[:-7])
-    fails(capsys, 1, r"openvino_tokenizer.xml has [\d,]+ bytes instead of", "generate", copy, "hello")
-    tokenizer.write_bytes(b"x" * len(whole))
-    for command in (["generate", copy, "hello"], ["inspect", copy]):
-        fails(capsys, 1, "openvino_tokenizer.xml is not the file that was exported", *command)
-    tokenizer.write_bytes(whole)
-    weights = copy / "main" / "openvino_model.bin"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    fails(capsys, 1, "openvino_model.bin is not the file that was exported", "inspect", copy, "--check")
-
-
-def test_a_damaged_model(openvino_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copied = shutil.copytree(openvino_bundle.folder, tmp_path / "copy")
-    path = copied / "main" / "openvino_model.xml"
-    path.write_bytes(b"<" * path.stat().st_size)
-    fails(capsys, 1, "openvino_model.xml is not the file that was exported", "generate", copied, "hello")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="another signal there")

@@ -13,13 +13,9 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.admission import Admission
 from outrider.decoding.results import TextChunk
-from outrider.testing import ToyTokenizer
+from toys import load_toy
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
-
-
-def make(bundle: Bundle) -> outrider.Engine:
-    return outrider.Engine(bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
 
 
 def test_a_sink_is_given_what_a_stream_yields(openvino_engine: outrider.Engine) -> None:
@@ -39,24 +35,6 @@ def test_a_sink_is_given_what_a_stream_yields(openvino_engine: outrider.Engine) 
     assert len(news) > 1
     assert all(chunk.result is None for chunk in news[:-1])
     assert handle.done
-
-
-def test_an_event_loop_takes_several_at_a_time(openvino_engine: outrider.Engine) -> None:
-    async def answer(prompt: str) -> list[int]:
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
-        openvino_engine.submit(
-            prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news), max_new_tokens=40
-        )
-        while not (chunk := await queue.get()).result:
-            pass
-        token_ids: list[int] = chunk.result.token_ids
-        return token_ids
-
-    async def answers() -> list[list[int]]:
-        return await asyncio.gather(*(answer(prompt) for prompt in ("abc", "the same the same", "hello")))
-
-    alone = [openvino_engine.generate(p, max_new_tokens=40).token_ids for p in ("abc", "the same the same", "hello")]
-    assert asyncio.run(answers()) == alone
 
 
 def test_a_submitted_request_is_cancelled(openvino_engine: outrider.Engine) -> None:
@@ -130,7 +108,7 @@ def test_waiting_in_the_engine_s_own_thread_is_refused(openvino_engine: outrider
 
 
 def test_a_closed_engine_says_so_and_frees_its_models(openvino_bundle: Bundle) -> None:
-    with make(openvino_bundle) as engine:
+    with load_toy(openvino_bundle, cache_size=0.02) as engine:
         stream = engine.stream("hello", **LONG)
         next(stream)
         models = [weakref.ref(model.backend) for model in engine.loaded.values()]
@@ -151,7 +129,7 @@ def test_a_closed_engine_says_so_and_frees_its_models(openvino_bundle: Bundle) -
 
 
 def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bundle) -> None:
-    engine = make(openvino_bundle)
+    engine = load_toy(openvino_bundle, cache_size=0.02)
     ended: list[str] = []
 
     def ask() -> None:
@@ -175,7 +153,7 @@ def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bu
 def test_an_engine_that_is_closed_while_a_request_is_prepared_says_so(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make(openvino_bundle)
+    engine = load_toy(openvino_bundle, cache_size=0.02)
     check = Admission.check
 
     def close_first(admission: Admission, *given: Any) -> int:
@@ -190,7 +168,7 @@ def test_an_engine_that_is_closed_while_a_request_is_prepared_says_so(
 def test_an_engine_that_is_closed_while_a_round_fails_ends(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(openvino_bundle)
     closing = threading.Thread(target=engine.close, daemon=True)
 
     def fail(worker: Any, _: Any) -> None:
