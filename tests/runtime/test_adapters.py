@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import threading
 import time
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -26,6 +25,7 @@ from outrider.models.part import Part, adapters_of
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Prompt, RowRule
 from tiny import SHAPE, write_checkpoint, write_gguf
+from toys import in_threads
 
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
 
@@ -224,11 +224,7 @@ def test_answers_at_the_same_time_are_those_alone(engine: outrider.Engine) -> No
     def answer(i: int) -> None:
         found[i] = engine.generate(PROMPT, adapter=who[i], **ANSWER, **SAMPLED).token_ids
 
-    threads = [threading.Thread(target=answer, args=(i,)) for i in range(len(who))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(answer, range(len(who)))
     assert [found[i] for i in range(len(who))] == expected
 
 

@@ -1,7 +1,6 @@
 """The controller in the engine, with a draft model that seems fast. Its choices must not change the text."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,13 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.own import inner
-from outrider.drafters import DraftModel, Ngram
+from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Fixed
-from outrider.models.measure import LONGEST, PassCost
+from outrider.models.measure import LONGEST
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from toys import fix_costs, load_toy
 
 pytestmark = pytest.mark.any_format
-
-
-class Steady(PassCost):
-    """A cost that does not adapt to the toy's calls."""
-
-    def follow(self, expected: float, seconds: float) -> None:
-        pass
 
 
 PROMPTS = ["hello", "abcabcabcabc", "the same the same the same", "0123456789" * 8]
@@ -31,10 +24,8 @@ PROMPTS = ["hello", "abcabcabcabc", "the same the same the same", "0123456789" *
 @pytest.fixture(scope="module")
 def engine(toy_bundle: Bundle) -> outrider.Engine:
     """A toy pair with the costs of a real pair: its own calls all take the same time, so nothing would be drafted."""
-    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
-    slow, quick = (0.040, 0.050), (0.004, 0.005)
-    engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
-    engine.draft_models["draft"].cost = Steady((1, 128), quick, quick)
+    engine = load_toy(toy_bundle, cache_size=0.02)
+    fix_costs(engine, (0.040, 0.050), (0.004, 0.005))
     return engine
 
 
@@ -54,10 +45,8 @@ def test_text_is_that_of_plain_decoding(engine: outrider.Engine, drafter: str, o
 def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
     """The draft model equals the main model: its confidences are low, and nearly all its tokens are accepted."""
     bundle = save_toy_bundle(tmp_path / "bundle", draft_noise=0.0)
-    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
-    slow, quick = (0.040, 0.042), (0.001, 0.001)
-    engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
-    engine.draft_models["draft"].cost = Steady((1, 128), quick, quick)
+    engine = load_toy(bundle, cache_size=0.01)
+    fix_costs(engine, (0.040, 0.042), (0.001, 0.001))
     stats = engine.generate("hello", drafter="draft", max_new_tokens=400, ignore_eos=True).stats
     assert stats.acceptance_rate > 0.8
     assert stats.num_draft_tokens_per_round[0] < LONGEST
@@ -84,25 +73,6 @@ def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
     assert set(capped.stats.num_draft_tokens_per_round[:-3]) == {3}
     with pytest.raises(outrider.OptionError, match="threshold=0.5 is for draft models, and drafter='ngram' is not one"):
         engine.generate("hello", drafter="ngram", assistant_confidence_threshold=0.5)
-
-
-def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
-    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
-
-    class Own:
-        """An app's drafter that copies."""
-
-        num_assistant_tokens = 2
-        seconds = 0.0
-
-        def __init__(self) -> None:
-            copier = Ngram(2)
-            self.reserve, self.propose = copier.reserve, copier.propose
-            self.observe, self.release = copier.observe, copier.release
-
-    engine.add_drafter("two", Own())
-    stats = engine.generate("abababab", drafter="two", max_new_tokens=40, ignore_eos=True).stats
-    assert 0 < max(stats.num_draft_tokens_per_round) <= 2
 
 
 def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> None:
@@ -144,8 +114,7 @@ def test_other_threads_have_other_costs(
 ) -> None:
     monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
     for num_threads, count in ((2, 3), (1, 6)):
-        config = outrider.Config().replace(cache_size=0.01, num_threads=num_threads, overlap=True)
-        outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+        load_toy(openvino_bundle, cache_size=0.01, num_threads=num_threads, overlap=True)
         assert len(list((tmp_path / "costs").iterdir())) == count
 
 
@@ -153,9 +122,9 @@ def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
-    measured = []
-    for cache_size in (0.0001, 0.005, 0.0001, 0.005):
-        config = outrider.Config().replace(cache_size=cache_size, precision="f32", cache_precision="f32")
-        measured.append(outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()).costs["draft"])
+    measured = [
+        load_toy(openvino_bundle, cache_size=size, precision="f32", cache_precision="f32").costs["draft"]
+        for size in (0.0001, 0.005, 0.0001, 0.005)
+    ]
     assert [cost.contexts for cost in measured] == [(64, 64), (256, 1024)] * 2
     assert measured[3].near == measured[1].near  # the smaller cache has not replaced them

@@ -176,14 +176,6 @@ def test_a_profile_counts_positions_and_rounds() -> None:
     assert made["m"]["milliseconds_per_token"]["check"] == pytest.approx((2000 / 4 + 2000 / 2) / 2)
 
 
-def test_rounds_are_counted_one_by_one(toy_engine: Engine) -> None:
-    stats = toy_engine.generate("abc abc abc", drafter="draft", num_assistant_tokens=3, max_new_tokens=30).stats
-    assert len(stats.num_draft_tokens_per_round) == stats.num_rounds
-    assert sum(stats.num_draft_tokens_per_round) == stats.num_draft_tokens
-    assert sum(stats.num_accepted_tokens_per_round) == stats.num_accepted_tokens
-    assert max(stats.num_draft_tokens_per_round) <= 3
-
-
 # --- what is run, and in which order -----------------------------------------------------------------------------
 
 

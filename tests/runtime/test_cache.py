@@ -13,7 +13,7 @@ from outrider.bundle import Bundle
 from outrider.decoding.rereading import Rereading
 from outrider.models.backends import infer_calls
 from outrider.models.measure.readings import read
-from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
+from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import (
     CallCancelled,
     Chunk,
@@ -26,24 +26,15 @@ from outrider.types import (
     prompt_keys,
 )
 from outrider_bench import conversations
+from toys import in_threads, load_toy, random_ids
 
 Options = dict[str, Any]
-
-
-def make(bundle: Bundle, cache_size: float = 0.005, **options: Any) -> outrider.Engine:
-    config = outrider.Config().replace(cache_size=cache_size, **options)
-    return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
-
-
-def random_ids(seed: int, count: int) -> list[int]:
-    made: list[int] = np.random.default_rng(seed).integers(0, 39, count).tolist()
-    return made
 
 
 @pytest.fixture(scope="module")
 def plain(toy_bundle: Bundle) -> outrider.Engine:
     """An engine that reads every prompt whole, and drafts nothing."""
-    return make(toy_bundle, enable_prefix_caching=False, drafter=None)
+    return load_toy(toy_bundle, enable_prefix_caching=False, drafter=None)
 
 
 @pytest.mark.every_format
@@ -51,7 +42,7 @@ def plain(toy_bundle: Bundle) -> outrider.Engine:
 def test_a_conversation_says_what_it_would_have_said(
     toy_bundle: Bundle, plain: outrider.Engine, drafter: str | None
 ) -> None:
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     settings: list[Options] = [{}, {"temperature": 1.5, "seed": 3}]
     for number, options in enumerate(settings):
         text = random_ids(number, 45)
@@ -119,7 +110,7 @@ def test_a_cancelled_answer_goes_on_as_it_would_have(
     toy_bundle: Bundle, plain: outrider.Engine, drafter: str | None
 ) -> None:
     """From the cache, and read again, alone and as a conversation's later turn."""
-    engine = make(toy_bundle, drafter=drafter)
+    engine = load_toy(toy_bundle, drafter=drafter)
     options: Options = {"ignore_eos": True, "logprobs": 3, "temperature": 1.5, "seed": 3}
     prompt = random_ids(5, 70)
     earlier = prompt + plain.generate(prompt, max_new_tokens=20, **options).token_ids + random_ids(6, 40)
@@ -140,7 +131,7 @@ def test_a_cancelled_answer_goes_on_as_it_would_have(
 
 def test_a_request_that_comes_meanwhile_takes_what_was_read_again(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     """An ended answer is read again piece by piece, until a request comes. The statistics count requests alone."""
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     assert engine.main.capabilities.marks_answers == plain.main.capabilities.marks_answers
     prompt = random_ids(7, 40)
     text = prompt + engine.generate(prompt, max_new_tokens=300, ignore_eos=True).token_ids
@@ -211,7 +202,7 @@ def test_answers_that_are_no_parts_of_the_prompt(answers: Any) -> None:
 
 @pytest.mark.every_format
 def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     text = random_ids(0, 100)
     options: Options = {"drafter": "draft", "num_assistant_tokens": 3, "max_new_tokens": 20, "ignore_eos": True}
     first = engine.generate(text, **options)
@@ -223,7 +214,7 @@ def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
 
 @pytest.mark.every_format
 def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrider.Engine) -> None:
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     common = random_ids(1, 77)
     prompts = [common + random_ids(10 + i, 9) for i in range(4)]
     options: Options = {"max_new_tokens": 20, "ignore_eos": True}
@@ -235,7 +226,7 @@ def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrid
 
 @pytest.mark.every_format
 def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: Bundle) -> None:
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     for length in (1, 2, 31, 32, 33, 64, 65):
         prompt = random_ids(length, length)
         once, twice = (engine.generate(prompt, max_new_tokens=5, ignore_eos=True) for _ in range(2))
@@ -245,7 +236,7 @@ def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: B
 
 @pytest.mark.every_format
 def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, plain: outrider.Engine) -> None:
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     common = random_ids(5, 70)
     prompts = [common + random_ids(20 + i, 1 + i % 3) for i in range(8)]
     options: Options = {"max_new_tokens": 40, "ignore_eos": True}
@@ -257,11 +248,7 @@ def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, pla
     def ask(i: int) -> None:
         found[i] = engine.generate(prompts[i], **options)
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(1, 8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(ask, range(1, 8))
     assert [found[i].token_ids for i in range(1, 8)] == expected[1:]
     *_, last = stream
     assert last.result
@@ -270,7 +257,7 @@ def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, pla
 
 
 def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bundle, plain: outrider.Engine) -> None:
-    engine = make(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
+    engine = load_toy(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
     room = engine.cache["main"].num_tokens
     texts = [random_ids(100 + i, 60) for i in range(60)]
     options: Options = {"max_new_tokens": 20, "ignore_eos": True}
@@ -296,13 +283,13 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
 @pytest.mark.every_format
 def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
     """No text starts from rejected drafts, from tokens after a stop, or from tokens of a failed request."""
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     for seed in range(6):
         prompt = random_ids(seed, 40)
         options: Options = {"num_assistant_tokens": 7, "drafter": "draft", "ignore_eos": True}
         result = engine.generate(prompt, max_new_tokens=30, **options)
         end = next(i for i in range(5, 30) if result.token_ids[i] not in result.token_ids[:i])
-        short = make(toy_bundle)
+        short = load_toy(toy_bundle)
         stopped = short.generate(prompt, stop_token_ids=[result.token_ids[end]], **options)
         assert stopped.token_ids == result.token_ids[: end + 1]
         text = prompt + result.token_ids
@@ -317,32 +304,9 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
 
 
 @pytest.mark.every_format
-def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> None:
-    class Failing(ToyTokenizer):
-        num_left = 1000
-
-        def decode(self, token_ids: Any) -> str:
-            self.num_left -= 1
-            if not self.num_left:
-                raise ValueError("no text")
-            return super().decode(token_ids)
-
-    tokenizer = Failing()
-    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=tokenizer)
-    prompt = random_ids(4, 50)
-    options: Options = {"drafter": "draft", "num_assistant_tokens": 3, "ignore_eos": True}
-    answer = make(toy_bundle).generate(prompt, max_new_tokens=60, **options).token_ids
-    tokenizer.num_left = 10
-    with pytest.raises(ValueError, match="no text"):
-        list(engine.stream(prompt, max_new_tokens=60, **options))  # it decodes during iteration
-    assert engine.cache["main"].num_used_tokens == 0
-    assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
-
-
-@pytest.mark.every_format
 def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
     """As if the main model has room for a request, and its drafter has none."""
-    engine = make(toy_bundle)
+    engine = load_toy(toy_bundle)
     text = random_ids(9, 61)
     engine.generate(text, max_new_tokens=1)
     for _ in range(2):
@@ -351,20 +315,6 @@ def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
         assert slot.length == 61
         slot.close()
     assert engine.generate([*text, 1, 2], max_new_tokens=1).stats.num_cached_tokens == 61
-
-
-@pytest.mark.parametrize("kind", ["openvino", "onnx"])
-def test_a_text_of_another_scope_shares_nothing(tmp_path: Path, kind: Any) -> None:
-    main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
-    text = random_ids(9, 61)
-    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 61), (b"image", 61), (b"other", 0)):
-        slot = main.open(80, Prompt([*text, 1], scope))
-        assert slot
-        assert slot.length == num_cached
-        main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
-        slot.trim(61)
-        slot.publish(text)
-        slot.close()
 
 
 def image(begin: int, length: int, key: bytes) -> Span:
@@ -388,7 +338,7 @@ EMBEDDED = [
 def test_embeds_are_told_apart_where_they_stand(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands before the first difference is shared, in one scope. In the cache only: toys read no embeds."""
     monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
-    main: Any = make(openvino_bundle, cache_size=0.02).main
+    main: Any = load_toy(openvino_bundle, cache_size=0.02).main
     text = random_ids(9, 61)
     keys = [embed_keys(text, embeds) for _, embeds in EMBEDDED]
     published: list[tuple[bytes, list[int]]] = []
@@ -423,7 +373,7 @@ def test_embeds_are_refused_and_trees_without_room(tmp_path: Path, kind: Any) ->
     """This happens before the slot changes, so it can be used as before."""
     main: Any = FakeBackend(40)
     if kind != "fake":
-        main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
+        main = load_toy(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
     name = type(main).__name__
     message = f"^The prompt has embeds for 2 tokens from token 3 on, and {name} reads token ids only. Pass a prompt "
     with pytest.raises(outrider.RequestError, match=message):
@@ -447,64 +397,28 @@ def test_embeds_need_a_key() -> None:
         image(3, 2, b"")
 
 
-def test_a_request_whose_options_leave_no_token_gives_its_room_back(toy_bundle: Bundle) -> None:
-    engine = make(toy_bundle)
-    prompt = random_ids(3, 50)
-    free = engine.generate(prompt, max_new_tokens=1, ignore_eos=True).token_ids[0]
-    with pytest.raises(outrider.RequestError):
-        engine.generate(prompt, max_new_tokens=9, ignore_eos=True, banned_token_ids=list(range(40)))
-    again = engine.generate(prompt, max_new_tokens=1, ignore_eos=True)
-    assert again.token_ids == [free]
-    assert engine.cache["main"].num_used_tokens == 0
-
-
-def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundle) -> None:
-    small = make(toy_bundle, cache_size=0.0001)
-    for count in (600, 631, 800):
-        with pytest.raises(outrider.RequestError, match="Raise cache_size to at least") as error:
-            small.generate("hello", max_new_tokens=count)
-        needed = float(str(error.value).split("at least ")[1].rstrip("."))
-        assert make(toy_bundle, cache_size=needed).generate("hello", max_new_tokens=count, ignore_eos=True)
-        with pytest.raises(outrider.RequestError):
-            make(toy_bundle, cache_size=needed * 0.93).generate("hello", max_new_tokens=count)
-
-
 @pytest.mark.parametrize("cache_size", [5e-324, 1e-12, 1e-6])
 def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size: float) -> None:
     message = rf"^cache_size={cache_size:g} GB holds \d tokens; an engine needs room for \d+. Raise cache_size"
     with pytest.raises(outrider.OptionError, match=message) as error:
-        make(toy_bundle, cache_size=cache_size)
+        load_toy(toy_bundle, cache_size=cache_size)
     needed = float(str(error.value).split("at least ")[1].rstrip("."))
-    assert make(toy_bundle, cache_size=needed).generate("hello", max_new_tokens=1)
+    assert load_toy(toy_bundle, cache_size=needed).generate("hello", max_new_tokens=1)
     with pytest.raises(outrider.OptionError):
-        make(toy_bundle, cache_size=needed * 0.93)
+        load_toy(toy_bundle, cache_size=needed * 0.93)
 
 
 def test_the_cache_is_split_by_bytes_per_token(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "b")
-    engine = make(bundle, cache_size=0.00123)
+    engine = load_toy(bundle, cache_size=0.00123)
     uses = engine.cache.values()
     assert len({use.num_tokens for use in uses}) == 1
     assert 0.95 * 0.00123e9 < sum(use.num_bytes for use in uses) <= 0.00123e9
 
 
-def test_a_real_chat_goes_on_where_it_stopped(smollm2: Path) -> None:
-    engine = outrider.load(smollm2, cache_size=0.1)
-    anew = outrider.load(smollm2, cache_size=0.1, enable_prefix_caching=False, drafter=None)
-    messages = [{"role": "user", "content": "Name three fruits, and say where they grow."}]
-    for turn, question in enumerate(("Which of them is the sweetest?", "And which keeps longest?", "")):
-        result = engine.generate(messages, max_new_tokens=40)
-        engine.settle()
-        expected = anew.generate(messages, max_new_tokens=40)
-        assert result.token_ids == expected.token_ids
-        assert (result.stats.num_cached_tokens > 40 * turn) == (turn > 0)
-        assert expected.stats.num_cached_tokens == 0
-        messages += [{"role": "assistant", "content": result.text}, {"role": "user", "content": question}]
-
-
 def test_no_call_is_timed_beyond_a_table_of_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
-    engine = make(bundle, cache_size=0.02)
+    engine = load_toy(bundle, cache_size=0.02)
     end = bundle.manifest.main.geometry.context_length
     assert engine.main.max_tokens > end + 100
     monkeypatch.setattr(conversations, "_CONTEXTS", (end - 8, end - 7))

@@ -11,12 +11,13 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import LOSSY
-from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import Outcome
 from outrider_bench.prompts import Prompt
 from outrider_bench.verify import certify
 from outrider_bench.verify.exact import chi_square_p_value, expected_total_variation, total_variation
+from toys import load_toy
 
 pytestmark = pytest.mark.any_format
 
@@ -65,10 +66,7 @@ def test_what_cannot_be_verified_is_said_at_once(
 
 
 def test_options_of_a_file_do_not_get_into_the_certificate(tmp_path: Path, toy_bundle: Bundle) -> None:
-    config = outrider.Config().replace(
-        cache_size=0.005, temperature=0.7, sampling="threshold", acceptance_threshold=0.1, min_new_tokens=99
-    )
-    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    engine = load_toy(toy_bundle, temperature=0.7, sampling="threshold", acceptance_threshold=0.1, min_new_tokens=99)
     subject = certify.our_subject(engine, ["draft:3"])
     assert certify.check_greedy(subject, engine, PROMPTS, 30, nothing).passed
     assert certify.check_coupled(subject, engine, PROMPTS, 30, nothing).passed

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sys
 import threading
 from dataclasses import replace
@@ -29,7 +28,7 @@ from outrider_bench.modes.peers import genai, llamaserver
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import Prompt
 from outrider_bench.report.spread import ratio_interval
-from outrider_bench.runs.workers import RunFailed, start_workers
+from outrider_bench.runs.workers import RunFailed
 
 pytestmark = pytest.mark.any_format
 
@@ -167,20 +166,6 @@ def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need
     assert (failure["mode"], failure["num_requests"]) == ("plain", 8)
     assert "cache_size=0.0001 GB holds" in failure["error"]
     assert "8 requests need" in failure["error"]
-
-
-@pytest.mark.slow
-def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
-    failed: list[Any] = []
-    loads = [Load([[1, 2]], 1), Load([[1, 2], [3, 4]], 2)]
-    config = GenerationConfig(max_new_tokens=4, ignore_eos=True)
-    with start_workers(["plain", "ngram:2"], setup, tmp_path, lambda *_: None, concurrency.load_together) as modes:
-        os.kill(modes[0].worker.pid or 0, signal.SIGTERM)
-        measured = measure(modes, loads, config, 1, lambda *one: failed.append(one), lambda: None)
-    ((mode, error, level),) = failed
-    assert (mode, level) == ("plain", 1)
-    assert "the process died" in error
-    assert [(one.mode, one.num_requests) for one in measured] == [("ngram:2", 1), ("ngram:2", 2)]
 
 
 def test_levels_modes_and_repeats_are_interleaved() -> None:

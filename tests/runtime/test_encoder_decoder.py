@@ -1,6 +1,5 @@
 """What encoder-decoder models need and no model is needed for: features, files, rules, prompts."""
 
-import wave
 from pathlib import Path
 
 import msgspec
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from encoder_decoders import write_wav
 from outrider.bundle.manifest import AudioEntry, EncoderEntry
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
@@ -57,7 +57,7 @@ def test_silence_and_single_samples_have_features() -> None:
 @given(st.lists(st.integers(-(1 << 15), (1 << 15) - 1), min_size=1, max_size=50), st.integers(1, 2))
 def test_wav_files_of_16_bits(tmp_path_factory: pytest.TempPathFactory, values: list[int], channels: int) -> None:
     path = tmp_path_factory.mktemp("wav") / "a.wav"
-    write_wav(path, np.repeat(np.array(values, dtype="<i2"), channels).tobytes(), 2, channels)
+    write_wav(path, np.repeat(np.array(values, dtype="<i2"), channels).tobytes(), channels=channels)
     assert np.array_equal(read_samples(path, 16_000), np.array(values, dtype=np.float32) / 32_768)
 
 
@@ -65,24 +65,18 @@ def test_wav_files_of_16_bits(tmp_path_factory: pytest.TempPathFactory, values: 
     ("width", "low"), [(1, b"\x00"), (2, b"\x00\x80"), (3, b"\x00\x00\x80"), (4, b"\x00\x00\x00\x80")]
 )
 def test_wav_files_of_every_width(tmp_path: Path, width: int, low: bytes) -> None:
-    write_wav(tmp_path / "a.wav", low * 3, width, 1)
+    write_wav(tmp_path / "a.wav", low * 3, width)
     assert read_samples(str(tmp_path / "a.wav"), 16_000).tolist() == [-1.0, -1.0, -1.0]
 
 
 def test_wrong_audio_gets_one_line(tmp_path: Path) -> None:
-    write_wav(tmp_path / "a.wav", b"\0" * 8, 2, 1, rate=48_000)
+    write_wav(tmp_path / "a.wav", b"\0" * 8, rate=48_000)
     (tmp_path / "b.wav").write_bytes(b"RIFF nonsense")
-    write_wav(tmp_path / "c.wav", b"", 2, 1)
+    write_wav(tmp_path / "c.wav", b"")
     for name, message in (("a", "48,000.*16,000.*ffmpeg"), ("b", "no WAV file"), ("c", "empty"), ("d", "d.wav")):
         with pytest.raises(RequestError, match=message) as error:
             read_samples(tmp_path / f"{name}.wav", 16_000)
         assert "\n" not in str(error.value)
-
-
-def write_wav(path: Path, frames: bytes, width: int, channels: int, rate: int = 16_000) -> None:
-    with wave.open(str(path), "wb") as file:
-        file.setparams((channels, width, rate, 0, "NONE", "NONE"))
-        file.writeframes(frames)
 
 
 def allowed(processor: BannedAtFirst | OnlyTokens | Timestamps, prefix: list[int], size: int = 20) -> set[int]:

@@ -14,6 +14,7 @@ from outrider.models.backends.encoder_decoder import EncoderDecoder
 from outrider.models.measure.readings import compare_readings
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule, Source
+from toys import load_toy
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "ignore_eos": True}
 TEXTS = ("the quick brown fox", "jumps over 13 lazy dogs", "abc abc abc abc")
@@ -22,8 +23,7 @@ TEXTS = ("the quick brown fox", "jumps over 13 lazy dogs", "abc abc abc abc")
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     bundle = save_encoder_decoder(tmp_path_factory.mktemp("toy") / "pair")
-    config = Config().replace(cache_size=0.01, keep_records=False)
-    with Engine(bundle, config, tokenizer=ToyTokenizer()) as made:
+    with load_toy(bundle, cache_size=0.01, keep_records=False) as made:
         yield made
 
 
@@ -113,7 +113,7 @@ def test_the_main_models_encoder_is_the_drafts(engine: Engine) -> None:
 
 def test_an_encoder_of_its_own(tmp_path: Any) -> None:
     bundle = save_encoder_decoder(tmp_path / "pair", same_encoder=False)
-    with Engine(bundle, Config().replace(cache_size=0.01), tokenizer=ToyTokenizer()) as engine:
+    with load_toy(bundle, cache_size=0.01) as engine:
         plain, drafted = (
             engine.generate(TEXTS[0], drafter=name, max_new_tokens=30, ignore_eos=True) for name in (None, "draft")
         )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.bundle import Bundle
+from toys import in_threads
 from watching import Watcher, chat_engine, watched
 
 
@@ -89,26 +90,7 @@ def test_conversations_that_wait_for_room_take_turns(openvino_bundle: Bundle) ->
                 chat.rewind()
 
         with watched(engine, Order()):
-            threads = [threading.Thread(target=talk, args=(i,)) for i in range(num_chats)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(talk, range(num_chats))
     assert len(order) == num_chats * num_turns
     counts = [Counter(order[:i]) for i in range(len(order))]
     assert max(max(c.values(), default=0) - min(c[i] for i in range(num_chats)) for c in counts) <= 2
-
-
-def test_a_reader_that_stops_reading_stalls_nobody(openvino_bundle: Bundle) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 200, "ignore_eos": True}
-    with chat_engine(openvino_bundle) as engine:
-        slow = engine.chat(**options).stream("hello")
-        begun = [next(slow)]
-        chats = [engine.chat(**options) for _ in range(3)]
-        answers = [chat.send(f"number {i}") for i, chat in enumerate(chats)]
-        whole = [*begun, *slow]
-        for i, answer in enumerate(answers):
-            assert answer.token_ids == engine.chat(**options, drafter=None).send(f"number {i}").token_ids
-        assert whole[-1].result
-        assert whole[-1].result.token_ids == engine.chat(**options, drafter=None).send("hello").token_ids
-        assert [token for chunk in whole for token in chunk.tokens] == whole[-1].result.tokens

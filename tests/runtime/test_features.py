@@ -17,9 +17,10 @@ from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import BundleError, RequestError
 from outrider.models.measure import PassCost
-from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Threshold
 from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, Sequence
+from toys import load_toy
 
 pytestmark = pytest.mark.any_format
 
@@ -117,7 +118,7 @@ def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
 
 
 def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> None:
-    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(toy_bundle)
     main: Any = FakeBackend(VOCAB_SIZE)
     engine.add_drafter("reading", Reading(main, Requirements(NAMES)))
     with pytest.raises(RequestError, match="hidden states 'late', and the main model gives none"):
@@ -137,7 +138,7 @@ def test_a_drafter_that_needs_trees_is_refused_by_a_verifier_of_chains() -> None
 @pytest.mark.parametrize("kind", ["openvino", "onnx"])
 def test_steps_without_hidden_states_say_so(kind: Any, tmp_path: Any) -> None:
     bundle = outrider.testing.save_toy_bundle(tmp_path / "toy", formats=(kind, kind))
-    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(bundle)
     assert engine.main.capabilities.features == ()
     slot = engine.main.open(4)
     chunk = Chunk(slot, [1, 2], 1, features=("late",))

@@ -29,6 +29,7 @@ from outrider.testing import FakeBackend, FakeHead, FakeSlot
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, TokenRejection
 from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence
+from outrider_bench.verify.exact import chi_square_p_value
 
 VOCAB_SIZE = 3  # a third of all draft tokens are right
 WIDTH = FakeBackend.width
@@ -415,7 +416,7 @@ def test_a_drafter_of_another_backend_is_one_of_its_kind() -> None:
 @pytest.mark.parametrize("verifier", [BlockRejection, TokenRejection])
 def test_a_corrected_draft_that_is_drawn_changes_no_distribution(verifier: Any) -> None:
     """The first three tokens of 800 answers; a chi-square test that is wrong once in a million."""
-    main, most = new_main(), 75  # of 26 degrees of freedom
+    main = new_main()
     head = FakeHead(VOCAB_SIZE, "block", hidden_width=WIDTH, own_width=3 * RANK)
     drafter = HiddenModel.block(head, ("late",), MASKS, markov_head(), context_length=2000)
     counts: Counter[tuple[int, ...]] = Counter()
@@ -435,11 +436,9 @@ def test_a_corrected_draft_that_is_drawn_changes_no_distribution(verifier: Any) 
         counts[tuple(request.sequence.generated_token_ids[:3])] += 1
         num_accepted += request.stats.num_accepted_tokens
     assert num_accepted > 200
-    chi_square = 0.0
-    for token_ids in itertools.product(range(VOCAB_SIZE), repeat=3):
-        expected = 800.0
+    expected = dict.fromkeys(itertools.product(range(VOCAB_SIZE), repeat=3), 1.0)
+    for token_ids in expected:
         for i, token_id in enumerate(token_ids):
             logits = main.logits_after([0, 1, 2, *token_ids[:i]]).astype(np.float64)
-            expected *= np.exp(logits[token_id]) / np.exp(logits).sum()
-        chi_square += (counts[token_ids] - expected) ** 2 / expected
-    assert chi_square < most
+            expected[token_ids] *= np.exp(logits[token_id]) / np.exp(logits).sum()
+    assert chi_square_p_value(counts, expected) > 1e-6

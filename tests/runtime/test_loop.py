@@ -25,6 +25,7 @@ from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Sequence
 from outrider_bench.modes.ours import Shuffled
+from toys import in_threads
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
@@ -161,11 +162,7 @@ def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]
     for options, sampling, drafter, n in batch:
         made = shared if drafter[0] == "draft" else drafter_of(*drafter)
         together.append(make_request(drafter=made, n=n, **options, **sampling))
-    threads = [threading.Thread(target=finish, args=(queue, request)) for request in together]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda request: finish(queue, request), together)
     for request, (options, sampling, _, _) in zip(together, batch, strict=True):
         alone = finish(
             RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(512)), make_request(**options, **sampling)
@@ -283,21 +280,6 @@ def test_a_reader_that_pauses_is_waited_for() -> None:
     assert len(text) == 100
 
 
-def test_an_answer_can_be_cancelled_from_outside() -> None:
-    queue, cancel = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), threading.Event()
-    request = make_request([1], max_new_tokens=1000)
-    request.cancel = cancel
-    stream = queue.run(request)
-    chunks = [next(stream)]
-    cancel.set()
-    chunks += stream
-    result = chunks[-1].result
-    assert result is not None
-    assert result.finish_reason == "cancelled"
-    assert 0 < len(result.token_ids) < 1000
-    assert "".join(chunk.text for chunk in chunks) == result.text == letters(result.token_ids)
-
-
 @pytest.mark.parametrize("at_call", range(1, 9))
 @pytest.mark.parametrize("error", [None, KeyError("no flag")])
 def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exception | None) -> None:
@@ -326,25 +308,6 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
     reader.join(timeout=300)
     assert ended == [error or "cancelled"]
     assert not error or said[0].startswith("cancel.is_set(), of a Cancel, raised")
-
-
-def test_asking_whether_a_request_has_ended_changes_nothing() -> None:
-    class Cancel(threading.Event):
-        def is_set(self) -> bool:
-            raise KeyError("no flag")
-
-    abandoned, cancelled, failing = (make_request([1]) for _ in range(3))
-    abandoned.abandoned = True
-    cancelled.cancel, failing.cancel = threading.Event(), Cancel()
-    cancelled.cancel.set()
-    for request in (abandoned, cancelled, failing):
-        assert not request.ended
-        assert request.finish_reason is None
-        assert request.error is None
-        request.end_if_cancelled()
-        assert request.ended
-    assert abandoned.finish_reason == cancelled.finish_reason == "cancelled"
-    assert isinstance(failing.error, RequestError)
 
 
 def test_a_whole_answer_is_not_asked_whether_it_is_cancelled() -> None:
@@ -543,15 +506,6 @@ def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
     assert begun + "".join(chunk.text for chunk in stream) == first.result().text
     alone = finish(RequestQueue(Narrow(), Scheduler(512)), make_request([1], max_new_tokens=20))
     assert first.sequence.token_ids == alone.sequence.token_ids
-
-
-def test_an_abandoned_stream_gives_its_room_back() -> None:
-    queue = RequestQueue(Narrow(), Scheduler(512))
-    stream = queue.run(make_request([1], max_new_tokens=20))
-    next(stream)
-    stream.close()
-    request = finish(queue, make_request([2], max_new_tokens=20))
-    assert request.finish_reason == "length"
 
 
 def test_an_abandoned_request_that_waits_is_dropped() -> None:

@@ -15,7 +15,7 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.models.backends.memory import release_pages
-from outrider.testing import ToyTokenizer
+from toys import load_toy
 
 PROGRAM = """
 import json, resource, sys
@@ -70,7 +70,7 @@ def test_a_closed_engine_does_not_wait_for_the_garbage_collector(
     toy_bundle: Bundle, uncollected: Callable[[], set[str]]
 ) -> None:
     """In a server that has nothing to do it never runs, and the weights of models that were unloaded stay."""
-    with outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer()) as engine:
+    with load_toy(toy_bundle) as engine:
         for drafter in ("draft", "suffix"):
             engine.generate("hello", max_new_tokens=5, drafter=drafter)
         list(engine.stream("hello", max_new_tokens=5))

@@ -19,6 +19,7 @@ from outrider.models.measure.readings import compare_readings, open_slot
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span
 from outrider_bench.modes.make import make_modes
+from toys import in_threads, load_toy
 
 EMULATED = {"NPUW_DEVICES": "CPU"}
 SMALL: dict[str, Any] = {"npu_max_prompt_tokens": 300, "npu_max_new_tokens": 100, "properties": EMULATED}
@@ -246,8 +247,7 @@ PLACES = [("NPU", "CPU"), ("CPU", "NPU"), ("NPU", "NPU")]
 @pytest.fixture(scope="module", params=PLACES, ids="-".join)
 def engine(request: pytest.FixtureRequest, openvino_bundle: Bundle) -> outrider.Engine:
     main_device, draft_device = request.param
-    config = outrider.Config().replace(main_device=main_device, draft_device=draft_device, cache_size=0.005, **SMALL)
-    return outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+    return load_toy(openvino_bundle, main_device=main_device, draft_device=draft_device, **SMALL)
 
 
 @pytest.mark.slow
@@ -274,8 +274,7 @@ def test_a_pair_on_two_devices_says_what_its_main_model_says(
 @pytest.mark.slow
 def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvino_bundle: Bundle) -> None:
     """The text would not show a draft model that has rejected tokens or wrong positions in its cache."""
-    config = outrider.Config().replace(cache_size=0.005)
-    other = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+    other = load_toy(openvino_bundle)
     rates = []
     for each in (engine, other):
         kept = drafted = 0
@@ -295,11 +294,7 @@ def test_requests_take_turns(engine: outrider.Engine) -> None:
     def run(prompt: str) -> None:
         together[prompt] = engine.generate(prompt, max_new_tokens=30, ignore_eos=True).token_ids
 
-    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, prompts)
     assert [together[prompt] for prompt in prompts] == alone
 
 
@@ -376,10 +371,7 @@ def test_requests_beyond_what_was_compiled_are_refused_before_they_run(engine: o
 @pytest.mark.slow
 def test_the_window_is_as_long_as_drafts_may_be(openvino_bundle: Bundle) -> None:
     for count, window in (("auto", LONGEST + 1), (20, 24), (0, 8)):
-        config = outrider.Config().replace(
-            main_device="NPU", draft_device="CPU", num_assistant_tokens=count, cache_size=0.005, **SMALL
-        )
-        engine = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+        engine = load_toy(openvino_bundle, main_device="NPU", draft_device="CPU", num_assistant_tokens=count, **SMALL)
         assert engine.main.capabilities.fixed is not None
         assert engine.main.capabilities.fixed.window == window
 

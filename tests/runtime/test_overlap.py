@@ -1,7 +1,6 @@
 """Overlap: it saves time if the guess is right, and never changes the text."""
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -28,6 +27,7 @@ from outrider.models.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Chunk, Noise
+from toys import in_threads, load_toy
 
 VOCAB_SIZE = 6
 MEMORY = 12  # tokens that a logit depends on: what is left in a cache by mistake shows
@@ -92,11 +92,7 @@ def make_request(
 def run(main: FakeBackend, *requests: Request) -> None:
     """Answer requests together."""
     queue = RequestQueue(main, Scheduler(32))
-    threads = [threading.Thread(target=lambda r=request: [*queue.run(r)]) for request in requests]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda request: [*queue.run(request)], requests)
 
 
 def draft_model(seed: int, noise: float) -> DraftModel:
@@ -264,7 +260,7 @@ def test_drafting_ahead_hides_a_draft_that_is_always_right() -> None:
 
 @pytest.mark.every_format
 def test_measuring_contention_leaves_no_trace(toy_bundle: Bundle) -> None:
-    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(toy_bundle)
     before = engine.generate("abc", max_new_tokens=20, drafter="draft")
     engine.measure_contention("draft")
     for backend in (engine.main, engine.find_drafter("draft").backend):  # type: ignore[attr-defined]
@@ -290,8 +286,7 @@ def test_a_model_that_ran_in_the_background_can_go(openvino_bundle: Bundle) -> N
 @pytest.mark.every_format
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}])
 def test_an_engine_that_overlaps_gives_plain_text(toy_bundle: Bundle, sampling: dict[str, Any]) -> None:
-    config = outrider.Config().replace(cache_size=0.005, overlap=True)
-    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    engine = load_toy(toy_bundle, overlap=True)
     assert engine.overlaps
     options = {"max_new_tokens": 40, "ignore_eos": True, **sampling}
     plain = engine.generate("abc abc", drafter=None, **options)
@@ -305,8 +300,7 @@ def test_models_on_one_device_overlap_only_if_that_is_wanted(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.models.costs.measure_contention", lambda *_: pytest.fail("nothing is measured"))
-    config = outrider.Config().replace(cache_size=0.005)
-    assert not outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()).overlaps
+    assert not load_toy(openvino_bundle).overlaps
 
 
 def test_overlap_needs_a_draft_model(toy_bundle: Bundle) -> None:

@@ -9,16 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-import outrider
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import write_manifest
 from outrider.decoding.request import Request
 from outrider.drafters import DraftModel
-from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows
 from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import Chunk, Draft, DraftRequest, LogitsRow, Noise, Verifier
+from toys import load_toy
 
 pytestmark = pytest.mark.any_format
 
@@ -81,8 +81,7 @@ def test_a_bundle_says_which_token_is_the_mask(toy_bundle: Bundle, tmp_path: Pat
     folder = shutil.copytree(toy_bundle.folder, tmp_path / "toy")
     entry = msgspec.structs.replace(toy_bundle.manifest.drafters[0], mask_token_id=7, num_places=NUM_PLACES)
     write_manifest(folder, msgspec.structs.replace(toy_bundle.manifest, drafters=(entry,)))
-    config = outrider.Config().replace(cache_size=0.01)
-    engine = outrider.Engine(read_bundle(folder), config, tokenizer=ToyTokenizer())
+    engine = load_toy(read_bundle(folder), cache_size=0.01)
     model, checked = engine.draft_models["draft"], 0
     assert (model.at_once, model.most_tokens) == (True, NUM_PLACES)
     propose = model.propose

@@ -5,7 +5,6 @@ import itertools
 import json
 import logging
 import os
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,19 +19,13 @@ from outrider.cli import run
 from outrider.errors import OptionError
 from outrider.models.kv import chunk_files
 from outrider.models.kv.chunk_files import Chunk, ChunkFiles, files_in, root_of
-from outrider.testing import ToyTokenizer
+from toys import in_threads, load_toy, random_ids
 
 ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2}
 
 
 def make(bundle: Bundle, folder: Path | None, **options: Any) -> outrider.Engine:
-    config = outrider.Config().replace(cache_size=0.005, prefix_store=folder and str(folder), **options)
-    return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
-
-
-def random_ids(seed: int, count: int) -> list[int]:
-    made: list[int] = np.random.default_rng(seed).integers(0, 39, count).tolist()
-    return made
+    return load_toy(bundle, prefix_store=folder and str(folder), **options)
 
 
 def saved(folder: Path) -> list[Path]:
@@ -249,11 +242,7 @@ def test_processes_write_the_same_folder(tmp_path: Path) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(guarded, range(3))
     assert not failures
     assert sum(file.size for file in files_in(tmp_path)) <= 23_000  # each of three may be writing one
 

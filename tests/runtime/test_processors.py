@@ -215,18 +215,6 @@ def test_nothing_set_copies_nothing() -> None:
     assert sampler_of({"banned_token_ids": [0]}, [])._process(logits, []) is not logits
 
 
-def test_an_index_of_ngrams_holds_committed_tokens_only() -> None:
-    sampler = sampler_of({"no_repeat_ngram_size": 3, "temperature": 1.0}, [1, 2, 3, 1])
-    logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
-    logits[3] = 9
-    assert sampler.best(LogitsRow.of(logits), []) == 3
-    assert sampler.best(LogitsRow.of(logits), [2]) == 0  # 1 2 3 is in the prompt
-    sampler.commit([2])
-    assert sampler.best(LogitsRow.of(logits), []) == 0
-    assert sampler.best(LogitsRow.of(logits), [4, 2]) == 3
-    assert sampler.best(LogitsRow.of(logits), [3, 4, 2, 3, 4, 2]) == 0  # 4 2 3 is in the draft itself
-
-
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_broken_rows_are_the_models_fault(broken: float) -> None:
     """Whatever is banned, the model's own row is checked first."""

@@ -1,7 +1,7 @@
 """Rejection sampling gives the main model's distribution: in closed form, then sampled through the real loop."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import outrider
 from joint import CONFIG, OneRow, sample_joint
-from outrider.models.measure import PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.tokens.verifiers import TokenRejection
 from outrider.tokens.verifiers.rejection import residual
 from outrider.types import Distribution, Draft, Noise
 from outrider_bench.verify.exact import chi_square_p_value
+from toys import fix_costs
 
 VOCAB_SIZE = 8
 
@@ -39,30 +39,6 @@ class SetNoise(Noise):
 
     def uniforms(self, position: int, purpose: str, count: int) -> np.ndarray:
         return np.full(count, self.accept if purpose == "accept" else self.recover)
-
-
-def accept_probability(target: Distribution, drafted: Distribution, token_id: int) -> float:
-    return min(1.0, target.prob(token_id) / drafted.prob(token_id))
-
-
-@given(distributions(), distributions())
-def test_accepted_plus_recovered_is_the_target(target: Distribution, drafted: Distribution) -> None:
-    """Leviathan et al. 2022, appendix A.1: draft(x)·min(1, target(x)/draft(x)) + P(reject)·residual(x) = target(x)."""
-    accepted = {int(x): drafted.prob(x) * accept_probability(target, drafted, x) for x in drafted.token_ids}
-    rejected = 1 - sum(accepted.values())
-    recovered = residual(target, drafted)
-    for x in range(VOCAB_SIZE):
-        assert accepted.get(x, 0.0) + rejected * recovered.prob(x) == pytest.approx(target.prob(x), abs=1e-12)
-
-
-@given(distributions(), st.integers(0, VOCAB_SIZE - 1))
-def test_the_same_for_a_draft_chosen_without_noise(target: Distribution, token_id: int) -> None:
-    certain = Distribution(np.array([token_id]), np.ones(1))
-    rejected = 1 - target.prob(token_id)
-    recovered = residual(target, certain)
-    for x in range(VOCAB_SIZE):
-        accepted = target.prob(x) if x == token_id else 0.0
-        assert accepted + rejected * recovered.prob(x) == pytest.approx(target.prob(x), abs=1e-12)
 
 
 @given(distributions(), distributions(), st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
@@ -107,20 +83,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class _SteadyCost(PassCost):
-    """A cost that stays: how fast the toy's calls are here must not decide whether the controller drafts."""
-
-    def follow(self, expected: float, seconds: float) -> None:
-        """Do nothing."""
-
-
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15)
     engine = outrider.Engine(bundle, CONFIG, tokenizer=ToyTokenizer())
-    slow, quick = (0.040, 0.040), (0.0004, 0.0004)  # so that drafts pay
-    engine.loaded["main"] = replace(engine.loaded["main"], cost=_SteadyCost((2, 16), slow, slow))
-    engine.draft_models["draft"].cost = _SteadyCost((1, 128), quick, quick)
+    fix_costs(engine, (0.040, 0.040), (0.0004, 0.0004))
     return engine
 
 

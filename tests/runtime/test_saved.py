@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from itertools import pairwise
@@ -221,43 +219,3 @@ def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     found = file.read()
     assert found is not None
     assert (found.near, found.contexts) == (cost.near, cost.contexts)
-
-
-ENGINE = """
-import sys
-from pathlib import Path
-import outrider
-from outrider.system import saved
-from outrider.testing import ToyTokenizer
-saved.FOLDER = Path(sys.argv[2])
-config = outrider.Config().replace(cache_size=0.005, max_new_tokens=4, overlap=True)
-engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), config, tokenizer=ToyTokenizer())
-print(len(engine.generate("hello", ignore_eos=True).token_ids))
-"""
-
-
-@pytest.mark.slow
-def test_an_engine_measures_anew_what_is_damaged(openvino_bundle: Bundle, tmp_path: Path) -> None:
-    """In a child process, because addressing a cache beyond its capacity crashes the process."""
-
-    def start() -> str:
-        command = [sys.executable, "-c", ENGINE, str(openvino_bundle.folder), str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert start() == "4\n"
-    damages: dict[str, list[Any]] = {
-        "contexts": [[-5, 999_999], [100_000, 999_999]],
-        "rows": [[-3, 5, 8, 9, 10, 12]],
-        "check": [-1, 1e300],
-    }
-    for name, values in damages.items():
-        for value in values:
-            for file in (tmp_path / "costs").iterdir():
-                record = json.loads(file.read_text())
-                if name in record["value"]:
-                    record["value"][name] = value
-                file.write_text(json.dumps(record))
-            assert start() == "4\n"
-            records = [json.loads(file.read_text())["value"] for file in (tmp_path / "costs").iterdir()]
-            assert len(records) == 3
-            assert value not in [record.get(name) for record in records]

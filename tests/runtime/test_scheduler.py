@@ -116,16 +116,6 @@ def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], m
         assert ended[i] - came <= min(by_order, by_size) + 2
 
 
-def test_earlier_prompts_are_read_first() -> None:
-    scheduler, left = Scheduler(512), [3000, 3000, 3000]
-    order = []
-    while any(left):
-        counts = scheduler.share(left, [False] * 3, [0] * 3)
-        left = [n - count for n, count in zip(left, counts, strict=True)]
-        order += [i for i, n in enumerate(left) if not n and i not in order]
-    assert order == [0, 1, 2]
-
-
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     counts = Scheduler(512).share([3000, 100], [False, False], [0, 0])
     assert counts[1] == 100

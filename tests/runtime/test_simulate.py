@@ -19,6 +19,7 @@ from outrider_bench.modes.mode import Run
 from outrider_bench.prompts import Prompt, Task
 from outrider_bench.simulation.profiles import Profile, read_profile
 from outrider_bench.simulation.simulate import _Clock, _Simulated, compare, simulate
+from toys import load_toy
 
 PROMPT = [1, 2, 3, 4]
 
@@ -27,8 +28,7 @@ PROMPT = [1, 2, 3, 4]
 def right(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """A pair whose draft model is always right."""
     bundle = save_toy_bundle(tmp_path_factory.mktemp("right"), draft_noise=0.0)
-    config = outrider.Config().replace(cache_size=0.005, max_new_tokens=33, ignore_eos=True, overlap=False)
-    return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
+    return load_toy(bundle, max_new_tokens=33, ignore_eos=True, overlap=False)
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import outrider
 from outrider.bundle import Bundle
 from outrider.drafters import AnswerStore
 from outrider.drafters.references import References
 from outrider.errors import OptionError
-from outrider.testing import ToyTokenizer
+from toys import in_threads, load_toy
 
 VOCAB = "ab" * 32
 EMPTY = 3 * 4096  # bytes of a store without answers
@@ -365,11 +364,7 @@ def test_threads_share_a_store_and_engines_a_file(tmp_path: Path, num_stores: in
             stores[number % num_stores].add([number, i, number + i])
             stores[number % num_stores].references()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(1, 5))
     assert sorted(answers_in(path)) == sorted([n, i, n + i] for n in range(1, 5) for i in range(100 // num_stores))
 
 
@@ -433,8 +428,7 @@ def test_an_engine_does_not_wait_for_the_file(
 ) -> None:
     """Nothing is lost of what it has answered meanwhile, and no answer is kept that would be deleted again."""
     path = tmp_path / "answers.bin"
-    config = outrider.Config().replace(cache_size=0.005, answer_store=str(path), drafter="suffix")
-    with outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()) as engine:
+    with load_toy(openvino_bundle, answer_store=str(path), drafter="suffix") as engine:
         store = engine._preparation.store
         assert store is not None
         engine.generate("warm up", max_new_tokens=4)

@@ -18,12 +18,8 @@ from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
 from in_the_loop import new_request, run
 from outrider.config import GenerationConfig
 from outrider.decoding.drafting import _allowed
-from outrider.decoding.loop import step
 from outrider.decoding.request import Request
-from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel, HiddenModel, MarkovHead
-from outrider.errors import RequestError
 from outrider.testing import FakeBackend, FakeHead
 from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
@@ -250,37 +246,6 @@ def test_a_panic_while_a_model_drafts_ends_that_draft_alone(grammars: Grammars, 
     state: Any = requests[0].grammar
     assert answer(main, *requests) == [plain, plain]
     assert len(panics) > 1
-
-
-@pytest.mark.parametrize("at", ["propose", "draft_ahead"])
-def test_what_a_drafter_raises_ends_its_own_requests_alone(grammars: Grammars, at: str) -> None:
-    """Whatever it is. They take no rows any more, and their answers are not saved."""
-
-    main, source, saved = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{3}"), list[Any]()
-    (plain,) = answer(main, make_request(grammars, source))
-
-    class Raises(Proposes):
-        goes_ahead = True
-
-        def propose(self, requests: Seq[Any]) -> list[Draft]:
-            if at == "propose":
-                raise Panic
-            return [Draft([plain[1]]) for _ in requests]
-
-        def draft_ahead(self, *_: Any) -> None:
-            raise Panic
-
-    failing, other = (make_request(grammars, source, drafter) for drafter in (Raises([]), None))
-    failing.ahead, failing.save = True, saved.append
-    assert admit(failing, main)
-    assert admit(other, main)
-    main.calls.clear()
-    while running := [request for request in (failing, other) if not request.ended]:
-        step(main, running, Scheduler(64))
-    assert isinstance(failing.error, RequestError)
-    assert other.sequence.generated_token_ids == plain
-    assert len(main.calls[1]) == (1 if at == "propose" else 2)
-    assert not saved
 
 
 def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> None:

@@ -30,6 +30,7 @@ from outrider.models.calls import submit
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Chunk, Draft, Drafter
 from outrider_bench.traces.timeline import Span, Timeline, read_timeline, summarise
+from toys import in_threads, load_toy
 
 pytestmark = pytest.mark.any_format
 
@@ -146,7 +147,7 @@ def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp
             if str(type(o).__module__).startswith(("outrider.decoding.trace", "outrider.models.calls"))
         ]
 
-    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(openvino_bundle)
     engine.generate("hello", **OPTIONS)
     assert not objects()
     with pytest.raises(RuntimeError), engine.trace(tmp_path / "out.json"):  # noqa: PT012
@@ -161,7 +162,7 @@ def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp
 @pytest.mark.parametrize("way", ["auto", "draft"])
 def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_path: Path, way: str) -> None:
     """They change no answer. Each trace has whole rounds, and ends all spans that it begins."""
-    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(openvino_bundle)
     options = {"max_new_tokens": 60, "ignore_eos": True} | WAYS[way]
     prompts = ["hello hello", "world", "abc abc abc"]
     expected = [engine.generate(prompt, **options).token_ids for prompt in prompts]
@@ -276,11 +277,7 @@ def test_requests_at_the_same_time_have_lanes_of_their_own(toy_engine: outrider.
 
     with toy_engine.trace(tmp_path / "out.json"):
         for _ in range(2):
-            threads = [threading.Thread(target=ask, args=(i,)) for i in range(5)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(ask, range(5))
     read_strictly(tmp_path / "out.json")
     timeline = read_timeline(tmp_path / "out.json")
     lives = [span for span in timeline.of("request") if span.depth == 0]
@@ -315,7 +312,7 @@ class Counting(Failing):
 def test_what_is_cancelled_or_fails_ends_in_the_trace(
     openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(openvino_bundle)
     engine.add_drafter("failing", Failing())
     cancel = threading.Event()
     with engine.trace(tmp_path / "out.json"):
@@ -385,8 +382,7 @@ def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: P
 
 @pytest.mark.every_format
 def test_what_is_drafted_ahead_is_seen(toy_bundle: Bundle, tmp_path: Path) -> None:
-    config = outrider.Config().replace(cache_size=0.005, overlap=True)
-    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    engine = load_toy(toy_bundle, overlap=True)
     plain = engine.generate("hello hello", **OPTIONS, drafter=None)
     with engine.trace(tmp_path / "out.json"):
         result = engine.generate("hello hello", **OPTIONS | WAYS["draft"])
@@ -491,30 +487,6 @@ def test_the_command_line(
     assert drawing.count('class="fill kept"') == sum(span.args["accepted"] for span in rounds) + 1  # and the legend's
     assert run(["trace", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rounds"] == len(read_timeline(path).rounds)
-
-
-def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "out.json"
-    head = '{"ph":"M","pid":1,"tid":1,"name":"thread_name","ts":0,"args":{"name":"main"}}'
-    span = '{"ph":"X","pid":1,"tid":1,"name":"round","cat":"request","ts":0,"dur":5,"args":{}}'
-    for events, message in (
-        ("{}", "is not a trace"),
-        ("", "is not a trace"),
-        ("[\nx\n1\n]", "line 2"),
-        ("[\n1\n]", "is not a trace"),
-        ('[\n{"ph":"X"}\n]', "is not a trace"),
-        (f"[\n{head.replace('0', 'null')}\n]", "is not a trace"),
-        (f"[\n{span}\n]", "is not a trace"),  # in a lane without a name
-        (f"[\n{head},\n{span}\n]", "is not a trace"),  # a round without counts of draft tokens
-        (f"[\n{head.replace('main', chr(0xDCFF))}\n]", "line 2"),  # not UTF-8
-    ):
-        path.write_text(events, encoding="utf-8", errors="surrogateescape")
-        assert run(["trace", str(path)]) == 2
-        assert message in capsys.readouterr().err.replace("\n", " ")
-    path.write_bytes(f"[\n{head},\n".encode() + head.replace("main", "é").encode()[:-4])  # cut within a character
-    assert not read_timeline(path).is_whole
-    assert run(["trace", str(tmp_path / "none")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_a_trace_without_a_round_is_not_drawn(

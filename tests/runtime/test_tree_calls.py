@@ -9,7 +9,8 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.types import Chunk, Draft, Exactness, Prompt, Rounding, RowRule
+from outrider.types import Chunk, Draft, Drafter, Exactness, Prompt, Rounding, RowRule
+from toys import load_toy
 
 RULES = ("as it is chosen", "separate", "two rows a sequence")
 
@@ -27,17 +28,13 @@ def random_tree(rng: np.random.Generator, most: int = 7, vocab_size: int = 39) -
 
 
 @dataclass
-class Trees:
+class Trees(Drafter):
     """Proposes random trees. Every other one has the plain text's next tokens on one of its branches."""
 
     text: list[int]
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     num_assistant_tokens: int = 8
-    seconds: float = 0.0
     shapes: set[int] = field(default_factory=set)
-
-    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-        return True
 
     def propose(self, requests: Any) -> list[Draft]:
         drafts = []
@@ -54,12 +51,6 @@ class Trees:
             self.shapes.add(len(draft.branches))
             drafts.append(draft)
         return drafts
-
-    def observe(self, sequence: Any, committed: Any) -> None:
-        pass
-
-    def release(self, sequence: Any) -> None:
-        pass
 
 
 @pytest.fixture(params=["toy", pytest.param("SmolLM2", marks=pytest.mark.slow)])
@@ -119,7 +110,7 @@ def test_rows_of_trees_have_the_bits_of_chains(engine: outrider.Engine, rule: st
 @pytest.mark.parametrize("repetition_penalty", [1.0, 1.3])
 def test_trees_leave_the_text_as_it_is(toy_bundle: Bundle, options: dict[str, Any], repetition_penalty: float) -> None:
     """On ONNX Runtime, their first candidates are verified."""
-    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(toy_bundle)
     options = {**options, "max_new_tokens": 60, "ignore_eos": True, "repetition_penalty": repetition_penalty}
     for number in range(3):
         prompt = np.random.default_rng(number).integers(0, 39, 20 + 9 * number).tolist()
@@ -134,8 +125,7 @@ def test_trees_leave_the_text_as_it_is(toy_bundle: Bundle, options: dict[str, An
 
 def test_a_full_cache_makes_chains_of_trees(openvino_bundle: Bundle) -> None:
     """The text is the same, and no request waits for blocks that only branches would need."""
-    config = outrider.Config().replace(cache_size=0.0013, enable_prefix_caching=False)
-    engine = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+    engine = load_toy(openvino_bundle, cache_size=0.0013, enable_prefix_caching=False)
     num = engine.max_tokens - 8
     prompt = [1, 2, 3, 4, 5]
     plain = engine.generate(prompt, drafter=None, max_new_tokens=num, ignore_eos=True)

@@ -72,14 +72,6 @@ def test_rejection_gives_the_main_models_joint_distribution(
     assert largest_difference(law, plain_law(models, length)) < 1e-12
 
 
-@settings(max_examples=10)
-@given(st.integers(0, 2**31), st.sampled_from(REJECTION), st.sampled_from([[-1, -1, 0, 0], [-1, -1, -1, -1]]))
-def test_the_same_with_four_tokens(seed: int, verifier: Any, shape: list[int]) -> None:
-    models = Models(seed, vocab_size=4)
-    law, _ = output_law(verifier, models, shape, False, 3)
-    assert largest_difference(law, plain_law(models, 3)) < 1e-12
-
-
 @settings(max_examples=20)
 @given(models, st.booleans())
 def test_a_sibling_more_accepts_no_less(models: Models, certain: bool) -> None:

@@ -283,13 +283,6 @@ def test_images_are_for_models_that_see_them(tiny: Path, engine: outrider.Engine
         engine.generate(asking(picture(1)), chat_template=False)
 
 
-def test_a_bundle_without_its_encoder_is_refused(seeing: Path, tmp_path: Path) -> None:
-    shutil.copytree(seeing, tmp_path / "bundle")
-    (tmp_path / "bundle" / "vision" / "openvino_model.xml").unlink()
-    with pytest.raises(outrider.BundleError, match=r"vision/openvino_model.xml is missing"):
-        read_bundle(tmp_path / "bundle")
-
-
 # Answers
 
 

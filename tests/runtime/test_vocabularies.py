@@ -7,18 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from in_the_loop import new_request
 from outrider.config import GenerationConfig
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Intersection, Text, TokenMap, Vocabulary
-from outrider.drafters.controller import Fixed
 from outrider.drafters.translation import Translation
 from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Noise, Sequence
+from outrider.types import Noise
 
 Way = Literal["intersection", "text"]
 WAYS: tuple[Way, ...] = ("intersection", "text")
@@ -59,16 +58,16 @@ class Twin(FakeBackend):
 
 def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **options: Any) -> Request:
     config = GenerationConfig(**options)
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt)),
-        sampler=LogitsSampler(config, prompt),
+    return new_request(
+        prompt,
+        drafter,
+        options,
         verifier=Coupled() if config.temperature else Greedy(),
         sampled=config.temperature > 0,
         noise=Noise(config.seed or 0),
         text=TextStream(ToyTokenizer(MAIN).decode, config.stop),
         max_new_tokens=config.max_new_tokens or 30,
         eos_token_ids=frozenset(() if config.ignore_eos else {len(MAIN) - 1}),
-        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=n if drafter else 0,
     )
 
