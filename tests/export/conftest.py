@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -49,6 +50,23 @@ def in_this_process(request: pytest.FixtureRequest) -> Iterator[None]:
         if not request.node.get_closest_marker("children"):
             convert_here(patch)
         yield
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny bundle, to add to."""
+    return shutil.copytree(tiny, tmp_path / "bundle")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch has one: toys are too small for two."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -32,12 +32,6 @@ TOKENS = [*np.random.default_rng(0).integers(20, 400, 32).tolist()]
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
-@pytest.fixture
-def folder(tiny: Path, tmp_path: Path) -> Path:
-    """A bundle to add adapters to."""
-    return shutil.copytree(tiny, tmp_path / "bundle")
-
-
 def spoil_config(**fields: Any) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         known = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

@@ -30,12 +30,6 @@ ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assista
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 
 
-@pytest.fixture
-def folder(tiny: Path, tmp_path: Path) -> Path:
-    """A bundle to add drafters to."""
-    return shutil.copytree(tiny, tmp_path / "bundle")
-
-
 SOME = ("eagle3", "dflash", "hydra", "masks")  # one of each kind of backend; a bundle of all takes ten seconds to load
 
 
@@ -88,31 +82,16 @@ def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
     engine.bundle.check_hashes()
 
 
-def no_config(folder: Path) -> dict[str, Any]:
-    write_head(folder, "eagle")
-    (folder / "config.json").unlink()
-    return {}
+def spoils(kind: str, name: str, change: Callable[[bytes], bytes | None]) -> Any:
+    """A checkpoint with one file that is changed, or not there."""
 
+    def write(folder: Path) -> dict[str, Any]:
+        path = write_head(folder, kind) / name
+        changed = change(path.read_bytes())
+        path.unlink() if changed is None else path.write_bytes(changed)
+        return {}
 
-def a_model(folder: Path) -> dict[str, Any]:
-    write_head(folder, "eagle", architectures=["BertModel"])
-    return {}
-
-
-def damaged(folder: Path) -> dict[str, Any]:
-    path = write_head(folder, "eagle3") / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-4000])
-    return {}
-
-
-def no_tensors(folder: Path) -> dict[str, Any]:
-    (write_head(folder, "mtp") / "model.safetensors").unlink()
-    return {}
-
-
-def broken_config(folder: Path) -> dict[str, Any]:
-    (write_head(folder, "mtp") / "config.json").write_text("{", encoding="utf-8")
-    return {}
+    return write
 
 
 def writes(kind: str, tensors: Any = None, options: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -133,10 +112,13 @@ def changed(kind: str, **changes: Any) -> Callable[[], Any]:
 
 # How a checkpoint and options are made, and what is said: of options an of checkpoints an ExportError.
 WRONG: dict[str, tuple[Any, str]] = {
-    "no config.json": (no_config, "is no drafter of a kind that is known: blockwise, dflash, dspark, eagle"),
-    "no model either": (a_model, "is no drafter of a kind that is known"),
+    "no config.json": (
+        spoils("eagle", "config.json", lambda _: None),
+        "is no drafter of a kind that is known: blockwise, dflash, dspark, eagle",
+    ),
+    "no model either": (writes("eagle", architectures=["BertModel"]), "is no drafter of a kind that is known"),
     "architectures is null": (writes("eagle", architectures=[]), "is no drafter of a kind"),
-    "config.json is damaged": (broken_config, "config.json cannot be read"),
+    "config.json is damaged": (spoils("mtp", "config.json", lambda _: b"{"), "config.json cannot be read"),
     "config.json lacks a number": (
         writes("eagle", num_attention_heads=None),
         "config.json has no 'num_attention_heads', which eagle",
@@ -148,8 +130,11 @@ WRONG: dict[str, tuple[Any, str]] = {
         writes("dflash", dflash_config={"target_layer_ids": [0, 9], "mask_token_id": 1}),
         "reads hidden states 'hidden_states.10', and the main model's graph has hidden_states.0 to hidden_states.2",
     ),
-    "damaged tensors": (damaged, "model.safetensors is missing or damaged"),
-    "no tensors": (no_tensors, r"has no \*.safetensors"),
+    "damaged tensors": (
+        spoils("eagle3", "model.safetensors", lambda content: content[:-4000]),
+        "model.safetensors is missing or damaged",
+    ),
+    "no tensors": (spoils("mtp", "model.safetensors", lambda _: None), r"has no \*.safetensors"),
     "a tensor is missing": (
         writes("eagle", without("eagle", "layers.0.mlp.up_proj.weight")),
         "does not fit as a drafter of kind eagle: The drafter has no weights 'layers.0.mlp.up_proj.weight'",
@@ -168,13 +153,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         writes("eagle3", lambda: tensors_of("eagle3", hidden=48), hidden_size=48),
         "reads hidden states of 144 numbers, and 3 layers of this main model have 192",
     ),
-    **{
-        f"other hidden size, {kind}": (
-            writes(kind, lambda kind=kind: tensors_of(kind, hidden=48)),
-            "with hidden_size 48",
-        )
-        for kind in ("medusa", "hydra", "blockwise")
-    },
+    "other hidden size, medusa": (writes("medusa", lambda: tensors_of("medusa", hidden=48)), "with hidden_size 48"),
     "fewer tokens than logits": (
         writes("medusa", changed("medusa", token_map=TOKEN_MAP[:9])),
         "has 150 rows, and lists 9 tokens",

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-import outrider
+from exports import check_answers
 from outrider.bundle import Bundle, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export.distill import progress
@@ -66,14 +65,11 @@ def test_only_one_process_works_in_a_folder(options: Options) -> None:
         distill(options)
 
 
-def test_a_name_that_the_bundle_has_is_refused_at_once(tmp_path: Path, toy_bundle: Bundle) -> None:
+def test_a_name_that_is_taken_is_refused_at_once(tmp_path: Path, toy_bundle: Bundle) -> None:
     into = replace(OPTIONS, into=toy_bundle.folder)
     with pytest.raises(OptionError, match="has a drafter 'draft' already"):
         check_options(replace(into, output=tmp_path / "draft"))
     check_options(replace(into, output=tmp_path / "another"))
-
-
-def test_an_output_that_exists_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="exists. Choose another name"):
         check_options(replace(OPTIONS, output=tmp_path))
 
@@ -160,9 +156,7 @@ def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
     rows = table(trials, 3.0)
     assert [row[0] for row in rows if row[-1] == "taken"] == ["medusa"]
     assert rows[1] == ["eagle3", "50% 50% 50% 50%", "2", "1.50×", "1.00", "10.00 of 3.00", ""]
-
-
-def test_where_nothing_gains_yet_acceptance_decides() -> None:
+    # Where nothing gains yet, acceptance decides.
     trials = [trial("eagle3", 1.0, 1.0, 0.3), trial("medusa", 1.0, 0.1, 0.2)]
     assert choose(trials, 10.0).kind == "eagle3"
 
@@ -330,16 +324,6 @@ def main_model(convert: Any, make_checkpoint: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.txt"
     path.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
@@ -375,11 +359,7 @@ def test_a_draft_model_is_cut_healed_and_added(
     assert found.report["trained_answer_tokens"] > 0
     (drafter,) = read_bundle(main_model).manifest.drafters
     assert (drafter.name, drafter.kind, drafter.model.geometry.num_layers) == ("cut", "draft_model", 2)
-    with outrider.load(main_model, drafter="cut") as engine:
-        plain = engine.generate("Count from 3 to 12, please.", max_new_tokens=24, drafter=None)
-        drafted = engine.generate("Count from 3 to 12, please.", max_new_tokens=24, num_assistant_tokens=3)
-    assert drafted.token_ids == plain.token_ids
-    assert drafted.stats.num_draft_tokens > 0
+    check_answers(main_model, "Count from 3 to 12, please.", "cut")
 
 
 @pytest.mark.slow
@@ -407,13 +387,7 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
     assert training["main_model"]["license"] == "mit"
     assert training["held_out_acceptance_by_place"]
     assert (tmp_path / "drafter.work").is_dir()
-    name = read_bundle(main_model).manifest.drafters[0].name
-    with outrider.load(main_model, drafter=name) as engine:
-        for prompt in ("Count from 3 to 12, please.", "Hello"):
-            plain = engine.generate(prompt, max_new_tokens=24, drafter=None)
-            drafted = engine.generate(prompt, max_new_tokens=24, drafter=name, num_assistant_tokens=3)
-            assert drafted.token_ids == plain.token_ids
-            assert drafted.stats.num_draft_tokens > 0
+    check_answers(main_model, "Count from 3 to 12, please.", read_bundle(main_model).manifest.drafters[0].name)
 
 
 @pytest.mark.slow

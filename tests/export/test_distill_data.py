@@ -413,9 +413,3 @@ def test_a_model_without_a_chat_template_is_asked_the_users_prompts_alone(
 def test_a_recipe_is_checked(values: dict[str, Any]) -> None:
     with pytest.raises(ExportError, match="The recipe asks for"):
         Recipe(**{"num_tokens": 100} | values)
-
-
-def test_shards_are_of_a_reasonable_size() -> None:
-    assert Recipe(2_000_000).shard_size == 512
-    assert Recipe(200_000).shard_size == 125
-    assert Recipe(100).shard_size == 64

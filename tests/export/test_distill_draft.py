@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-import outrider
-from exports import Recorder
+from exports import Recorder, check_answers
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, export_bundle
@@ -252,12 +251,10 @@ def kl_of(head: DraftModel, batch: Batch) -> float:
 def test_training_brings_the_main_models_distribution_nearer(model: Any, loaded: Any, token_ids: Any) -> None:
     cut_layers(model, [0, 1, 5])
     head = DraftModel(model, None if token_ids is None else torch.tensor(token_ids))
-    embedding = model.get_input_embeddings().weight.clone()
     batches = [batch_of(loaded, seed, rows=12) for seed in range(4)]
     before = kl_of(head, batches[0])
     train(head, batches, 40)
     assert kl_of(head, batches[0]) < 0.8 * before
-    assert torch.equal(embedding, model.get_input_embeddings().weight)
 
 
 def test_embeddings_stay_as_they_are(model: Any, batch: Batch) -> None:
@@ -434,10 +431,4 @@ def test_an_exported_pair_says_what_the_main_model_says(
     (drafter,) = read_bundle(bundle.folder).manifest.drafters
     assert (drafter.model.geometry.num_layers, drafter.num_proposed_tokens) == (3, len(TOKEN_IDS))
     assert bundle.read_proposed(drafter).tolist() == TOKEN_IDS
-    engine = outrider.load(bundle.folder, cache_size=0.01)
-    fixed: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
-    asked: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
-    for option in asked:
-        answers = [engine.generate("def quicksort", drafter=drafter, **fixed, **option) for drafter in (None, "draft")]
-        assert answers[0].token_ids == answers[1].token_ids
-        assert answers[1].stats.num_draft_tokens > 0
+    check_answers(bundle.folder, "def quicksort")

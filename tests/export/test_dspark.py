@@ -228,9 +228,9 @@ def test_a_cut_vocabulary_is_one_of_three_matrices(bundle: Bundle, shared: Any) 
         np.testing.assert_allclose(draft.confidences, chances, rtol=2e-3)
 
 
-def test_it_proposes_the_tokens_that_it_was_trained_for(tiny: Path, tmp_path: Path) -> None:
+def test_it_proposes_the_tokens_that_it_was_trained_for(folder: Path, tmp_path: Path) -> None:
     token_ids = sorted({*range(0, TOKENS, 2), *range(8)})
-    folder, head = shutil.copytree(tiny, tmp_path / "bundle"), write_head(tmp_path / "head", "dspark")
+    head = write_head(tmp_path / "head", "dspark")
     (head / "draft_vocab.json").write_text(json.dumps({"token_ids": token_ids}), encoding="utf-8")
     for name, asked in (("trained", None), ("all", "all"), ("fewer", 100)):
         bundle = add_drafter(folder, head, name=name, draft_vocab=asked)
@@ -281,17 +281,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_refused(tiny: Path, tmp_path: Path, case: str) -> None:
+def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, case: str) -> None:
     changes, said = WRONG[case]
-    folder = shutil.copytree(tiny, tmp_path / "bundle")
     with pytest.raises(ExportError, match=said):
         add_drafter(folder, write_head(tmp_path / "head", "dspark", **changes))
     assert not read_bundle(folder).manifest.drafters
 
 
-def test_a_smaller_vocabulary_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_a_smaller_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     tensors = tensors_of("dspark")
     tensors |= {f"markov_head.markov_w{i}.weight": tensors[f"markov_head.markov_w{i}.weight"][:300] for i in (1, 2)}
-    folder = shutil.copytree(tiny, tmp_path / "bundle")
     with pytest.raises(ExportError, match="Markov head has 300 tokens, and the main model has 404"):
         add_drafter(folder, write_head(tmp_path / "head", "dspark", tensors, vocab_size=300))

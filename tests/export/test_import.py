@@ -139,25 +139,6 @@ def test_the_logits_are_the_sources_for_all_rows_and_for_some(genai: Path, tmp_p
     np.testing.assert_array_equal(last, expected[-1:])
 
 
-def test_onnxruntime_genai_still_runs_the_file(genai: Path, folder: Path, tmp_path: Path) -> None:
-    og = pytest.importorskip("onnxruntime_genai")
-    bundle = import_bundle(genai, output=tmp_path / "bundle")
-    for name in ("model.onnx", "model.onnx.data"):
-        shutil.copyfile(bundle.folder / "main" / name, folder / name)
-    texts = []
-    for each in (genai, folder):
-        model = og.Model(str(each))
-        params = og.GeneratorParams(model)
-        params.set_search_options(max_length=40, do_sample=False)
-        generator = og.Generator(model, params)
-        generator.append_tokens(list(range(20, 30)))
-        while not generator.is_done():
-            generator.generate_next_token()
-        texts.append(list(map(int, generator.get_sequence(0))))
-    assert len(texts[0]) > 10
-    assert texts[0] == texts[1]
-
-
 @pytest.mark.parametrize("name", ["onnx/model_quantized.onnx", "onnx/model.onnx", "onnx/model_q8.onnx"])
 def test_a_community_folder_becomes_a_bundle(community: Path, genai: Path, name: str, tmp_path: Path) -> None:
     bundle = import_bundle(community, output=tmp_path / "bundle", file=name)

@@ -1,7 +1,6 @@
 """Mask tokens in a main model's graph: they are read as embeddings, and change no bit of anything else."""
 
 import functools
-import shutil
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -137,9 +136,8 @@ def test_models_in_onnx_are_refused(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cache_size", [0.02, 0.0006], ids=["room", "no room"])
-def test_nothing_of_them_stays_in_the_cache(tiny: Path, tmp_path: Path, cache_size: float) -> None:
+def test_nothing_of_them_stays_in_the_cache(folder: Path, tmp_path: Path, cache_size: float) -> None:
     """Answers that go on from what was read beside masks are those of an engine without any."""
-    folder = shutil.copytree(tiny, tmp_path / "bundle")
     add_drafter(folder, write_head(tmp_path / "head", "masks"))
     texts = []
     for drafter in (None, "masks"):
@@ -159,8 +157,7 @@ def test_nothing_of_them_stays_in_the_cache(tiny: Path, tmp_path: Path, cache_si
     assert texts[0] == texts[1]
 
 
-def test_an_engine_for_another_drafter_has_none(tiny: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny, tmp_path / "bundle")
+def test_an_engine_for_another_drafter_has_none(folder: Path, tmp_path: Path) -> None:
     add_drafter(folder, write_head(tmp_path / "head", "masks"), name="ahead")
     for drafter, count in (("ahead", 3), ("auto", 3), ("suffix", 0), (None, 0)):
         with outrider.load(folder, cache_size=0.02, drafter=drafter) as engine:

@@ -221,18 +221,6 @@ def test_no_weight_is_off_by_more_than_a_step(rows: int, columns: int, seed: int
     assert (off <= 0.501 * step)[np.abs(inside) < 126.5].all()
 
 
-def test_it_is_the_quantiser_of_onnxruntime(pair: tuple[Bundle, Any], tied: Path) -> None:
-    """The tied matrix, which onnxruntime quantised, from the checkpoint's weights."""
-    from safetensors.numpy import load_file
-
-    weights = Weights(load(pair[0].folder / "main" / "model.onnx"), pair[0].folder / "main")
-    values, scales = quantise(load_file(tied / "model.safetensors")["model.embed_tokens.weight"], 64)
-    head = next(node for node in weights.model.graph.node if node.output[0] == "logits")
-    assert np.allclose(scales, weights.read(head.input[2]).reshape(scales.shape), rtol=1e-6)
-    assert (values.astype(int) - weights.read(head.input[1])).__abs__().max() <= 1  # ties go one way or the other
-    assert (values == weights.read(head.input[1])).mean() > 0.999
-
-
 # The cut output matrix
 
 

@@ -1,6 +1,5 @@
 """Main models in ONNX for drafters that read hidden states: outputs of them, and what such drafters share."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ import onnxruntime
 import pytest
 import torch
 from onnx import helper, numpy_helper
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 import outrider
 from exports import content
+from heads import HEAD_SIZE, HEADS, HIDDEN, TOKENS, VOCAB, tensors_of, write_head
 from onnx_decoder import decoder
 from outrider.bundle import Bundle
 from outrider.bundle.hashes import list_files
@@ -29,16 +29,20 @@ from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
 from outrider_export.heads.onnx_main import add_outputs, hidden_states_of
 from outrider_export.onnx_files import Weights, load
 from outrider_export.onnx_matrices import dequantise
+from toys import load_toy
 
 IDS = np.arange(3, 27)[None]
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A bundle whose main model has the builder's form."""
-    made = save_toy_bundle(tmp_path_factory.mktemp("bundle") / "made", formats=("onnx", "onnx"), draft=False)
-    onnx.save(decoder(made.manifest.main.geometry), made.model_path(made.manifest.main))
-    write_manifest(made.folder, msgspec.structs.replace(made.manifest, files=list_files(made.folder)))
+    """A bundle whose main model has the builder's form, and the sizes of random heads."""
+    folder = tmp_path_factory.mktemp("bundle") / "made"
+    made = save_toy_bundle(folder, formats=("onnx", "onnx"), draft=False, vocab_size=TOKENS)
+    geometry = Geometry("toy", 2, HEADS, HEADS, HEAD_SIZE, HIDDEN, 512, VOCAB)
+    onnx.save(decoder(geometry), made.model_path(made.manifest.main))
+    main = msgspec.structs.replace(made.manifest.main, geometry=geometry)
+    write_manifest(folder, msgspec.structs.replace(made.manifest, main=main, files=list_files(folder)))
     return outrider.read_bundle(made.folder)
 
 
@@ -63,52 +67,6 @@ def tap(bundle: Bundle, names: list[str], to: Path) -> Path:
     add_outputs(model, hidden_states_of(model), names, width)  # what is there stays
     (to / "model.onnx").write_bytes(model.SerializeToString())
     return to / "model.onnx"
-
-
-def write_head(folder: Path, main: Geometry, kind: str, *, own_matrix: bool = True) -> Path:
-    """A random drafter's checkpoint."""
-    rng = np.random.default_rng(1)
-    hidden, heads, size, width = main.hidden_size, main.num_heads, main.head_size, main.logits_width
-    shapes: dict[str, tuple[int, ...]] = {"lm_head.weight": (width, hidden)} if own_matrix else {}
-    config: dict[str, Any] = {
-        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": size, "num_hidden_layers": 1,
-        "vocab_size": width,
-    }  # fmt: skip
-    if kind == "medusa":
-        shapes = {f"{i}.0.linear.weight": (hidden, hidden) for i in range(3)}
-        shapes |= {f"{i}.0.linear.bias": (hidden,) for i in range(3)} | {
-            f"{i}.1.weight": (width, hidden) for i in range(3)
-        }
-        config |= {"medusa_num_heads": 3}
-    if kind == "blockwise":
-        shapes = {f"{i}.{name}.weight": (hidden, hidden) for i in range(3) for name in ("up", "down")}
-        config |= {"architectures": ["BlockwiseHeads"], "num_heads": 3}
-    if kind in ("eagle3", "dflash", "dspark"):
-        layer, read = ("midlayer", 2 * hidden) if kind == "eagle3" else ("layers.0", hidden)
-        shapes |= {f"{layer}.self_attn.{name}_proj.weight": (heads * size, read) for name in "qkv"}
-        shapes |= {f"{layer}.self_attn.o_proj.weight": (hidden, heads * size), "norm.weight": (hidden,)}
-        shapes |= {f"{layer}.mlp.{name}_proj.weight": (2 * hidden, hidden) for name in ("gate", "up")}
-        shapes |= {f"{layer}.mlp.down_proj.weight": (hidden, 2 * hidden), "fc.weight": (hidden, 2 * hidden)}
-        shapes |= {f"{layer}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
-        if kind == "eagle3":
-            shapes["midlayer.hidden_norm.weight"] = (hidden,)
-            config |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [0, 2]}
-        else:
-            shapes["hidden_norm.weight"] = (hidden,)
-            if kind == "dspark":
-                config |= {"markov_rank": 4, "markov_head_type": "gated", "enable_confidence_head": False}
-                config |= {"architectures": ["Qwen3DSparkModel"], "mask_token_id": 1, "target_layer_ids": [0, 1]}
-                shapes |= {f"markov_head.markov_w{i}.weight": (width, 4) for i in (1, 2)}
-                shapes |= {"markov_head.gate_proj.weight": (4, hidden + 4), "markov_head.gate_proj.bias": (4,)}
-            own = {"mask_token_id": 1, "target_layer_ids": [0, 1]}
-            config = {"architectures": ["DFlashDraftModel"], "block_size": 4, "dflash_config": own} | config
-    folder.mkdir()
-    tensors = {
-        name: (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32) for name, shape in shapes.items()
-    }
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
 
 
 # Outputs of hidden states
@@ -145,7 +103,8 @@ def test_hidden_states_of_a_converted_model_are_those_of_torch(
 def test_another_form_is_refused_and_the_bundle_stays(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "toy", formats=("onnx", "onnx"), draft=False)
     before = content(bundle.folder)
-    head = write_head(tmp_path / "head", bundle.manifest.main.geometry, "medusa")
+    tensors = tensors_of("medusa", hidden=bundle.manifest.main.geometry.hidden_size)
+    head = write_head(tmp_path / "head", "medusa", tensors, hidden_size=None)
     with pytest.raises(
         ExportError, match="'last_hidden_state', and the main model's graph has none in a form that is known"
     ):
@@ -163,16 +122,19 @@ def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
     linked = tmp_path / "before.onnx"
     linked.hardlink_to(tmp_path / "bundle" / "main" / "model.onnx")
     before = linked.read_bytes()
-    head = write_head(tmp_path / "head", toy.manifest.main.geometry, kind)
+    tensors = tensors_of(kind)
+    if kind == "dflash":
+        tensors["lm_head.weight"] = np.random.default_rng(2).standard_normal((VOCAB, HIDDEN)).astype(np.float32)
+    head = write_head(tmp_path / "head", kind, tensors)
     made = add_drafter(tmp_path / "bundle", head, weights="fp32")
     made.check_hashes()
     assert linked.read_bytes() == before
-    engine = outrider.Engine(made, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine = load_toy(made, tokenizer=ToyTokenizer([b"a"] * TOKENS))
     assert engine.main.capabilities.features == made.manifest.drafters[0].features
     several: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1, "seed": 5}]
     for options in several:
         options |= {"max_new_tokens": 60, "num_assistant_tokens": 3}
-        answers = [engine.generate("abcabc", drafter=name, **options) for name in (None, kind)]
+        answers = [engine.generate([7, 8, 9] * 2, drafter=name, **options) for name in (None, kind)]
         assert answers[0].token_ids == answers[1].token_ids
         assert answers[1].stats.num_draft_tokens > 0
 
@@ -181,8 +143,10 @@ def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
 def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: Any, tmp_path: Path, kind: str) -> None:
     """A tied matrix in 8 bits; the drafter's own is cut."""
     shutil.copytree(convert(tied, format="onnx")[0].folder, tmp_path / "bundle")
-    bundle = outrider.read_bundle(tmp_path / "bundle")
-    head = write_head(tmp_path / "head", bundle.manifest.main.geometry, kind, own_matrix=False)
+    tensors = {
+        name: values for name, values in tensors_of(kind).items() if name not in ("lm_head.weight", "d2t", "t2d")
+    }
+    head = write_head(tmp_path / "head", kind, tensors)
     made = add_drafter(tmp_path / "bundle", head, draft_vocab=300)
     assert made.manifest.drafters[0].num_proposed_tokens == 300
     engine = outrider.Engine(made, outrider.Config().replace(cache_size=0.01))
@@ -193,8 +157,7 @@ def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: A
 
 
 def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> None:
-    main = convert(tied, format="onnx")[0].manifest.main
-    head = write_head(tmp_path / "head", main.geometry, "medusa")
+    head = write_head(tmp_path / "head", "medusa")
     bundle = convert(tied, head, format="onnx")[0]
     (drafter,) = bundle.manifest.drafters
     assert (drafter.kind, drafter.model.format, drafter.features) == ("medusa", "openvino", ("last_hidden_state",))

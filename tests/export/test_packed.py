@@ -21,11 +21,6 @@ ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assista
 
 
 @pytest.fixture
-def folder(tiny: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny, tmp_path / "bundle")
-
-
-@pytest.fixture
 def packed(tiny: Path, tmp_path: Path) -> Path:
     made = shutil.copytree(tiny, tmp_path / "made")
     return pack(add_drafter(made, write_head(tmp_path / "head", "eagle3")), "eagle3", tmp_path / "packed")

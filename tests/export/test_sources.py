@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils._paths import filter_repo_objects
 
+from exports import Recorder
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE
@@ -113,21 +114,12 @@ def hub(make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_the_resolved_commit_is_recorded(hub: list[dict[str, Any]], tmp_path: Path) -> None:
-    phases: list[Any] = []
-
-    class Progress:
-        def phase(self, name: str, total: int | None = None) -> None:
-            phases.append([name, total, 0])
-
-        def advance(self, count: int) -> None:
-            phases[-1][2] += count
-
-        def note(self, text: str) -> None: ...
-
-    bundle = export_bundle("org/tiny", output=tmp_path / "b", revision="v1", weights="fp16", progress=Progress())
+    told = Recorder()
+    bundle = export_bundle("org/tiny", output=tmp_path / "b", revision="v1", weights="fp16", progress=told)
     source = bundle.manifest.main.source
     assert (source.id, source.kind, source.revision) == ("org/tiny", "hub", COMMIT)
-    assert phases[0] == ["download main", 2000, 2000]
+    assert told.phases[0] == "download main"
+    assert told.num_bytes >= 2000
     assert [call["revision"] for call in hub] == ["v1", COMMIT]
     assert hub[1]["allow_patterns"] == list(ALLOWED)
 
@@ -177,7 +169,7 @@ def test_ctrl_c_does_not_wait_for_the_download(tmp_path: Path, monkeypatch: pyte
 
     def download(_: str, **options: Any) -> Any:
         if options.get("dry_run"):
-            return []
+            raise errors.DryRunError("not reached")
         bar = options["tqdm_class"](total=1 << 60, unit="B")
         try:
             while True:
@@ -185,10 +177,8 @@ def test_ctrl_c_does_not_wait_for_the_download(tmp_path: Path, monkeypatch: pyte
         finally:
             ended.set()
 
-    class Interrupts:
-        def phase(self, name: str, total: int | None = None) -> None: ...
-        def note(self, text: str) -> None: ...
-        def advance(self, _: int) -> None:
+    class Interrupts(Recorder):
+        def advance(self, count: int) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

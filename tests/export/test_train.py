@@ -1,7 +1,6 @@
 """Heads learn, are written whole, and are read back the same: with a tiny random main model."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,7 @@ from shards import counting, write_shard
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Toys are too small for two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -93,18 +93,6 @@ def test_prompts_are_those_of_transformers(engine: outrider.Engine, checkpoint: 
 
 
 @pytest.mark.slow
-def test_drafted_answers_are_those_of_plain_decoding(engine: outrider.Engine) -> None:
-    sampled: dict[str, Any] = {"temperature": 0.8, "seed": 5}
-    for options in ({}, sampled):
-        prompt = asking(PICTURES["tall"], PICTURES["wide"])
-        texts = {
-            drafter: engine.generate(prompt, drafter=drafter, max_new_tokens=24, ignore_eos=True, **options).token_ids
-            for drafter in (None, "suffix", "draft", "auto")
-        }
-        assert len({*map(tuple, texts.values())}) == 1
-
-
-@pytest.mark.slow
 def test_conversations_keep_their_answers_in_this_layout(engine: outrider.Engine) -> None:
     chat = engine.chat("Be brief.", max_new_tokens=12, ignore_eos=True)
     for message in (asking(PICTURES["tall"]), "Why?", asking(PICTURES["wide"], PICTURES["thin"]), "So?"):

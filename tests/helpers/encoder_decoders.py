@@ -2,6 +2,7 @@
 
 import json
 import struct
+import wave
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,10 @@ def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> NDArray[np.float3
     waves = [np.sin(2 * np.pi * (pitch + 30 * at) * at) for pitch in rng.uniform(100, 3000, size=4)]
     samples: NDArray[np.float32] = (0.2 * np.sum(waves, axis=0) + 0.02 * rng.normal(size=len(at))).clip(-1, 1)
     return samples.astype(np.float32)
+
+
+def write_wav(path: Path, frames: bytes, width: int = 2, channels: int = 1, rate: int = 16_000) -> None:
+    """A WAV file. width: bytes of a sample."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, width, rate, 0, "NONE", "NONE"))
+        file.writeframes(frames)

@@ -47,13 +47,13 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def check_answers(folder: Path, prompt: str) -> None:
+def check_answers(folder: Path, prompt: str, drafter: str = "draft") -> None:
     """Greedy and coupled text is the same, plain and drafted."""
     engine = outrider.load(folder, cache_size=0.01)
     options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
     fixed: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
     for option in options:
-        plain, drafted = (engine.generate(prompt, drafter=name, **fixed, **option) for name in (None, "draft"))
+        plain, drafted = (engine.generate(prompt, drafter=name, **fixed, **option) for name in (None, drafter))
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.num_draft_tokens > 0
 
