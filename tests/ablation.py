@@ -15,6 +15,7 @@ import inspect
 import statistics
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
@@ -149,164 +150,9 @@ SCENARIOS = [
 ]
 
 PARTS = [
-    Part(
-        "regret: long prompts are read at once", "drafters.controller.controller", "_QUICKLY_READ", "", "float('inf')"
-    ),
-    Part(
-        "regret: long prompts are not read",
-        "drafters.controller.controller",
-        "Controller._plan_model",
-        "own.regret += missed",
-        "pass",
-    ),
-    Part(
-        "reading: whatever is left of the answer",
-        "drafters.controller.controller",
-        "Controller._plan_model",
-        "gain > (1 if is_missed else _CLEARLY) * rate * price_left",
-        "is_missed or gain > _CLEARLY * rate * price_left",
-    ),
-    Part("reading: never at once", "drafters.controller.controller", "_CLEARLY", "", "float('inf')"),
-    Part(
-        "reading: no record of answers' lengths",
-        "drafters.controller.controller",
-        "Controller._plan_model",
-        "max(generated, answer.record.length.mean)",
-        "generated",
-    ),
-    Part("probing: never", "drafters.controller.answer", "ModelAnswer.probes", "self.waited < self.patience", "True"),
-    Part(
-        "probing: every round",
-        "drafters.controller.answer",
-        "ModelAnswer.probes",
-        "self.waited < self.patience",
-        "False",
-    ),
-    Part("probing: without patience", "drafters.controller.answer", "_LAST_PROBE", "", "8"),
-    Part(
-        "probing: not at once after a success",
-        "drafters.controller.answer",
-        "ModelAnswer.add",
-        "self.waited = self.patience = _FIRST_PROBE",
-        "pass",
-    ),
-    Part("luck: not with the model", "drafters.controller.answer", "ModelAnswer.chance", "self.luck.adjust", ""),
-    Part(
-        "luck: not with copies",
-        "drafters.controller.answer",
-        "Answer.copy_chances",
-        "[self.luck.adjust(chance, most)",
-        "[chance",
-    ),
-    Part(
-        "luck: a few right copies prove something",
-        "drafters.controller.answer",
-        "Answer.copy_chances",
-        "1.0 if careful else",
-        "",
-    ),
-    Part(
-        "luck: not in odds", "drafters.controller.acceptance", "Luck.adjust", "factor <= 1 else", "factor <= 9e9 else"
-    ),
-    Part("budget: none", "drafters.controller.answer", "Answer.budget", "return BUDGET", "return 0.0 and BUDGET"),
-    Part("budget: no limit", "drafters.controller.answer", "Answer.budget", "return BUDGET", "return 1e9 or BUDGET"),
-    Part(
-        "budget: nothing of the lead", "drafters.controller.answer", "Answer.budget", "self.lead", "min(self.lead, 0.0)"
-    ),
-    Part(
-        "budget: losses are forgotten",
-        "drafters.controller.answer",
-        "Answer.budget",
-        "self.lead",
-        "max(self.lead, 0.0)",
-    ),
-    Part(
-        "copies: no record of first tokens",
-        "drafters.controller.answer",
-        "Answer._copy_records",
-        "if i or self.goes_on else self.record.first_copies",
-        "",
-    ),
-    Part(
-        "copies: no careful estimate",
-        "drafters.controller.acceptance",
-        "Acceptance.careful",
-        "return lower_bound(",
-        "return max(",
-    ),
-    Part(
-        "model: no careful estimate",
-        "drafters.controller.acceptance",
-        "Share.careful",
-        "return lower_bound(self.mean, self.weight)",
-        "return self.mean",
-    ),
-    Part(
-        "model: no share of the answer's own",
-        "drafters.controller.answer",
-        "ModelAnswer.add",
-        "self.share.add(accepted)",
-        "pass",
-    ),
-    Part(
-        "calibration: confidences as they are",
-        "drafters.controller.acceptance",
-        "Acceptance.chance",
-        "return ",
-        "return confidence or ",
-    ),
-    Part("calibration: one bin", "drafters.controller.acceptance", "_EDGES", "", "()"),
-    Part(
-        "cost: the machine's speed is not followed",
-        "models.measure.cost",
-        "PassCost.follow",
-        "if _OUTLIER",
-        "if False and _OUTLIER",
-    ),
-    Part(
-        "cost: a change of rows is free",
-        "drafters.controller.controller",
-        "Controller._batch",
-        "cost.scale * (cost.change or 0.0)",
-        "0.0",
-    ),
-    Part("cost: a change is paid for in one round", "drafters.controller.batch", "_ROUNDS", "", "1"),
-    Part(
-        "rows: calls do not keep theirs",
-        "types.steady_rows",
-        "SteadyRows._next",
-        "if need >= now",
-        "if True or need >= now",
-    ),
-    Part(
-        "drafts: early ones are not capped",
-        "drafters.controller.controller",
-        "Controller._plan_model",
-        "min(longest, generated + 2)",
-        "longest",
-    ),
-    Part(
-        "sharing: each pays for a call alone",
-        "drafters.controller.controller",
-        "Controller._price",
-        "{len(read), min(before, len(read))} - {0, 1}",
-        "set()",
-    ),
-    Part("sharing: always all", "drafters.controller.controller", "Controller._price", ">= share", ">= 0"),
-    Part(
-        "sharing: all or alone",
-        "drafters.controller.controller",
-        "Controller._price",
-        "{len(read), min(before, len(read))}",
-        "{len(read)}",
-    ),
-    Part(
-        "rate: that of the answers, even if plain decoding is faster",
-        "drafters.controller.controller",
-        "Controller._batch",
-        ", together / plain)",
-        ", 0.0)",
-    ),
+    Part(name, module, place, *([""] * (2 - len(change)) + change))
+    for module, parts in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+    for name, (place, *change) in parts.items()
 ]
 
 

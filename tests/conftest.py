@@ -12,7 +12,8 @@ from filelock import FileLock
 import outrider
 from outrider.bundle import Bundle, Format
 from outrider.system import saved
-from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.testing import save_toy_bundle
+from toys import load_toy
 
 hypothesis.settings.register_profile(
     "outrider",
@@ -173,10 +174,10 @@ def openvino_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture(scope="session")
 def openvino_engine(openvino_bundle: Bundle) -> outrider.Engine:
     """An engine for what does not depend on the backend."""
-    return outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    return load_toy(openvino_bundle)
 
 
 @pytest.fixture(scope="session")
 def toy_engine(toy_bundle: Bundle) -> outrider.Engine:
     """The toy bundle, ready; room for some thousand tokens."""
-    return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    return load_toy(toy_bundle)

@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import conversions
-from conversions import Conversions, sha256_of
+from conversions import Conversions
 
 
 @pytest.fixture
@@ -48,32 +46,3 @@ def test_it_is_made_again_when_a_source_has_changed(run: Callable[..., int], tmp
     (tmp_path / "package" / "new" / "data.json").write_text("{}")
     assert run({"a": 1}) == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1  # what was made on other ground is gone
-
-
-def test_it_is_made_again_with_other_packages(run: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run({"a": 1}) == 1
-    monkeypatch.setattr(conversions, "distributions", lambda: [SimpleNamespace(name="torch", version="99")])
-    assert [run({"a": 1}), run({"a": 1})] == [1, 0]
-
-
-def test_what_fails_is_not_found(tmp_path: Path) -> None:
-    kept = Conversions(tmp_path / "cache", tmp_path / "copies", [])
-
-    def fail(folder: Path) -> None:
-        (folder / "file").write_text("half")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        kept.find({}, fail)
-    found = kept.find({}, lambda folder: (folder / "whole").touch())
-    assert [path.name for path in found.iterdir()] == ["whole"]
-
-
-def test_inputs_are_told_by_name_and_content(tmp_path: Path) -> None:
-    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(content)
-    found = {sha256_of(tmp_path / name) for name in "abc"}
-    assert len(found) == 3
-    (tmp_path / "c" / "config.json").rename(tmp_path / "c" / "other.json")
-    assert sha256_of(tmp_path / "c") not in found

@@ -125,14 +125,6 @@ def test_markdown_and_code_are_shown_as_they_are(app: Any, sample: ModuleType, t
     answer.deleteLater()
 
 
-def test_device_pickers_are_behind_a_button(app: Any, window: Any) -> None:
-    assert not window.main_device.isVisible()
-    window.settings_button.click()
-    assert window.main_device.isVisible()
-    window.settings_button.click()
-    assert not window.main_device.isVisible()
-
-
 def test_the_window_lives_while_an_answer_comes(
     app: Any, window: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

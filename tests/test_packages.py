@@ -1,6 +1,5 @@
 """What is installed: the wheel, the sdist, and the commands that messages give."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -69,11 +68,6 @@ def test_the_sdist_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path)
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(built["wheel"]) as theirs:
         assert set(ours.namelist()) == set(theirs.namelist())
-
-
-def test_the_table_of_extras_is_whole() -> None:
-    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `\.\[([\w-]+)\]` \|", text, re.MULTILINE)) == set(PROJECT["optional-dependencies"])
 
 
 def test_pages_install_from_a_clone_or_name_the_extra() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 import outrider
 from outrider.config import Config
-from outrider.config.files import find_presets
 from outrider_export.heads.formats import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -79,12 +78,6 @@ def test_its_picture_moves_and_is_small() -> None:
     assert len(picture) < 300_000
     assert picture.count("infinite") > 20
     assert not re.search(r"<script|href=", picture)
-
-
-def test_the_folders_it_names_exist() -> None:
-    for folder in ("configs", "samples", "tests", "export/outrider_export", "runtime/outrider", "bench/outrider_bench"):
-        assert (ROOT / folder).is_dir()
-    assert find_presets()
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:

@@ -13,11 +13,6 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("llguidance", reason="the extra [structured]")
 pydantic = pytest.importorskip("pydantic", reason="comes with both packages")
 
-TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call></tool_call>{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n"
-)
 OPTIONS: dict[str, Any] = {"model": "tiny", "api_key": "none", "max_tokens": 300, "temperature": 0, "max_retries": 0}
 QUESTION = "How is the weather in Oslo?"
 
@@ -37,10 +32,7 @@ def is_warm(sunny: bool) -> str:
 @pytest.fixture(scope="module")
 def served(tiny: Path) -> Iterator[tuple[str, outrider.Engine]]:
     """A server whose model was told how to call functions, and its engine."""
-    with serving({"tiny": tiny}) as live:
-        live.service.models.find("tiny").load()
-        tokenizer: Any = live.engine().tokenizer
-        tokenizer._tokenizer.set_chat_template(TEMPLATE)
+    with serving({"tiny": tiny}, calls=True) as live:
         yield f"{live.url}/v1", live.engine()
 
 
