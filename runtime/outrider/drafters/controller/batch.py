@@ -72,15 +72,27 @@ class Batch:
     def _added_by(self, total: int, *, stays: bool = False) -> float:
         """Extra seconds of one call with this many rows.
 
-        A call with another number of rows than the one before costs more, and so does the next plain call. Rows that
-        the plain call is padded with have their price, too: as long as drafts take them, the padding stays.
+        A call with another number of rows than the one before costs more, and so does the next plain call.
         """
         if (total, stays) not in self._added:  # many lengths make the same number of rows
-            rows = self.steady.peek(total) if self.steady else total
-            changes = self._changes(rows, stays=stays) - self._changes(self.least, stays=stays)
-            seconds = self.cost.together([rows], self.context) - self.plain + self.change * changes
-            self._added[total, stays] = max(seconds, 0.0)
+            rows, free = self.steady.peek(total) if self.steady else total, self._free
+            seconds = self.cost.together([rows], self.context) - self.cost.together([free], self.context)
+            changes = self._changes(rows, stays=stays) - self._changes(free, stays=stays)
+            self._added[total, stays] = max(seconds + self.change * changes, 0.0)
         return self._added[total, stays]
+
+    @property
+    def _free(self) -> int:
+        """Rows up to which draft tokens cost nothing: those that the plain call is padded to.
+
+        Not in a batch: some answer has a use for them in nearly every round, so that the padding would stay for good.
+        """
+        return self.steady.peek(self.least) if self.steady and self.together == 1 else self.least
+
+    @property
+    def num_idle(self) -> int:
+        """Draft tokens that have rows for nothing."""
+        return min(self._free - self.together, LONGEST) if self.steady else 0
 
     def _changes(self, rows: int, *, stays: bool) -> float:
         """How often such a call changes the number of rows, with the plain call behind it."""

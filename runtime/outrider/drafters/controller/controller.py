@@ -197,6 +197,7 @@ class Controller(DraftPolicy):
         if key not in self._row_prices:
             self._row_prices[key] = row_prices(batch)
         prices = [batch.rate * self._main_cost.scale * seconds for seconds in self._row_prices[key]]
+        prices[: batch.num_idle] = [0.0] * batch.num_idle
         answers, asked = [self._answers[request.sequence] for request in requests], []
         for answer, request in zip(answers, requests, strict=True):
             answer.observe_copy(request.sequence)
