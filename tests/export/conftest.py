@@ -58,6 +58,16 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny, tmp_path / "bundle")
 
 
+@pytest.fixture(scope="module")
+def shared(bundle: Bundle) -> Any:
+    """The embedding and the output matrix of a module's main model, both float32 [vocabulary, hidden]."""
+    import torch
+
+    from heads import matrices_of_main
+
+    return (*map(torch.tensor, matrices_of_main(bundle)),)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """PyTorch has one: toys are too small for two."""

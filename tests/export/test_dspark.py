@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 import outrider
-from heads import DSPARKS, MASK, NUM_PLACES, TOKENS, config_of, matrices_of_main, tensors_of, write_head
+from heads import DSPARKS, MASK, NUM_PLACES, TOKENS, config_of, tensors_of, write_head
 from outrider.bundle import Bundle, read_bundle
 from outrider.drafters import HiddenModel, MarkovHead, Subset, markov
 from outrider.errors import ExportError
@@ -39,13 +39,6 @@ def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         add_drafter(root / "bundle", write_head(root / name_of(kind), kind), name=name_of(kind), weights="fp32")
     cut = root / name_of("dspark rnn")
     return add_drafter(root / "bundle", cut, name="cut", weights="fp32", draft_vocab=300)
-
-
-@pytest.fixture(scope="module")
-def shared(bundle: Bundle) -> tuple[Any, Any]:
-    """The main model's embedding and output matrix, both float32 [vocabulary, hidden]."""
-    embedding, matrix = matrices_of_main(bundle)
-    return torch.tensor(embedding), torch.tensor(matrix)
 
 
 class Reference:

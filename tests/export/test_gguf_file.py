@@ -295,12 +295,7 @@ def test_arrays_take_no_more_memory_than_in_the_file(
 
 
 def test_nested_arrays_are_bounded(tmp_path: Path) -> None:
-    path = tmp_path / "nested.gguf"
-    key = b"k"
-    nested = struct.pack("<IQ", 9, 1) * 2000
-    path.write_bytes(
-        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + key + struct.pack("<I", 9) + nested
-    )
+    path = write_raw(tmp_path / "nested.gguf", {"k": (ARRAY, struct.pack("<IQ", ARRAY, 1) * 2000)})
     with pytest.raises(ExportError, match="nests arrays too deeply"):
         read_header(path)
 

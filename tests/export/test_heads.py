@@ -20,7 +20,6 @@ from heads import (
     TOKEN_MAP,
     TOKENS,
     config_of,
-    matrices_of_main,
     tensors_of,
     write_head,
 )
@@ -47,13 +46,6 @@ def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     for kind in KINDS:
         add_drafter(root / "bundle", write_head(root / kind, kind), weights="fp32")
     return read_bundle(root / "bundle")
-
-
-@pytest.fixture(scope="module")
-def shared(bundle: Bundle) -> tuple[Any, Any]:
-    """The main model's embedding and output matrix, both float32 [vocabulary, hidden]."""
-    embedding, matrix = matrices_of_main(bundle)
-    return torch.tensor(embedding), torch.tensor(matrix)
 
 
 def load(bundle: Bundle, kind: str, rule: RowRule = RULES["any"]) -> Any:

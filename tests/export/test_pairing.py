@@ -15,6 +15,7 @@ from outrider.inputs.text import Tokenizer
 from outrider_export import export_bundle
 from outrider_export.pairing import map_tokens
 from outrider_export.vocabulary import Vocabulary
+from tiny import train_sentencepiece
 
 PROMPT = "def quicksort(items): 日本語 🙂"
 OTHER_TEXT = ("Er sagte, die Sonne scheine und der Wind wehe nicht; Übermut tut selten gut.",) * 8
@@ -75,24 +76,6 @@ def main(make_checkpoint: Any) -> Path:
     return folder
 
 
-def train_sentencepiece() -> Any:
-    """A tokenizer as Llama 2's: a space in front of every text, bytes for what is not in the vocabulary."""
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, trainers
-
-    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<|endoftext|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokenizer.train_from_iterator(OTHER_TEXT, trainers.BpeTrainer(vocab_size=340, special_tokens=special))
-    # The bytes are pieces, not special tokens.
-    content = json.loads(tokenizer.to_str())
-    content["added_tokens"] = content["added_tokens"][:2]
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
-
-
 @pytest.mark.slow
 def test_most_tokens_in_common(main: Path, make_checkpoint: Any, build_tokenizer: Any, tmp_path: Path) -> None:
     special = ("<|endoftext|>", "<|start|>", "<|im_end|>")
@@ -126,16 +109,18 @@ def test_few_tokens_in_common(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outrider_export.pairing.MOST", 0.9)  # the bytes are most of a small vocabulary
-    draft = make_checkpoint("pairing-far", tokenizer=train_sentencepiece(), seed=2)
+    draft = make_checkpoint(
+        "pairing-far", tokenizer=train_sentencepiece(["<|endoftext|>", "<|im_end|>"], OTHER_TEXT), seed=2
+    )
     bundle = export_bundle(main, draft, output=tmp_path / "pair")
     (drafter,) = bundle.manifest.drafters
     assert drafter.vocabulary == "text"
     assert not (bundle.folder / "draft" / "to_main.npy").exists()
     assert drafter.tokenizer is not None
     token_bytes = bundle.read_token_bytes(drafter.tokenizer, drafter.model.vocab_size)
-    tokenizer = Tokenizer(bundle.folder / drafter.tokenizer.folder)
+    found = Tokenizer(bundle.folder / drafter.tokenizer.folder)
     for text in ("die Sonne", " die Sonne", "\n", "\n\n die", "🙂 ", "die<|im_end|>"):  # and no space in front
-        assert b"".join(token_bytes[i] for i in tokenizer.encode(text)) == text.encode()
+        assert b"".join(token_bytes[i] for i in found.encode(text)) == text.encode()
     check_answers(bundle.folder, PROMPT)
     capsys.readouterr()
     assert run(["inspect", str(bundle.folder)]) == 0

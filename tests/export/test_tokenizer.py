@@ -7,7 +7,7 @@ from typing import Any
 
 import openvino_genai
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -54,6 +54,7 @@ def test_rebuilt_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, te
 @pytest.mark.parametrize("pre", PRES)
 @settings(max_examples=200)
 @given(text=TEXTS)
+@example(text="a  1")  # "a", two spaces, "1" in smollm's: what one merged expression gets wrong
 def test_openvino_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, text: str) -> None:
     original, _, converted, _ = rebuilt[pre]
     ids = original.encode(text).ids
@@ -74,13 +75,6 @@ def test_the_check_passes_and_can_fail(rebuilt: dict[str, Any], pre: str, tmp_pa
     shutil.copyfile(rebuilt[other][3] / "tokenizer.json", mixed / "tokenizer.json")
     with pytest.raises(ExportError, match="OpenVINO's tokenizer turns"):
         check_tokenizer_ir(mixed)
-
-
-def test_spaces_before_digits_stay_together(rebuilt: dict[str, Any]) -> None:
-    """What one merged expression gets wrong: "a  1" is "a", two spaces, "1"."""
-    original, _, converted, _ = rebuilt["smollm"]
-    text = "a  1"
-    assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
 
 
 def test_long_texts_are_not_cut(rebuilt: dict[str, Any]) -> None:

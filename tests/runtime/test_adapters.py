@@ -24,6 +24,7 @@ from outrider.models.backends.support import ModelSpec
 from outrider.models.part import Part, adapters_of
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Prompt, RowRule
+from shapes import cosines
 from tiny import SHAPE, write_checkpoint, write_gguf
 from toys import in_threads
 
@@ -96,12 +97,6 @@ def logits(backend: OpenVINOPaged, adapter: str | None, sizes: Seq[int] = (len(T
         rows += [step.row(i).full().copy() for i in range(size)]
     slot.close()
     return np.array(rows)[first:]
-
-
-def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    sizes = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
-    made: np.ndarray = (found * expected).sum(1) / sizes
-    return made
 
 
 @pytest.fixture(scope="module")
