@@ -16,7 +16,8 @@ from outrider.models.backends import onnx_providers
 from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnxruntime import OnnxRuntime
 from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_exactness
-from outrider.models.measure.readings import compare_readings, open_slot, read
+from outrider.models.measure.readings import compare_readings, read
+from outrider.models.measure.slots import open_slot
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 

@@ -19,7 +19,7 @@ from outrider.errors import DeviceError, NoTokenLeft, OptionError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import TOP, add_top_logits
 from outrider.models.backends.paged_step import PagedStep
-from outrider.models.measure.readings import open_slot
+from outrider.models.measure.slots import open_slot
 from outrider.testing import save_toy_bundle
 from outrider.tokens.sampling import LogitsSampler, argmax, probability, whole_row
 from outrider.types import Chunk, Logits, LogitsRow, TopLogits

@@ -26,8 +26,8 @@ from outrider.bundle.manifest import Format
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
-from outrider.models.measure.adapted import Adapted
 from outrider.models.measure.readings import compare_readings, read
+from outrider.models.measure.slots import Adapted
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Backend, Source
 from outrider.types import Prompt as Input

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence as Seq
+from contextlib import closing
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import BundleError
 from outrider.inputs.text import Tokenizer
+from outrider.models.measure.slots import copied_rows, open_slot
 from outrider.models.measured import Subject
 from outrider.models.part import Part
 from outrider.models.setting import GROUP_SIZE
@@ -67,13 +69,10 @@ def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32
 
     The first few are left out: they attract all attention, whatever they are.
     """
-    slot = backend.open(len(token_ids))
-    if slot is None:
-        raise RuntimeError("settings are tried while nothing runs")
     count = len(token_ids) - _NUM_LEFT_OUT
-    step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
-    logits = np.array([step.row(i).full() for i in range(count)], dtype=np.float32)
-    slot.close()
+    with closing(open_slot(backend, len(token_ids))) as slot:
+        step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
+        logits = np.array(copied_rows(step, 0, count), dtype=np.float32)
     logits -= logits.max(axis=1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
     return logits

@@ -17,7 +17,7 @@ from outrider.config import DeviceConfig
 from outrider.errors import ExactnessWarning
 from outrider.models.costs import save_cost
 from outrider.models.measure import TRIAL_TOKENS, measure_exactness
-from outrider.models.measure.adapted import Adapted
+from outrider.models.measure.slots import Adapted
 from outrider.models.part import Part, machine
 from outrider.models.setting import Choice
 from outrider.models.trials import Found, choose

@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.models.measure.tokens import random_tokens
+from outrider.models.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Backend, FixedShape, Slot
+    from outrider.types import Backend, FixedShape
 
 LONGEST = 15  # most draft tokens per round; their target pass has 16 rows
 MAIN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -290,7 +290,7 @@ def _measure_fork(backend: Backend) -> float:
     """Seconds to make room for a branch, which copies a block; the shortest of a few."""
     if not backend.capabilities.trees:
         return 0.0
-    with idle_slot(backend, 64) as slot:
+    with contextlib.closing(open_slot(backend, 64)) as slot:
         slot.skip_to(1)
         seconds = []
         for _ in range(_REPEATS + 1):
@@ -307,7 +307,7 @@ def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
     Calls of more tokens begin with those of calls of fewer, so that a mixture of experts never activates fewer.
     """
     token_ids = random_tokens(backend, max_tokens)
-    with idle_slot(backend, max_tokens) as slot:
+    with contextlib.closing(open_slot(backend, max_tokens)) as slot:
 
         def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
             slot.trim(0)
@@ -319,15 +319,3 @@ def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
             return time.perf_counter() - began
 
         yield seconds
-
-
-@contextlib.contextmanager
-def idle_slot(backend: Backend, max_tokens: int) -> Iterator[Slot]:
-    """A slot for measuring calls. Nothing else may run."""
-    slot = backend.open(max_tokens)
-    if slot is None:
-        raise RuntimeError("the cache is in use: costs are measured while nothing runs")
-    try:
-        yield slot
-    finally:
-        slot.close()

@@ -10,10 +10,11 @@ known without measuring.
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import closing
 from dataclasses import replace
 
-from outrider.models.measure.readings import TAIL, compare_quickly, longest_context, open_slot
-from outrider.models.measure.tokens import random_tokens
+from outrider.models.measure.readings import TAIL, compare_quickly, longest_context
+from outrider.models.measure.slots import open_slot, random_tokens
 from outrider.types import Backend, Chunk, Exactness, PaddedBackend, Rounding, RowRule
 
 # Numbers of rows that are measured at load: all that drafts have, and some of small batches. Kernels for more are
@@ -122,15 +123,12 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]], *, generated: bool = 
     The token is the first one; in calls of more tokens than rows, it is the last row's.
     """
     token_ids = random_tokens(backend, _BEFORE + max(count for count, _ in calls))
-    slot = open_slot(backend, len(token_ids))
     groups: dict[bytes, list[int]] = {}
-    try:
+    with closing(open_slot(backend, len(token_ids))) as slot:
         backend.submit([Chunk(slot, token_ids[:_BEFORE], num_rows=0)]).wait()
         for count, num_rows in calls:
             slot.trim(_BEFORE)
             chunk = Chunk(slot, token_ids[_BEFORE : _BEFORE + count], num_rows, generated=generated)
             row = backend.submit([chunk]).wait().row(0 if count == num_rows else num_rows - 1).full()
             groups.setdefault(row.tobytes(), []).append(num_rows)
-    finally:
-        slot.close()
     return [tuple(group) for group in groups.values()]

@@ -6,8 +6,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from outrider.models.measure.cost import LONGEST, NEAR, Contention, idle_slot
-from outrider.models.measure.tokens import random_tokens
+from outrider.models.measure.cost import LONGEST, NEAR, Contention
+from outrider.models.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _seconds(call: Callable[[], object]) -> float:
 def _calls(backend: Backend, num_rows: int) -> Iterator[Callable[[], Pending]]:
     """Yield a function that submits a call of `num_rows` rows, at a context of NEAR tokens if there is room."""
     context, token_ids = max(min(NEAR, backend.max_tokens - num_rows), 0), random_tokens(backend, num_rows)
-    with idle_slot(backend, context + num_rows) as slot:
+    with contextlib.closing(open_slot(backend, context + num_rows)) as slot:
 
         def submit() -> Pending:
             slot.trim(0)

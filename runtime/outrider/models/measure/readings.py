@@ -7,12 +7,13 @@ max(differences.values())    # 0.0 if the backend is exact
 from __future__ import annotations
 
 import itertools
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
-from outrider.models.measure.tokens import random_tokens
+from outrider.models.measure.slots import copied_rows, open_slot, random_tokens
 from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Backend, Slot, Source
+    from outrider.types import Backend, Source
 
     Rows: TypeAlias = NDArray[np.float32]  # [rows, vocab_size]
 
@@ -75,7 +76,8 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
     readings = {name: _in_pieces(main, each) for name, each in sizes.items()}
     if main.capabilities.fixed is None:  # fixed shapes have no room for another sequence
         readings |= _in_company(main, TAIL)
-        readings["an answer from the cache"] = _Reading(TAIL, partial(_answer_from_the_cache, main))
+        answer = partial(_from_the_cache, main, num_common=context - TAIL // 2, num_generated=TAIL)
+        readings["an answer from the cache"] = _Reading(TAIL, answer)
     for n in (min(context // 2 + 1, context - TAIL), context - TAIL):  # the last rows are not from the cache
         readings[f"{n} tokens from the cache"] = _Reading(0, partial(_from_the_cache, main, num_common=n))
     for n in WRONG_DRAFTS:
@@ -115,17 +117,13 @@ def _compare(main: Backend, context: int, readings: dict[str, _Reading]) -> dict
 
 def _read_whole(main: Backend, token_ids: list[int], num_generated: int) -> Rows:
     """The last rows, of tokens that are read in one call, or in two if the last `num_generated` are an answer."""
-    count = len(token_ids)
-    slot = open_slot(main, count)
-    rows = []
-    try:
+    count, rows = len(token_ids), []
+    with closing(open_slot(main, count)) as slot:
         for begin, end in ((0, count - num_generated), (count - num_generated, count)):
             if end > begin:
                 num_rows = min(TAIL, end - begin)
                 step = main.submit([Chunk(slot, token_ids[begin:end], num_rows, generated=begin > 0)]).wait()
-                rows += [step.row(i).full().copy() for i in range(num_rows)]
-    finally:
-        slot.close()
+                rows += copied_rows(step, 0, num_rows)
     return np.array(rows)
 
 
@@ -149,38 +147,25 @@ def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int, sou
 
     source: what an encoder reads.
     """
-    slot = open_slot(main, len(token_ids), source)
     rows = []
-    try:
+    with closing(open_slot(main, len(token_ids), Prompt((), source=source))) as slot:
         for size in sizes:
             chunk = token_ids[slot.length : slot.length + size]
             wanted = max(0, min(len(chunk), slot.length + len(chunk) - (len(token_ids) - num_rows)))
             step = main.submit([Chunk(slot, chunk, num_rows=wanted)]).wait()
-            rows += [step.row(i).full().copy() for i in range(wanted)]
-    finally:
-        slot.close()
+            rows += copied_rows(step, 0, wanted)
     return np.array(rows)
-
-
-def open_slot(main: Backend, max_tokens: int, source: Source | None = None) -> Slot:
-    """A slot. Nothing else may run."""
-    slot = main.open(max_tokens, Prompt((), source=source))
-    if slot is None:
-        raise AssertionError("the cache has no room: nothing else may run beside a certificate")
-    return slot
 
 
 def _beside(main: Backend, token_ids: list[int], num_rows: int, *, generated: bool) -> Rows:
     """The last rows, with a longer and a shorter sequence in every call. Their blocks lie between this one's."""
-    count = len(token_ids)
-    others = [open_slot(main, count + TAIL), open_slot(main, count)]
-    slot = open_slot(main, count)
-    head = count - num_rows
-    rows = []
-    try:
-        longer, shorter = others
-        chunks = [Chunk(longer, token_ids[::-1], 0), Chunk(slot, token_ids[:head], 0), Chunk(shorter, token_ids[:3], 0)]
-        main.submit(chunks).wait()
+    count, rows = len(token_ids), []
+    with ExitStack() as opened:
+        longer, shorter, slot = (
+            opened.enter_context(closing(open_slot(main, size))) for size in (count + TAIL, count, count)
+        )
+        head = Chunk(slot, token_ids[: count - num_rows], 0)
+        main.submit([Chunk(longer, token_ids[::-1], 0), head, Chunk(shorter, token_ids[:3], 0)]).wait()
         while slot.length < count:
             size = min(1 + slot.length % 3, count - slot.length)
             chunks = [
@@ -188,81 +173,52 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int, *, generated: bo
                 Chunk(slot, token_ids[slot.length : slot.length + size], num_rows=size, generated=generated),
                 Chunk(shorter, [2, 3], num_rows=0, generated=slot.length % 2 == 0),
             ]
-            step = main.submit(chunks).wait()
-            rows += [step.row(1 + i).full().copy() for i in range(size)]
-    finally:
-        for each in (slot, *others):
-            each.close()
+            rows += copied_rows(main.submit(chunks).wait(), 1, 1 + size)
     return np.array(rows)
 
 
-def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Rows:
-    """The last rows of a text that starts from another text's published prefix; none without a prefix cache."""
+def _from_the_cache(main: Backend, token_ids: list[int], num_common: int, num_generated: int = 0) -> Rows:
+    """The last rows of a text that starts from another text's published prefix; none without a prefix cache.
+
+    num_generated: the last tokens, which are an answer; its rows count only if the prefix cache has all of the prefix.
+    """
     count = len(token_ids)
+    begin = count - num_generated
     other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
-    first = open_slot(main, count + 1)
-    main.submit([Chunk(first, other, num_rows=0)]).wait()
-    first.publish(other)
-    first.close()
-    slot = main.open(count, Prompt(token_ids))
-    if slot is None:
-        raise AssertionError("published prefixes take the room of running sequences")
-    try:
-        num_rows = min(TAIL, count - slot.length) if slot.length else 0
-        step = main.submit([Chunk(slot, token_ids[slot.length :], num_rows)]).wait()
-        return np.array([step.row(i).full().copy() for i in range(num_rows)])
-    finally:
-        slot.close()
-
-
-def _answer_from_the_cache(main: Backend, token_ids: list[int]) -> Rows:
-    """The last rows of an answer that starts from another one's published half."""
-    count = len(token_ids)
-    begin, middle = count - TAIL, count - TAIL // 2
-    first = open_slot(main, count)
-    main.submit([Chunk(first, token_ids[:begin], num_rows=0)]).wait()
-    main.submit([Chunk(first, token_ids[begin:middle], num_rows=0, generated=True)]).wait()
-    first.publish(token_ids[:middle])
-    first.close()
-    slot = main.open(count, Prompt(token_ids, answers=((begin, count),)))
-    if slot is None:
-        raise AssertionError("published prefixes take the room of running sequences")
-    try:
-        num_rows = count - slot.length if slot.length == middle else 0
-        step = main.submit([Chunk(slot, token_ids[slot.length :], num_rows, generated=True)]).wait()
-        return np.array([step.row(i).full().copy() for i in range(num_rows)])
-    finally:
-        slot.close()
+    with closing(open_slot(main, count + 1)) as first:
+        main.submit([Chunk(first, other[:begin], num_rows=0)]).wait()
+        if num_generated:
+            main.submit([Chunk(first, other[begin:], num_rows=0, generated=True)]).wait()
+        first.publish(other)
+    answers = ((begin, count),) if num_generated else ()
+    with closing(open_slot(main, count, Prompt(token_ids, answers=answers))) as slot:
+        is_found = slot.length == num_common if num_generated else slot.length > 0
+        num_rows = min(TAIL, count - slot.length) if is_found else 0
+        chunk = Chunk(slot, token_ids[slot.length :], num_rows, generated=num_generated > 0)
+        return np.array(copied_rows(main.submit([chunk]).wait(), 0, num_rows))
 
 
 def _among(main: Backend, token_ids: list[int], num_sequences: int, num_generated: int) -> Rows:
     """The last rows of the first of several sequences, which have one row each per call."""
-    slots = [open_slot(main, len(token_ids)) for _ in range(num_sequences)]
     rows = []
-    try:
+    with ExitStack() as opened:
+        slots = [opened.enter_context(closing(open_slot(main, len(token_ids)))) for _ in range(num_sequences)]
         for i, slot in enumerate(slots):  # the others have different lengths, and are shorter
             main.submit([Chunk(slot, token_ids[: 5 + i if i else -num_generated], num_rows=0)]).wait()
         for token_id in token_ids[-num_generated:]:
             step = main.submit([Chunk(slot, [token_id], num_rows=1, generated=True) for slot in slots]).wait()
-            rows.append(step.row(0).full().copy())
-    finally:
-        for slot in slots:
-            slot.close()
+            rows += copied_rows(step, 0, 1)
     return np.array(rows)
 
 
 def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
     """The last rows, decoded one by one, each with this number of wrong draft tokens, which are then trimmed."""
-    count, num_rows = len(token_ids), len(nums_drafts)
-    slot = open_slot(main, count + max(nums_drafts))
-    rows = []
-    try:
-        main.submit([Chunk(slot, token_ids[: count - num_rows], num_rows=0)]).wait()
-        for i, num_drafts in zip(range(count - num_rows, count), nums_drafts, strict=True):
+    begin, rows = len(token_ids) - len(nums_drafts), []
+    with closing(open_slot(main, len(token_ids) + max(nums_drafts))) as slot:
+        main.submit([Chunk(slot, token_ids[:begin], num_rows=0)]).wait()
+        for i, num_drafts in enumerate(nums_drafts, begin):
             chunk = [token_ids[i], *token_ids[:num_drafts]]
             step = main.submit([Chunk(slot, chunk, num_rows=len(chunk), generated=True)]).wait()
-            rows.append(step.row(0).full().copy())
+            rows += copied_rows(step, 0, 1)
             slot.trim(i + 1)
-    finally:
-        slot.close()
     return np.array(rows)
