@@ -14,8 +14,8 @@ import outrider
 from heads import write_head
 from outrider.bundle import Bundle, read_bundle
 from outrider.errors import BundleError, ExportError
+from outrider.models.backends.embeds import EMBEDDINGS, Masks
 from outrider.models.backends.heads.weights import MainWeights
-from outrider.models.backends.masks import EMBEDDINGS, Masks
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import LAST, after_layers

@@ -14,7 +14,7 @@ from layered import make_layered
 from outrider.config import DeviceConfig
 from outrider.models import measured, trials
 from outrider.models import part as parts
-from outrider.models.backends.masks import Masks
+from outrider.models.backends.embeds import Masks
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
+from outrider.models.backends.embeds import EMBEDDINGS
 from outrider.models.backends.heads.recurrent import NORM_FIRST
-from outrider.models.backends.masks import EMBEDDINGS
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of

@@ -30,12 +30,10 @@ from outrider.models.backends.heads.layers import (
     heads_of,
     linear,
     norm,
-    parameter,
-    result,
 )
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.heads.weights import Weights
-from outrider.models.backends.taps import LAST, after_layers, ints
+from outrider.models.backends.taps import LAST, after_layers, ints, parameter, result
 from outrider.system.core import new_core
 from outrider_export.target import Target
 

@@ -11,9 +11,9 @@ from openvino import opset13 as ops
 
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
 from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
+from outrider.models.backends.embeds import Masks
 from outrider.models.backends.heads import Head as Graphs
 from outrider.models.backends.heads import check_head
-from outrider.models.backends.masks import Masks
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core

@@ -23,8 +23,8 @@ from outrider.config.files import user_path
 from outrider.errors import OptionError, nearest
 from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
+from outrider.models.backends.embeds import Masks
 from outrider.models.backends.heads import Head
-from outrider.models.backends.masks import Masks
 from outrider.models.backends.processor import Processor, find_processor
 from outrider.models.backends.slices import Slices, find_slices
 from outrider.models.backends.support import ModelSpec, support_of

@@ -20,17 +20,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.projections import NAMES, projections_of
-from outrider.models.backends.taps import ints, num_paged_layers, read_ir
+from outrider.models.backends.taps import ints, num_paged_layers, parameter, read_ir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    import openvino as ov
     from numpy.typing import NDArray
 
     from outrider.models.backends.projections import Projection
@@ -119,8 +119,7 @@ def add_adapters(core: ov.Core, model: ov.Model, adapters: Adapters, *, attended
     found = {each.name: read_matrices(core, each) for each in adapters.items}
     for name, matrices in found.items():
         check_matrices(name, matrices, layers)
-    mask = ops.parameter([-1, adapters.width], np.float32, name=ADAPTERS)
-    mask.output(0).set_names({ADAPTERS})
+    mask = parameter(ADAPTERS, ov.Type.f32, (-1, adapters.width))
     parts: dict[tuple[str, ...], ov.Node] = {}  # the mask's columns for some of the adapters
     for i, layer in enumerate(layers):
         for name, projection in layer.items():

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from outrider.bundle.architectures import STATES
 from outrider.errors import BundleError
+from outrider.models.backends.taps import PAGED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import openvino as ov
 
-PAGED = "PagedAttentionExtension"
 _WINDOW = 10  # the input of PAGED with the sliding window, 0 for none (openvino/op/paged_attention.hpp, 2026.4)
 _UNKNOWN = -1
 SLIDING = (

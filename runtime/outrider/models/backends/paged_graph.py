@@ -18,16 +18,17 @@ from openvino._offline_transformations import paged_attention_transformation
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
 from outrider.models.backends.attention import check_states, check_windows
-from outrider.models.backends.embeds import add_embeds
+from outrider.models.backends.embeds import Masks, add_embeds, add_masks
 from outrider.models.backends.features import check_features
-from outrider.models.backends.masks import Masks, add_masks
 from outrider.models.backends.taps import (
     add_outputs,
     hidden_states_of,
     ints,
     num_paged_layers,
     output_matrix_of,
+    parameter,
     read_ir,
+    result,
 )
 
 ROWS = "rows"  # the input that `gather_rows` adds
@@ -101,12 +102,8 @@ def to_paged_attention(model: ov.Model) -> None:
         ) from error
 
 
-def _gather(rows: ov.Output, indices: ov.Node) -> ov.Node:
-    return ops.gather(rows, indices, ops.constant(np.int64(0)))
-
-
-def gather_rows(model: ov.Model) -> int:
-    """Compute logits for chosen rows only; returns their width.
+def gather_rows(model: ov.Model) -> None:
+    """Compute logits for chosen rows only.
 
     Puts a Gather with a new input `rows` (int64 [r]) before the product with the output matrix. Logits [n, 1, width]
     become [r, 1, width]. All rows of a prompt of 4,000 tokens would be 2.4 GB at 152,000 columns.
@@ -117,13 +114,11 @@ def gather_rows(model: ov.Model) -> int:
     node = output_matrix_of(model)
     if node is None:
         raise BundleError("The model's output 'logits' is not made by a MatMul. Export it again.")
-    rows = ops.parameter([-1], dtype=np.int64, name=ROWS)
-    rows.output(0).set_names({ROWS})
-    node.input(0).replace_source_output(_gather(node.input_value(0), rows).output(0))
+    rows = parameter(ROWS, ov.Type.i64, (-1,))
+    chosen = ops.gather(node.input_value(0), rows, ops.constant(np.int64(0)))
+    node.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
     model.validate_nodes_and_infer_types()
-    width: int = model.output("logits").get_partial_shape()[2].get_length()
-    return width
 
 
 def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
@@ -134,19 +129,14 @@ def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
     """
     logits = model.output("logits").get_node().input_value(0)
     if logits.get_partial_shape()[2].get_length() > vocab_size:
-        begin, end, step, axis = (ops.constant(np.array([n], dtype=np.int64)) for n in (0, vocab_size, 1, 2))
-        logits = ops.slice(logits, begin, end, step, axis).output(0)
+        logits = ops.slice(logits, ints(0), ints(vocab_size), ints(1), ints(2)).output(0)
     if logits.get_element_type() != ov.Type.f32:
         logits = ops.convert(logits, "f32").output(0)
     top = ops.topk(logits, ops.constant(np.int64(k)), 2, "max", "value", "i32")
-    last = ops.constant(np.array([2], dtype=np.int64))
-    highest = ops.reduce_max(top.output(0), last, True)
+    highest = ops.reduce_max(top.output(0), ints(2), True)
     total = _sum_in_parts(ops.exp(ops.subtract(logits, highest)), vocab_size)
     made = top.output(1), top.output(0), ops.add(highest, ops.log(total)).output(0)
-    for name, output in zip(TOP, made, strict=True):
-        result = ops.result(output)
-        result.output(0).set_names({name})
-        model.add_results([result])
+    model.add_results([result(name, output) for name, output in zip(TOP, made, strict=True)])
     model.validate_nodes_and_infer_types()
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import openvino as ov
 
 from outrider.errors import BundleError
-from outrider.models.backends.taps import after_layers, hidden_states_of, multiplied_by
+from outrider.models.backends.taps import PAGED, after_layers, hidden_states_of, is_weight, multiplied_by
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NAMES = (*ATTENTION, *FEED_FORWARD)
-_ATTENTIONS = ("ScaledDotProductAttention", "PagedAttentionExtension")
+_ATTENTIONS = ("ScaledDotProductAttention", PAGED)
 _UNKNOWN = (
     "The main model's layers have another form than Llama's or Qwen's: a residual stream, an attention with separate "
     "products for queries, keys and values, and a gated feed-forward part. "
@@ -124,14 +124,6 @@ def backwards(value: ov.Output, end: Callable[[ov.Node], bool] | None = None) ->
         yield node
         if end is None or not end(node):
             waiting += [each.get_node() for each in node.input_values()]
-
-
-def is_weight(value: ov.Output) -> bool:
-    """Whether a value is made of constants."""
-    node = value.get_node()
-    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract", "Transpose"):
-        return all(map(is_weight, node.input_values()))
-    return bool(node.get_type_name() == "Constant")
 
 
 def _has_before(value: ov.Output, kinds: tuple[str, ...]) -> bool:

@@ -16,12 +16,20 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
-from outrider.models.backends.taps import after_layers, hidden_states_of, ints, num_paged_layers, rows_of
+from outrider.models.backends.taps import (
+    above,
+    after_layers,
+    hidden_states_of,
+    ints,
+    num_paged_layers,
+    parameter,
+    result,
+    rows_of,
+)
 
 _FROM, _TO = "from_segment", "to_segment"  # the input and the output for hidden states, float32 [n, width]
 _UNKNOWN = (
@@ -47,18 +55,15 @@ def cut(model: ov.Model, cuts: Seq[int]) -> list[ov.Model]:
         state = found[after_layers(i)]
         readers = state.get_target_inputs()
         width = state.get_partial_shape()[2].get_length()
-        parameter = ops.parameter([-1, width], np.float32, name=f"{_FROM}.{i}")
-        parameter.output(0).set_names({_FROM})
-        given = ops.result(rows_of(state))
-        given.output(0).set_names({_TO})
+        given = result(_TO, rows_of(state))
+        handed.append(parameter(_FROM, ov.Type.f32, (-1, width)))
         for reader in readers:
-            reader.replace_source_output(ops.unsqueeze(parameter, ints(1)).output(0))
-        handed.append(parameter)
+            reader.replace_source_output(ops.unsqueeze(handed[-1], ints(1)).output(0))
         results[-1].append(given)
         results.append([])
-    for result in outer:
-        inputs = _inputs_of([result])
-        results[next((i for i, each in enumerate(handed, 1) if each in inputs), 0)].append(result)
+    for each in outer:
+        inputs = _inputs_of([each])
+        results[next((i for i, given in enumerate(handed, 1) if given in inputs), 0)].append(each)
     inputs = [*map(_inputs_of, results)]
     if any(sum(each in handed for each in of_one) != (i > 0) for i, of_one in enumerate(inputs)):
         raise BundleError(_UNKNOWN)
@@ -71,13 +76,13 @@ def _count_rows(model: ov.Model, first: ov.Output, last: ov.Output) -> None:
     Some exports calculate such a shape in one layer and use it in all. Each segment would begin with that layer then.
     """
     tokens = model.input("input_ids").get_node()
-    between = _above([last.get_node()])
+    between = above(last.get_node())
     for node in model.get_ops():
         if node.get_type_name() != "ShapeOf" or node.get_name() not in between:
             continue
         count, *others = node.input_value(0).get_partial_shape()
         is_rows = count.is_dynamic and len(others) == 2 and others[0] == 1 and others[1].is_static
-        if is_rows and first.get_node().get_name() in _above([node]):
+        if is_rows and first.get_node().get_name() in above(node):
             kind = node.get_output_element_type(0)
             sizes = ops.constant([1, others[1].get_length()], dtype=kind)
             node.output(0).replace(ops.concat([ops.shape_of(tokens, kind.to_string()), sizes], 0).output(0))
@@ -85,19 +90,7 @@ def _count_rows(model: ov.Model, first: ov.Output, last: ov.Output) -> None:
 
 def _inputs_of(results: Iterable[ov.Node]) -> list[Any]:
     """The inputs that some outputs depend on."""
-    return [node for node in _above(results).values() if node.get_type_name() == "Parameter"]
-
-
-def _above(nodes: Iterable[ov.Node]) -> dict[str, ov.Node]:
-    """All that some nodes depend on, and themselves, by name."""
-    found: dict[str, ov.Node] = {}
-    left = [*nodes]
-    while left:
-        node = left.pop()
-        if node.get_name() not in found:
-            found[node.get_name()] = node
-            left += [each.get_node() for each in node.input_values()]
-    return found
+    return [node for node in above(*results).values() if node.get_type_name() == "Parameter"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import openvino as ov
 
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.backends.taps import after_layers, hidden_states_of, read_ir
+from outrider.models.backends.taps import above, after_layers, hidden_states_of, read_ir
 
 _FEW_VALUES = 16  # constants up to this size are parts of a layer's form: a window, an epsilon, a shape
 _MOST_KINDS = 4
@@ -115,10 +114,10 @@ def keep_layers(model: ov.Model, num_layers: int, kept: Seq[int]) -> ov.Model:
                 reader.replace_source_output(found[after_layers(end)])
         end = first + 1
     logits = model.output("logits").get_node()
-    names = {node.get_name(): node for node in _above(logits)}
+    names = above(logits)
     cached = {node.get_variable_id() for node in names.values() if node.get_type_name() == "ReadValue"}
     sinks = [sink for sink in model.get_sinks() if sink.get_variable_id() in cached]
-    inputs = {node.get_name() for sink in sinks for node in _above(sink)} | {*names}
+    inputs = above(logits, *sinks)
     parameters = [each for each in model.get_parameters() if each.get_name() in inputs]
     return ov.Model([logits], sinks, parameters, f"{model.get_friendly_name()} {list(kept)}")
 
@@ -129,7 +128,7 @@ def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, in
     Its operations count once each, as all layers but the first depend on the first one's keys, too, for the mask.
     """
     parts, size = set[str](), 0
-    for node in _above(behind.get_node(), before.get_node().get_name(), embedding):
+    for node in above(behind.get_node(), ends=(before.get_node().get_name(), embedding)).values():
         said = f"{node.get_type_name()} {node.get_output_element_type(0)}"
         if node.get_type_name() == "Constant":
             said += f" {node.get_output_shape(0)}"
@@ -139,14 +138,3 @@ def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, in
                 size += node.get_byte_size()
         parts.add(said)
     return hashlib.sha256("\n".join([*sorted(parts), str(size)]).encode()).hexdigest(), size
-
-
-def _above(node: ov.Node, *ends: str) -> Iterator[ov.Node]:
-    """A node and all that it depends on, up to the nodes of these names."""
-    seen, left = {*ends}, [node]
-    while left:
-        each = left.pop()
-        if each.get_name() not in seen:
-            seen.add(each.get_name())
-            yield each
-            left += [value.get_node() for value in each.input_values()]

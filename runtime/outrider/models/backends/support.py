@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import ModelEntry
     from outrider.config import DeviceConfig
     from outrider.models.backends.adapters import Adapters
+    from outrider.models.backends.embeds import Masks
     from outrider.models.backends.heads import Head
-    from outrider.models.backends.masks import Masks
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
-"""Hidden states of a decoder: finds them in its graph, and makes outputs of them."""
+"""Hidden states of a decoder: finds them in its graph, and makes outputs of them. Also small parts of all graphs."""
 
 from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -13,6 +14,7 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError, one_line
 
+PAGED = "PagedAttentionExtension"
 LAST = "last_hidden_state"  # behind the final norm: what the output matrix reads
 _LAYER = "hidden_states."  # behind so many layers, and before any norm; 0 is the embedding
 ROOM = 64  # bytes of the widest vector
@@ -55,7 +57,7 @@ def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
 
 def num_paged_layers(model: ov.Model) -> int:
     """How many layers a decoder with a paged cache has."""
-    return sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
+    return sum(node.get_type_name() == PAGED for node in model.get_ops())
 
 
 def read_ir(core: ov.Core, path: Path) -> ov.Model:
@@ -99,10 +101,7 @@ def multiplied_by(matrix: ov.Node) -> ov.Output:
 
 def add_outputs(model: ov.Model, found: dict[str, ov.Output], names: Iterable[str]) -> None:
     """Make outputs float32 [n, width] of hidden states [n, 1, width], by their names. No bit of the logits changes."""
-    for name in names:
-        result = ops.result(rows_of(found[name]))
-        result.output(0).set_names({name})
-        model.add_results([result])
+    model.add_results([result(name, rows_of(found[name])) for name in names])
     model.validate_nodes_and_infer_types()
 
 
@@ -125,10 +124,45 @@ def ints(*numbers: int) -> ov.Node:
     return ops.constant(np.array(numbers, dtype=np.int64))
 
 
+def parameter(name: str, kind: ov.Type, shape: tuple[int, ...]) -> Any:
+    """An input of the graph."""
+    made = ops.parameter(list(shape), dtype=kind, name=name)
+    made.output(0).set_names({name})
+    return made
+
+
+def result(name: str, value: ov.Node) -> Any:
+    """An output of the graph."""
+    made = ops.result(value)
+    made.output(0).set_names({name})
+    return made
+
+
+def above(*nodes: ov.Node, ends: Container[str] = ()) -> dict[str, ov.Node]:
+    """Nodes and all that they depend on, by name, up to the nodes of the names `ends`, which are left out."""
+    found: dict[str, ov.Node] = {}
+    left = [*nodes]
+    while left:
+        node = left.pop()
+        name = node.get_name()
+        if name not in found and name not in ends:
+            found[name] = node
+            left += [each.get_node() for each in node.input_values()]
+    return found
+
+
+def is_weight(value: ov.Output) -> bool:
+    """Whether a value is made of constants: a weight, compressed or not."""
+    node = value.get_node()
+    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract", "Transpose"):
+        return all(map(is_weight, node.input_values()))
+    return bool(node.get_type_name() == "Constant")
+
+
 def _sum_before(output: ov.Output) -> ov.Output | None:
     """The nearest sum of two values before this one, past the norm."""
     while not _is_sum(output):
-        ahead = [each for each in output.get_node().input_values() if not _is_constant(each)]
+        ahead = [each for each in output.get_node().input_values() if not is_weight(each)]
         if not ahead:
             return None
         output = ahead[0]
@@ -138,12 +172,4 @@ def _sum_before(output: ov.Output) -> ov.Output | None:
 def _is_sum(output: ov.Output) -> bool:
     """Whether this is the sum of two values that depend on the input."""
     node = output.get_node()
-    return node.get_type_name() == "Add" and not any(map(_is_constant, node.input_values()))
-
-
-def _is_constant(output: ov.Output) -> bool:
-    """Whether a value is a weight, compressed or not."""
-    node = output.get_node()
-    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract"):
-        return all(map(_is_constant, node.input_values()))
-    return bool(node.get_type_name() == "Constant")
+    return node.get_type_name() == "Add" and not any(map(is_weight, node.input_values()))

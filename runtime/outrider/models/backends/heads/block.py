@@ -30,11 +30,9 @@ from outrider.models.backends.heads.layers import (
     linear,
     norm,
     normed_if,
-    parameter,
-    result,
 )
 from outrider.models.backends.paged_graph import HIDDEN_IN
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
     from outrider.models.backends.heads.weights import Weights

@@ -13,7 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, parameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,21 +50,6 @@ _OPTIONAL: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
     (_INT, (0,)),
 )
 _MAX_CONTEXT_LEN, _ROW_TYPES = 12, 25
-
-
-def parameter(name: str, kind: ov.Type, shape: tuple[int, ...]) -> Any:
-    """An input of the graph."""
-    made = ops.parameter(list(shape), dtype=kind)
-    made.set_friendly_name(name)
-    made.output(0).set_names({name})
-    return made
-
-
-def result(name: str, value: ov.Node) -> Any:
-    """An output of the graph."""
-    made = ops.result(value)
-    made.output(0).set_names({name})
-    return made
 
 
 def linear(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
@@ -153,13 +138,8 @@ class PagedAttention:
         queries: float32 [n, 1, heads, head_size]; keys, values: the same with fewer heads.
         """
         layer = len(self._caches) // 2
-        shape = ov.PartialShape([-1, -1, -1, -1])
-        own = []
-        for kind in ("key", "value"):
-            cache = ov.op.Parameter(ov.Type.dynamic, shape)
-            cache.set_friendly_name(f"{kind}_cache.{layer}")
-            cache.output(0).set_names({f"{kind}_cache.{layer}"})
-            own.append(cache)
+        shape = (-1, -1, -1, -1)
+        own = [parameter(f"{kind}_cache.{layer}", ov.Type.dynamic, shape) for kind in ("key", "value")]
         self._caches += own
         flat = [ops.reshape(each, ints(0, -1), special_zero=True) for each in (queries, keys, values)]
         scale = self._weights.number("head_size") ** -0.5

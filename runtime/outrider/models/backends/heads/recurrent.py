@@ -22,11 +22,9 @@ from outrider.models.backends.heads.layers import (
     behind_attention,
     linear,
     norm,
-    parameter,
-    result,
 )
 from outrider.models.backends.paged_graph import HIDDEN_IN
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
     from outrider.models.backends.heads.weights import Weights
