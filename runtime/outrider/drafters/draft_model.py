@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING, Self
 
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters.draft_state import MaskedState
@@ -58,41 +59,34 @@ class DraftModel(Drafter):
         cost: PassCost | None = None,
         mask_token_ids: Seq[int] = (),
     ) -> None:
-        self.backend, self.cost = backend, cost
         self._mask_token_ids = tuple(mask_token_ids)
         if mask_token_ids:
             self.at_once, self.most_tokens, self.goes_ahead = True, len(mask_token_ids) + 1, False
         self._context_length = context_length
         self._max_num_batched_tokens, self._max_round_seconds = max_num_batched_tokens, max_round_seconds
-        # In fixed shapes, a short piece of a prompt takes as long as a long one.
-        limited = None if backend.capabilities.fixed else cost
-        self._scheduler = Scheduler(max_num_batched_tokens, max_round_seconds, limited, part=_PART)
         self._vocabulary = vocabulary or Vocabulary()
         self._subset = subset
         self._reuse = reuse
+        self._begin(backend, cost)
+
+    def _begin(self, backend: Backend, cost: PassCost | None) -> None:
+        self.backend, self.cost = backend, cost
         self._states: dict[Sequence, DraftState] = {}
+        # In fixed shapes, a short piece of a prompt takes as long as a long one.
+        limited = None if backend.capabilities.fixed else cost
+        self._scheduler = Scheduler(self._max_num_batched_tokens, self._max_round_seconds, limited, part=_PART)
 
     @property
     def seconds(self) -> float:  # type: ignore[override]
         """Seconds spent in the draft model's calls so far, except for those during target passes."""
         return self.backend.seconds - self.ahead_seconds
 
-    def on(self, backend: Backend, cost: PassCost | None = None) -> DraftModel:
+    def on(self, backend: Backend, cost: PassCost | None = None) -> Self:
         """A drafter of the same model with another backend, and with the cost of its calls."""
-        return DraftModel(backend, **self._options, cost=cost)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """What it was made with, besides the backend and the cost."""
-        return {
-            "context_length": self._context_length,
-            "max_num_batched_tokens": self._max_num_batched_tokens,
-            "max_round_seconds": self._max_round_seconds,
-            "vocabulary": self._vocabulary,
-            "subset": self._subset,
-            "reuse": self._reuse,
-            "mask_token_ids": self._mask_token_ids,
-        }
+        made = copy.copy(self)
+        made.ahead_seconds = 0.0
+        made._begin(backend, cost)
+        return made
 
     def prompt_of(self, sequence: Sequence) -> Prompt:
         """What the model reads of a sequence that begins. From any thread."""

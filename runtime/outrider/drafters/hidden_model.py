@@ -11,7 +11,6 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState, PlacesState
 from outrider.drafters.markov import MarkovHead
 from outrider.models.calls import submit
-from outrider.models.measure import PassCost
 from outrider.types import NO_PROMPT, Backend, Committed, Prompt, Requirements, Sequence, Slot, embed_keys
 
 _MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter reads them
@@ -101,12 +100,6 @@ class HiddenModel(DraftModel):
     def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
         """Seconds of one call, with the rows of its block. See `Drafter`."""
         return super().seconds_for([count + self._spare for count in num_tokens], context, before)
-
-    def on(self, backend: Backend, cost: PassCost | None = None) -> HiddenModel:
-        """A drafter of the same kind with another backend, and with the cost of its calls."""
-        own: dict[str, Any] = {"ahead": self._ahead, "spare": self._spare}
-        own |= {"at_once": self.at_once, "most_tokens": self.most_tokens}
-        return HiddenModel(backend, self.requirements.features, self._new_state, **own, **self._options, cost=cost)
 
     def prompt_of(self, sequence: Sequence) -> Prompt:
         """What the drafter reads of a sequence that begins. From any thread."""

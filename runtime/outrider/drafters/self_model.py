@@ -6,8 +6,7 @@ from collections.abc import Sequence as Seq
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_state import DraftState
-from outrider.models.measure import PassCost
-from outrider.types import Backend, Draft, DraftRequest, Sequence
+from outrider.types import Draft, DraftRequest, Sequence
 
 
 class SelfModel(DraftModel):
@@ -25,10 +24,6 @@ class SelfModel(DraftModel):
     """
 
     goes_ahead = False
-
-    def on(self, backend: Backend, cost: PassCost | None = None) -> SelfModel:
-        """A drafter of the same kind with another backend, and with the cost of its calls."""
-        return SelfModel(backend, **self._options, cost=cost)
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """True: the main model's slot is enough."""
