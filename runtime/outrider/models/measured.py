@@ -47,18 +47,11 @@ class Subject:
         """
         measured = Measured(self, setting)
         if both and self.slices is not None:
-            measured.compile_small()
+            _ = measured.small
         return measured
 
-    def compile_large(self, own: DeviceConfig, max_tokens: int) -> CompiledModel:
-        """Compile the large slice, or the whole model, with these options."""
-        return self._compile(own, max_tokens, is_large=True)
-
-    def compile_small(self, own: DeviceConfig, max_tokens: int) -> CompiledModel:
-        """Compile the small slice with these options."""
-        return self._compile(own, max_tokens, is_large=False)
-
-    def _compile(self, own: DeviceConfig, max_tokens: int, *, is_large: bool) -> CompiledModel:
+    def compile_slice(self, own: DeviceConfig, max_tokens: int, *, is_large: bool = True) -> CompiledModel:
+        """Compile the large or the small slice, or if there are none the whole model, with these options."""
         graph = None if self.slices is None else self.slices.large if is_large else self.slices.small
         backend = self.part.compile(own, self.device, graph)
         backend.allocate(max_tokens)
@@ -71,17 +64,14 @@ class Measured:
     def __init__(self, subject: Subject, setting: Setting) -> None:
         self.subject, self.setting = subject, setting
         self._own = setting.options(subject.own)
-        self.main = subject.compile_large(self._own, TRIAL_TOKENS)
+        self.main = subject.compile_slice(self._own, TRIAL_TOKENS)
         self.rule = RowRule()
         self._seconds: dict[bool, dict[Call, float]] = {True: {}, False: {}}  # of the large and the small slice
 
-    def compile_small(self) -> None:
-        """Compile the small slice now, not at its first use."""
-        _ = self._small
-
     @functools.cached_property
-    def _small(self) -> CompiledModel:
-        made = self.subject.compile_small(self._own, TRIAL_TOKENS)
+    def small(self) -> CompiledModel:
+        """The small slice, compiled at its first use."""
+        made = self.subject.compile_slice(self._own, TRIAL_TOKENS, is_large=False)
         made.use(self.main.exactness)
         return made
 
@@ -90,8 +80,8 @@ class Measured:
         if exactness.rule != self.rule:
             self.rule, self._seconds = exactness.rule, {True: {}, False: {}}
         self.main.use(exactness)
-        if "_small" in self.__dict__:
-            self._small.use(exactness)
+        if "small" in self.__dict__:
+            self.small.use(exactness)
 
     def needed(self) -> Exactness:
         """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
@@ -155,8 +145,8 @@ class Measured:
         if slices is None:
             raise AssertionError("a whole model is measured with the cache that it is to have")
         rows, longest = rows_of(part.role, self.main), part.model.geometry.context_length
-        small, large = (measure_pass(each, rows, _ROUNDS, max_tokens=longest) for each in (self._small, self.main))
+        small, large = (measure_pass(each, rows, _ROUNDS, max_tokens=longest) for each in (self.small, self.main))
         return small.combined(large, slices.layers.whole, slices.layers.ratios[0])
 
     def _time(self, call: Call, *, is_large: bool) -> float:
-        return time_calls(self.main if is_large else self._small, [call], patience=_PATIENCE)[call]
+        return time_calls(self.main if is_large else self.small, [call], patience=_PATIENCE)[call]

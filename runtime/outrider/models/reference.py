@@ -61,7 +61,7 @@ class Reference:
 
     def _prepared(self) -> CompiledModel:
         self._token_ids = _sample(self._subject.part)
-        return self._subject.compile_large(self._options, 2 * _NUM_SAMPLED)  # with room for padding
+        return self._subject.compile_slice(self._options, 2 * _NUM_SAMPLED)  # with room for padding
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from outrider.engine.chat.file import read_chat, write_chat
 from outrider.engine.chat.images import Seen, keep_images
@@ -21,38 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.bundle.folder import Bundle
     from outrider.decoding.results import AnswerToken, Result, TextChunk
     from outrider.engine.chat.turn import ChatTurn, Message
-    from outrider.inputs.vision import Vision
-    from outrider.types import Prompt, TextTokenizer
-
-
-class ChatEngine(Protocol):
-    """What a conversation needs of an engine."""
-
-    bundle: Bundle
-    tokenizer: TextTokenizer
-
-    @property
-    def vision(self) -> Vision | None:
-        """The bundle's vision encoder, if it has one."""
-
-    def generate(self, prompt: Prompt, *, cancel: Event | None = None, **options: Any) -> Result:
-        """Answer a prompt."""
-
-    def stream(
-        self, prompt: Prompt, *, cancel: Event | None = None, **options: Any
-    ) -> Generator[TextChunk, None, None]:
-        """Answer a prompt piece by piece."""
-
-    async def agenerate(self, prompt: Prompt, *, cancel: Event | None = None, **options: Any) -> Result:
-        """Answer a prompt, in an event loop."""
-
-    def astream(
-        self, prompt: Prompt, *, cancel: Event | None = None, **options: Any
-    ) -> AsyncGenerator[TextChunk, None]:
-        """Answer a prompt piece by piece, in an event loop."""
+    from outrider.engine.engine import Engine
+    from outrider.types import Prompt
 
 
 class Chat:
@@ -73,7 +45,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: ChatEngine,
+        engine: Engine,
         system: str | None = None,
         *,
         messages: Seq[Message] = (),
@@ -210,7 +182,7 @@ class Chat:
         write_chat(path, self._engine.bundle, self._layout.opening, self._layout.tools, self._turns, adapter)
 
     @classmethod
-    def load(cls, engine: ChatEngine, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
+    def load(cls, engine: Engine, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
         """A conversation from a file that `save` wrote; as `engine.load_chat`."""
         opening, tools, turns, adapter = read_chat(path, engine.bundle, same_model=same_model)
         if adapter is not None:

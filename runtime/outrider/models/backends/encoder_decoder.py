@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import EncoderEntry
 from outrider.errors import BundleError, DeviceError, OptionError, RequestError, one_line
-from outrider.models.backends.common import SequentialBackend
+from outrider.models.backends.common import BufferStep, SequentialBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.encoder_states import Cross, Encoder
-from outrider.models.backends.onnx_step import BufferStep
 from outrider.models.backends.taps import read_ir
 from outrider.models.kv import Unbranched
 from outrider.system.core import new_core

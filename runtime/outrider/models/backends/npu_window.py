@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,27 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.models.backends.npu_sizes import Sizes
-
-
-class Windows(Protocol):
-    """The part of the backend that slots and running calls use."""
-
-    sizes: Sizes
-    vocab_size: int
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no call is running."""
-
-    def end_prefill(self) -> None:
-        """Let the decoding model begin at any position. The cache's content is lost."""
-
-    def give_back(self, slot: WindowSlot) -> None:
-        """Take a slot's room back."""
-
-    def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
-        """Wait for the last window of a submit that began at `began`, and return its wanted rows."""
+    from outrider.models.backends.openvino_npu import OpenVINONpu
 
 
 class WindowSlot(Unbranched):
@@ -47,7 +27,7 @@ class WindowSlot(Unbranched):
     model has read the first `num_read` tokens.
     """
 
-    def __init__(self, backend: Windows, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
+    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
         self.token_ids = list(token_ids)
         self.scope = scope
         self.num_stored = self.num_read = len(token_ids)
@@ -103,7 +83,7 @@ class Window:
 class WindowPending:
     """A submit. `last` is its running window, since `began` in seconds of `time.perf_counter`; None if none runs."""
 
-    def __init__(self, backend: Windows, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
+    def __init__(self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
         self._backend, self._rows, self._last, self._began = backend, rows, last, began
 
     @property

@@ -17,11 +17,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.models.backends.common import SequentialBackend
+from outrider.models.backends.common import BufferStep, SequentialBackend
 from outrider.models.backends.features import check_features
 from outrider.models.backends.onnx_cache import BufferCache, BufferSlot
 from outrider.models.backends.onnx_providers import find_provider
-from outrider.models.backends.onnx_step import BufferStep
 from outrider.models.kv import Prefixes
 from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, Prompt
 

@@ -20,16 +20,6 @@ _DEFINITION = re.compile(r"^[ \t]*[!?]?[A-Za-z_][^:\n]*:|<ref>", re.MULTILINE)
 _ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 
 
-class TooManyLevels(ValueError):
-    """References that lead through too many levels."""
-
-    def __init__(self, num_references: int, num_levels: int) -> None:
-        super().__init__(
-            f"{num_references:,} definitions of up to {num_levels:,} levels may lead through "
-            f"{num_references * num_levels:,} levels, and {MOST_LEVELS:,} can be followed"
-        )
-
-
 def check_length(text: str) -> None:
     """Check a grammar's length.
 
@@ -44,7 +34,7 @@ def check_schema(schema: object) -> None:
     """Check a JSON schema's depth: a way through it passes each reference once, and then all levels at most.
 
     Raises:
-        TooDeep, TooManyLevels: when it is nested too deeply, by itself or through its references.
+        ValueError: when it is nested too deeply, by itself or through its references.
     """
     check_levels(schema)
     _check(1 + len(_references(schema)), levels_of(schema))
@@ -54,7 +44,7 @@ def check_lark(text: str) -> None:
     """The same for a Lark grammar: a way through it passes each rule, and each reference of a schema in it, once.
 
     Raises:
-        TooManyLevels: when it may lead through too many levels.
+        ValueError: when it may lead through too many levels.
     """
     bare = _PLAIN.sub(_without_text, text).translate({ord("("): "[", ord(")"): "]"})
     _check(len(_DEFINITION.findall(bare)), 1 + levels_of_json(bare))
@@ -68,7 +58,10 @@ def _without_text(found: re.Match[str]) -> str:
 
 def _check(num_references: int, num_levels: int) -> None:
     if num_references * num_levels > MOST_LEVELS:
-        raise TooManyLevels(num_references, num_levels)
+        raise ValueError(
+            f"{num_references:,} definitions of up to {num_levels:,} levels may lead through "
+            f"{num_references * num_levels:,} levels, and {MOST_LEVELS:,} can be followed"
+        )
 
 
 def _references(schema: object) -> set[str]:

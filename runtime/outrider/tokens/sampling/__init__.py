@@ -32,7 +32,7 @@ Each step sees the same tokens as in plain decoding: a row of a draft counts the
 on its path, and the state holds committed tokens only. A logit of −inf stays −inf.
 """
 
-from outrider.tokens.sampling.bans import BannedAtFirst, OnlyTokens, Timestamps
+from outrider.tokens.sampling.processors import BannedAtFirst, OnlyTokens, Timestamps
 from outrider.tokens.sampling.rows import DraftRows
 from outrider.tokens.sampling.sampler import LogitsSampler, Processor
 from outrider.tokens.sampling.top import argmax, probability, whole_row, without

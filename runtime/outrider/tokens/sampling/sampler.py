@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from outrider.config import GenerationConfig
 from outrider.errors import DeviceError, NoTokenLeft
-from outrider.tokens.sampling.bans import BannedTokens, MinNewTokens, NoRepeatNgram
-from outrider.tokens.sampling.penalties import LogitBias, Penalties
+from outrider.tokens.sampling.processors import BannedTokens, LogitBias, MinNewTokens, NoRepeatNgram, Penalties
 from outrider.tokens.sampling.top import truncated_softmax_of_top
 from outrider.tokens.sampling.truncate import ranked, truncated_softmax
 from outrider.types import Distribution, Logits, LogitsRow, TokenLogprobs
