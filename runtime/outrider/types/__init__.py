@@ -11,7 +11,9 @@ The roles know these types and not each other; `outrider.engine.assembly` wires 
 from outrider.types.backend import (
     Backend,
     CacheUse,
+    Call,
     CallCancelled,
+    CallObserver,
     Chunk,
     CompiledModel,
     Logits,
@@ -23,8 +25,7 @@ from outrider.types.backend import (
     TopLogits,
 )
 from outrider.types.cache_keys import UNKNOWN_KEY, CacheKey, answer_keys, embed_keys, num_common_tokens, prompt_keys
-from outrider.types.calls import Call, CallObserver
-from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowRule
+from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowRule, SteadyRows
 from outrider.types.decoding import (
     NO_DRAFT,
     Draft,
@@ -48,7 +49,6 @@ from outrider.types.drafting import (
 )
 from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span
 from outrider.types.randomness import Distribution, Noise
-from outrider.types.steady_rows import SteadyRows
 from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
 __all__ = [

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from outrider.types.backend import LogitsRow, Pending, Slot
-    from outrider.types.calls import CallObserver
+    from outrider.types.backend import CallObserver, LogitsRow, Pending, Slot
     from outrider.types.decoding import Draft, Sampler, Sequence, Verifier
     from outrider.types.prompt import Prompt
     from outrider.types.randomness import Noise

@@ -52,9 +52,8 @@ def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     """Load a head's weights from the file `path`. options: those of `OpenVINOPaged`."""
     from outrider.models.backends.heads.weights import Weights
-    from outrider.models.backends.openvino_block import OpenVINOBlock
+    from outrider.models.backends.openvino_heads import OpenVINOBlock, OpenVINOPlaces
     from outrider.models.backends.openvino_paged import OpenVINOPaged
-    from outrider.models.backends.openvino_places import OpenVINOPlaces
     from outrider.models.backends.paged_graph import gather_rows
 
     has_cache = head.kind in (*RECURRENT_KINDS, *BLOCK_KINDS)
