@@ -1,5 +1,7 @@
 """Checks that the parts of a manifest fit together."""
 
+from collections.abc import Iterable
+
 from outrider.bundle.manifest import (
     ADAPTER_NAMES,
     BLOCK_KINDS,
@@ -16,6 +18,8 @@ from outrider.bundle.manifest import (
     ModelEntry,
 )
 from outrider.errors import BundleError
+
+_AGAIN, _PAIR_AGAIN = "Export the bundle again.", "Export the pair again."
 
 
 def check_fit(manifest: Manifest) -> None:
@@ -34,9 +38,8 @@ def check_fit(manifest: Manifest) -> None:
     cut = {drafter.name for drafter in manifest.drafters if drafter.num_proposed_tokens}
     heads = {drafter.name for drafter in manifest.drafters if drafter.num_places}  # which may have no layers
     for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
-        for name in MODEL_NAMES[model.format]:
-            if f"{model.folder}/{name}" not in listed:
-                raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
+        paths = [f"{model.folder}/{name}" for name in MODEL_NAMES[model.format]]
+        _check_listed(listed, paths, f"which the {role} model needs")
         _check_encoder(manifest, role, model, listed)
         if not model.geometry.num_layers and role not in heads:
             raise BundleError(f"{MANIFEST_NAME} gives the {role} model num_layers=0. Export the bundle again.")
@@ -46,16 +49,13 @@ def check_fit(manifest: Manifest) -> None:
                 f"{MANIFEST_NAME} is damaged. Export the bundle again."
             )
     vision = manifest.main.vision
-    if vision is not None and f"{vision.folder}/{MODEL_NAMES['openvino'][0]}" not in listed:
-        raise BundleError(
-            f"{MANIFEST_NAME} lists no {vision.folder}/{MODEL_NAMES['openvino'][0]}, which encodes images. Export the "
-            "bundle again."
-        )
-    if vision is not None and (manifest.main.format != "openvino" or vision.image_token_id >= manifest.main.vocab_size):
-        raise BundleError(
-            f"{MANIFEST_NAME} is damaged: a main model that reads images is in OpenVINO's format, and its image token "
-            f"{vision.image_token_id} is one of {manifest.main.vocab_size:,}. Export the bundle again."
-        )
+    if vision is not None:
+        _check_listed(listed, [f"{vision.folder}/{MODEL_NAMES['openvino'][0]}"], "which encodes images")
+        if manifest.main.format != "openvino" or vision.image_token_id >= manifest.main.vocab_size:
+            raise BundleError(
+                f"{MANIFEST_NAME} is damaged: a main model that reads images is in OpenVINO's format, and its image "
+                f"token {vision.image_token_id} is one of {manifest.main.vocab_size:,}. Export the bundle again."
+            )
     for drafter in manifest.drafters:
         _check_vocabulary(manifest, drafter, listed)
         _check_proposed(drafter, listed)
@@ -72,6 +72,12 @@ def check_fit(manifest: Manifest) -> None:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
 
 
+def _check_listed(listed: set[str], paths: Iterable[str], use: str, remedy: str = _AGAIN) -> None:
+    """Check that the manifest lists these files. use: what one is for."""
+    if missing := [path for path in paths if path not in listed]:
+        raise BundleError(f"{MANIFEST_NAME} lists no {missing[0]}, {use}. {remedy}")
+
+
 def _check_adapters(manifest: Manifest, listed: set[str]) -> None:
     """Check that adapters have names of their own, and that their files are listed."""
     names = [adapter.name for adapter in manifest.adapters]
@@ -80,11 +86,8 @@ def _check_adapters(manifest: Manifest, listed: set[str]) -> None:
             f"{MANIFEST_NAME} names its adapters {', '.join(names)}: names must differ. Export the bundle again."
         )
     for adapter in manifest.adapters:
-        for name in ADAPTER_NAMES:
-            if f"{adapter.folder}/{name}" not in listed:
-                raise BundleError(
-                    f"{MANIFEST_NAME} lists no {adapter.folder}/{name} for the adapter '{adapter.name}'. Add it again."
-                )
+        paths = [f"{adapter.folder}/{name}" for name in ADAPTER_NAMES]
+        _check_listed(listed, paths, f"which the adapter '{adapter.name}' needs", "Add it again.")
 
 
 def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set[str]) -> None:
@@ -97,9 +100,8 @@ def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set
         )
     if encoder is None:
         return
-    for path in (f"{model.folder}/{CROSS_NAME}", *(f"{encoder.folder}/{n}" for n in MODEL_NAMES[model.format])):
-        if path not in listed:
-            raise BundleError(f"{MANIFEST_NAME} lists no {path} for the {role} model. Export the bundle again.")
+    paths = f"{model.folder}/{CROSS_NAME}", *(f"{encoder.folder}/{name}" for name in MODEL_NAMES[model.format])
+    _check_listed(listed, paths, f"which the {role} model needs")
     ids = (*encoder.begin_token_ids, *encoder.suppress_token_ids, *encoder.begin_suppress_token_ids)
     if (encoder.kind == "audio") != (encoder.audio is not None) or max(ids) >= model.vocab_size:
         raise BundleError(f"{MANIFEST_NAME} is damaged: the encoder of the {role} model. Export the bundle again.")
@@ -153,11 +155,8 @@ def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str
             "Export the pair again."
         )
     own = f"{model.folder}/{MAP_NAME}" if drafter.vocabulary == "intersection" else f"{tokenizer.folder}/{BYTES_NAME}"
-    needed = {own, f"{manifest.tokenizer.folder}/{BYTES_NAME}"}
-    if missing := sorted(needed - listed):
-        raise BundleError(
-            f"{MANIFEST_NAME} lists no {missing[0]}, which drafter '{drafter.name}' needs. Export the pair again."
-        )
+    paths = sorted({own, f"{manifest.tokenizer.folder}/{BYTES_NAME}"})
+    _check_listed(listed, paths, f"which drafter '{drafter.name}' needs", _PAIR_AGAIN)
 
 
 def _check_proposed(drafter: DrafterEntry, listed: set[str]) -> None:
@@ -170,7 +169,4 @@ def _check_proposed(drafter: DrafterEntry, listed: set[str]) -> None:
             f"Drafter '{drafter.name}' proposes {count:,} tokens and gives {model.geometry.logits_width:,} logits; "
             f"{MANIFEST_NAME} is damaged. Export the pair again."
         )
-    if (path := f"{model.folder}/{PROPOSED_NAME}") not in listed:
-        raise BundleError(
-            f"{MANIFEST_NAME} lists no {path}, which drafter '{drafter.name}' needs. Export the pair again."
-        )
+    _check_listed(listed, [f"{model.folder}/{PROPOSED_NAME}"], f"which drafter '{drafter.name}' needs", _PAIR_AGAIN)

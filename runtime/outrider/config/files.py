@@ -1,7 +1,4 @@
-"""Options from presets and TOML files, and the paths that users give.
-
-config = load_config("gpu").replace(num_threads=4)
-"""
+"""Options from presets and TOML files, and the paths that users give."""
 
 from __future__ import annotations
 

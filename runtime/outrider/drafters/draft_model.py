@@ -134,11 +134,7 @@ class DraftModel(Drafter):
     def guess(
         self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
     ) -> Guess | None:
-        """The likeliest outcome of a draft of this model, among those that it can draft ahead for.
-
-        chance: a token's probability of acceptance, by its confidence. next_chance: the probability that the bonus
-        token is the one that the draft model expects.
-        """
+        """The likeliest outcome of a draft of this model, among those that it can draft ahead for; see `Drafter`."""
         state = self._states.get(request.sequence)
         return state.guess(draft, chance, next_chance) if state else None
 
@@ -182,10 +178,7 @@ class DraftModel(Drafter):
         return self._scheduler.share(unread, [count <= SHORT for count in unread], contexts, limited=limited)
 
     def _read(self, states: Seq[DraftState], pieces: Seq[int]) -> None:
-        """Read tokens of each sequence. Choose the next tokens of those that are read to the end.
-
-        pieces: most tokens of each.
-        """
+        """Read up to `pieces` tokens of each sequence. Choose the next ones of those that are read to the end."""
         chunks = [state.next_chunk(piece) for state, piece in zip(states, pieces, strict=True)]
         step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
         first = 0
@@ -202,10 +195,7 @@ class DraftModel(Drafter):
         return self.cost is not None
 
     def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
-        """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
-
-        before: rows of the call before, if they matter.
-        """
+        """Seconds of one call; see `Drafter`."""
         if self.cost is None:
             return 0.0
         rows, steady = [n + len(self._mask_token_ids) for n in num_tokens], self.backend.capabilities.steady

@@ -1,9 +1,4 @@
-"""Opens a bundle and makes what an engine consists of: models, drafters, the preparation of requests, their queue.
-
-parts = assemble(read_bundle("my-pair"), Config())
-request = parts.preparation.request("Why is the sky blue?", parts.config.generation)
-*_, last = parts.queue.run(request)
-"""
+"""Opens a bundle and makes what an engine consists of: models, drafters, the preparation of requests, their queue."""
 
 from __future__ import annotations
 

@@ -80,11 +80,7 @@ class CompiledBundle:
         self._registry.add(name, drafter)
 
     def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
-        """The drafter of this name; "auto" is the bundle's own, else "suffix".
-
-        Raises:
-            OptionError: when there is none, or it was left on disk.
-        """
+        """The drafter of this name; raises as `DrafterRegistry.find`."""
         return cast("Drafter", inner(self._registry.find(name, max_ngram_size)))
 
     def reads_references(self, config: GenerationConfig) -> bool:

@@ -1,8 +1,4 @@
-"""How likely a given text is to a model: the log-probabilities of its tokens, read like a draft that is always right.
-
-request = preparation.request(prompt, options(token_ids))
-score(queue, request, token_ids)
-"""
+"""How likely a given text is to a model: log-probabilities of its tokens, read like a draft that is always right."""
 
 from collections.abc import Sequence
 from collections.abc import Sequence as Seq

@@ -12,10 +12,7 @@ _now = time.perf_counter
 
 
 def submit(backend: Backend, chunks: Seq[Chunk], observer: CallObserver | None = None) -> Pending:
-    """Evaluate chunks on a model. `observer` is told when the call has ended, or failed.
-
-    step = submit(backend, chunks, observer).wait()
-    """
+    """Evaluate chunks on a model. `observer` is told when the call has ended, or failed."""
     return backend.submit(chunks) if observer is None else _WatchedCall(backend, chunks, observer)
 
 

@@ -1,9 +1,4 @@
-"""A model that is compiled for measurements: as a whole, or as two slices that stand for it.
-
-subject = Subject(part, "CPU", own, part.slices("CPU"))
-measured = subject.compile(Setting("f32", "f32"))
-measured.seconds([(1, 256)])    # of the whole model's calls
-"""
+"""A model that is compiled for measurements: as a whole, or as two slices that stand for it."""
 
 from __future__ import annotations
 
@@ -40,11 +35,7 @@ class Subject:
     slices: Slices | None
 
     def compile(self, setting: Setting, *, both: bool = False) -> Measured:
-        """Compile it in a setting, with a cache for measurements. both: the small slice at once, not at its first use.
-
-        Raises:
-            OptionError, BundleError, DeviceError: as `Part.compile`.
-        """
+        """Compile it in a setting, with a cache for measurements. both: the small slice now, not at its first use."""
         measured = Measured(self, setting)
         if both and self.slices is not None:
             _ = measured.small
@@ -113,11 +104,7 @@ class Measured:
         return self.seconds_of_slice((1, NEAR))
 
     def seconds(self, calls: Iterable[Call]) -> dict[Call, float]:
-        """Seconds of the whole model's calls. calls: as `time_calls`.
-
-        Raises:
-            DeviceError: when the device fails.
-        """
+        """Seconds of the whole model's calls. calls: as `time_calls`."""
         slices = self.subject.slices
         return {
             call: self.seconds_of_slice(call)

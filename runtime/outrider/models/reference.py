@@ -44,11 +44,7 @@ class Reference:
         self._logprobs: NDArray[np.float32] | None = None
 
     def prepare(self) -> None:
-        """Compile the model and read the text's tokens.
-
-        Raises:
-            OptionError, BundleError, DeviceError: as `Part.compile`.
-        """
+        """Compile the model and read the text's tokens. Raises as `Part.compile`."""
         self._backend = self._prepared()
 
     def kl(self, backend: CompiledModel) -> float:

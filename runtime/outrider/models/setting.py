@@ -1,8 +1,4 @@
-"""How a model is compiled and called, and the trials that this was chosen from.
-
-setting = Setting("f32", "f32", group_size=128)
-part.compile(setting.options(own), "CPU")
-"""
+"""How a model is compiled and called, and the trials that this was chosen from."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Compiles models in their settings, which are saved for later starts, or found now.
 
-    backend = compile_settled(part, "CPU", options)
-    backend.exactness.holds
-
 A setting is saved for the model's files, the device, the options and the libraries' versions.
 """
 

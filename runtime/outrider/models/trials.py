@@ -1,8 +1,5 @@
 """Chooses a model's setting: precision, quantisation groups, threads and padding.
 
-    found = choose(part, "CPU", own)
-    found.choice.setting
-
 Settings differ in speed, and in whether rows have the same bits in any batch. Which one is best depends on the
 processor. So they are tried at the first load, on slices of the model where it has some. There is one order of
 preference. The first setting that is exact and close enough to f32 is taken, unless a later one is faster by a tenth,

@@ -1,10 +1,6 @@
 """Limits how deeply values and JSON are nested, before a library reads them recursively.
 
 Python's own recursion ends in a RecursionError; a library's in C++ or Rust ends the process. All checks are loops.
-
-    check_levels(messages)
-    check_json(body)
-    fields = msgspec.json.decode(body)
 """
 
 from __future__ import annotations

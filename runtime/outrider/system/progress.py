@@ -1,8 +1,4 @@
-"""What a load is doing, said to the log and to whoever listens.
-
-with listener(print):
-    report("Measuring settings: 2 of 6")
-"""
+"""What a load is doing, said to the log and to whoever listens."""
 
 from __future__ import annotations
 

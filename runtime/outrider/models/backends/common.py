@@ -89,11 +89,7 @@ class BufferPending:
         return self._future.done()
 
     def wait(self, unless: Callable[[], bool] | None = None) -> BufferStep:  # noqa: ARG002
-        """Block until the rows are there.
-
-        Raises:
-            DeviceError: when the device failed.
-        """
+        """Block until the rows are there; see `Pending`."""
         return self._future.result()
 
 
@@ -107,10 +103,10 @@ class SequentialBackend(MeasuredBackend):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-backend") if wanted else None
 
     def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
-        """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
+        """Evaluate chunks of one or several sequences, each in a call of its own.
 
-        Each sequence is a call of its own, padded by the rule of `capabilities.rows`. No token sees the padding behind
-        it, whose keys and values are overwritten by the next tokens.
+        Calls are padded by the rule of `capabilities.rows`. No token sees the padding behind it, whose keys and values
+        are overwritten by the next tokens.
         """
         for chunk in chunks:
             chunk.check_chain(self)

@@ -1,8 +1,5 @@
 """The devices that OpenVINO and ONNX Runtime find on this machine, and the models each can run.
 
-    for device in find_devices():
-        print(device.name, device.full_name, device.not_for_main or "can run a main model")
-
 No model is compiled for that.
 """
 

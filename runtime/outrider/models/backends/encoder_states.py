@@ -71,11 +71,7 @@ class Encoder:
             raise DeviceError(f"{self._device} cannot compile {path}: {one_line(error)}") from error
 
     def read(self, source: Source) -> Cross:
-        """The keys and values for a source. The encoder runs once for a source, for all models that have it.
-
-        Raises:
-            DeviceError: when the device fails.
-        """
+        """The keys and values for a source. The encoder runs once for a source, for all models that have it."""
         states = source.states.get(self.entry.sha256)
         if states is None:
             if self._encoder is None:

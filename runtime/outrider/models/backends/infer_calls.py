@@ -43,22 +43,14 @@ class InferCalls:
         return (self._at[0] if self._at[0] > began else time.perf_counter()) - began
 
     def start(self) -> None:
-        """Start a call.
-
-        Raises:
-            DeviceError: when the device fails.
-        """
+        """Start a call, or raise DeviceError."""
         try:
             self._request.start_async()
         except RuntimeError as error:
             raise DeviceError(f"{self._device} failed: {one_line(error)}") from error
 
     def wait(self, unless: Callable[[], bool] | None = None) -> None:
-        """Wait for the running call, or cancel it; see `Pending.wait`.
-
-        Raises:
-            CallCancelled, DeviceError: as `Pending.wait`.
-        """
+        """Wait for the running call, or cancel it; raises as `Pending.wait`."""
         is_cancelled = False
         try:
             while unless is not None and not self._request.wait_for(_PATIENCE):

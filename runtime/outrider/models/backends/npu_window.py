@@ -92,11 +92,7 @@ class WindowPending:
         return self._last is None or self._backend.is_idle
 
     def wait(self, unless: Callable[[], bool] | None = None) -> WindowStep:  # noqa: ARG002
-        """Block until the rows are there.
-
-        Raises:
-            DeviceError: when the device failed.
-        """
+        """Block until the rows are there; see `Pending`."""
         last, self._last = self._last, None
         if last is not None:
             self._rows += self._backend.finish(last, self._began)

@@ -100,9 +100,7 @@ class OnnxRuntime(SequentialBackend):
         self.use(Exactness())
         self.allocate(16)
         if device != "CPU":
-            slot = self._slot_to_try()
-            self._check_in_place(slot)
-            slot.close()
+            self._check_in_place()
         self.allocate(0)
 
     def _read_shape(self, model_path: Path) -> None:
@@ -184,11 +182,7 @@ class OnnxRuntime(SequentialBackend):
         return max_tokens + self.num_spare
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
-        """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if there is no room.
-
-        Raises:
-            DeviceError: when the device has no memory for it.
-        """
+        """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
         prompt.check_tokens(self)
         prompt.check_adapter(self)
         return self._cache.open(max_tokens + self.num_spare, prompt)
@@ -251,22 +245,20 @@ class OnnxRuntime(SequentialBackend):
         slot.append(chunk.token_ids)
         return [values[:count] for values in hidden]
 
-    def _check_in_place(self, slot: BufferSlot) -> None:
+    def _check_in_place(self) -> None:
         """Validate, with two small calls, that the device updates the cache in the buffers that were bound.
 
         A provider may write to outputs of its own instead. Every call would then see an empty past.
         """
+        if (slot := self.open(8)) is None:
+            raise AssertionError("there is room before anything runs")
         whole, parts = self._try(slot, [1, 2, 3, 4], 2), self._try(slot, [3, 4], 2)
+        slot.close()
         if not np.allclose(whole, parts, atol=0.05 * (float(np.ptp(whole)) or 1.0)):
             raise DeviceError(
                 f"{self._provider.name} does not keep this model's cache in place on {self.device}, so nothing can be "
                 "decoded. Use device CPU, or export the model to OpenVINO."
             )
-
-    def _slot_to_try(self) -> BufferSlot:
-        if (slot := self.open(8)) is None:
-            raise RuntimeError("there is room before anything runs")
-        return slot
 
     def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         """The logits of the last rows of a text of four tokens. Those before `token_ids` are in the cache."""

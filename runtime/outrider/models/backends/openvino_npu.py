@@ -197,11 +197,7 @@ class OpenVINONpu(MeasuredBackend):
             self._open = None
 
     def submit(self, chunks: Seq[Chunk]) -> WindowPending:
-        """Evaluate chunks of the one open sequence. Returns while the last window runs.
-
-        Raises:
-            DeviceError: when the device fails.
-        """
+        """Evaluate chunks of the one open sequence. Returns while the last window runs."""
         for chunk in chunks:
             chunk.check_chain(self)
         began = time.perf_counter()

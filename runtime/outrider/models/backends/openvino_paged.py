@@ -277,10 +277,9 @@ class OpenVINOPaged(MeasuredBackend):
         return self.paged_cache.open(max_tokens + self.num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
-        """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
+        """Evaluate chunks in one call, padded by the rule of `capabilities.rows`.
 
-        Calls are padded by the rule of `capabilities.rows`. Padding of a sequence is overwritten by its next tokens.
-        Padding of the call goes to a block of its own.
+        Padding of a sequence is overwritten by its next tokens. Padding of the call goes to a block of its own.
         """
         inputs, places = self._inputs_of(chunks)
         for name, values in inputs.items():

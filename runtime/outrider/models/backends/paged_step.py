@@ -140,9 +140,5 @@ class PagedPending:
         return self._backend.is_idle
 
     def wait(self, unless: Callable[[], bool] | None = None) -> PagedStep:
-        """Block until the rows are there, or cancel the call, as `Pending` says.
-
-        Raises:
-            CallCancelled, DeviceError: as `Pending` says.
-        """
+        """Block until the rows are there, or cancel the call; see `Pending`."""
         return self._backend.finish(self._began, unless)

@@ -1,8 +1,5 @@
 """Loading a model in a process of its own first: a driver that aborts does not end the app.
 
-    verdict = try_apart(Job(path, model, "GPU", options, is_main=True))
-    if verdict.works is False: ...
-
 The child loads the model as the engine would, makes one small call and prints a verdict. If it ends without one, the
 device has ended it.
 """

@@ -1,7 +1,5 @@
 """The processor of this machine, for reports: its name, and the instructions that matrix kernels choose between.
 
-    print(find_processor().description)
-
 Each fact comes from the system. Unknown facts are left out. Nothing here raises.
 """
 

@@ -1,8 +1,5 @@
 """The products of a decoder's layers by the names that Llama's checkpoints give their weights.
 
-    for layer in projections_of(model, num_layers):
-        layer["self_attn.q_proj"].node
-
 They are found by what the graph does with them: names of nodes differ with the program that wrote the graph.
 """
 

@@ -153,11 +153,7 @@ def _ascending(seconds: Iterable[float]) -> list[float]:
 
 
 def check_pass(backend: Backend, cost: PassCost, repeats: int = 2) -> None:
-    """Scale a saved cost to the machine's current speed, by the shortest of a few calls.
-
-    Raises:
-        DeviceError: when the device fails.
-    """
+    """Scale a saved cost to the machine's current speed, by the shortest of a few calls."""
     with _timer(backend, cost.contexts[0] + cost.rows[0]) as seconds:
         seconds(cost.rows[0], cost.contexts[0])
         cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(repeats)) / cost.near[0]
@@ -172,9 +168,6 @@ def measure_pass(
     the kernels. Then each of `repeats` rounds times all sizes, twice each, and pieces of a prompt once. The default is
     two rounds, or one if that takes a second. The cache is not filled, because its content does not change the times. A
     model in fixed shapes is timed with its own rows and context.
-
-    Raises:
-        DeviceError: when the device fails.
     """
     contexts = contexts_of(backend, rows, max_tokens)
     if fixed := backend.capabilities.fixed:
@@ -211,9 +204,6 @@ def measure_change(backend: Backend, rows: Seq[int]) -> float:
     """Extra seconds of a call whose number of rows is not that of the call before: the median of a few.
 
     Takes two numbers in turns, two calls with each. rows: as in `measure_pass`.
-
-    Raises:
-        DeviceError: when the device fails.
     """
     if backend.capabilities.fixed or len(rows) == 1:
         return 0.0
@@ -239,9 +229,6 @@ def time_calls(
 
     Calls of more than 16 tokens read a prompt. They are timed once, with one row of logits. patience: seconds that each
     other call is repeated for, at least. before: is done before each call, and not timed.
-
-    Raises:
-        DeviceError: when the device fails.
     """
     most = max(count for count, _ in calls)
     room = backend.max_tokens - most

@@ -1,8 +1,5 @@
 """Measures whether a row's logits have the same bits in any batch. Token-identical text depends on this.
 
-    exactness = measure_exactness(backend)    # once, at load: the padding that is needed, and whether it is enough
-    backend.use(exactness)
-
 Libraries choose kernels by the number of rows, and kernels add in different orders. On one processor a single row has
 other bits than a row among several. On another, rows have the same bits only in calls of 8, 16, … rows. This cannot be
 known without measuring.
@@ -38,9 +35,6 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
     calls into one group is tried, the cheapest first: on prompts in pieces, cached prefixes, several sequences and
     rejected drafts. Takes about 150 calls. The backend's cache must be allocated and empty. known: that of a similar
     model, whose padding is tried before all others.
-
-    Raises:
-        DeviceError: when the device fails.
     """
     backend.use(Exactness())
     context = min(TRIAL_CONTEXT, longest_context(backend, backend.max_tokens))

@@ -46,11 +46,7 @@ def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention:
 
 
 def measure_contention(main: CompiledModel, draft: Backend, repeats: int = 3) -> Contention:
-    """Time calls of both models, alone and at the same time. The main model's do not run in the background afterwards.
-
-    Raises:
-        DeviceError: when a device fails.
-    """
+    """Time calls of both models, alone and at the same time. The main model's do not run in the background later."""
     main.run_in_background(True)
     try:
         with _calls(main, _ROWS) as check, _calls(draft, 1) as step:

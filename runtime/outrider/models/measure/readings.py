@@ -1,8 +1,4 @@
-"""Reads the same tokens in several ways, and compares the bits of their rows.
-
-differences = compare_readings(backend, context=512)
-max(differences.values())    # 0.0 if the backend is exact
-"""
+"""Reads the same tokens in several ways, and compares the bits of their rows."""
 
 from __future__ import annotations
 

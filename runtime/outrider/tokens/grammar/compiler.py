@@ -80,9 +80,6 @@ class _Entry:
 class Grammars:
     """Compiles the grammars of an engine's requests.
 
-        grammars = Grammars(bundle.tokenizer_path, vocab_size, eos_token_ids)
-        state = grammars.new_state(Source("regex", "[0-9]+"))
-
     folder: has the tokenizer as Hugging Face's tokenizer.json, which is read when the first grammar is compiled.
     vocab_size: the main model's. eos_token_ids: every token that ends an answer. From any thread.
 

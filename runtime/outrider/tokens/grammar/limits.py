@@ -21,11 +21,7 @@ _ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 
 
 def check_length(text: str) -> None:
-    """Check a grammar's length.
-
-    Raises:
-        ValueError: when it is longer than `MOST_CHARACTERS`.
-    """
+    """Raise ValueError for a grammar that is longer than `MOST_CHARACTERS`."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has {len(text):,} characters, and {MOST_CHARACTERS:,} can be followed")
 

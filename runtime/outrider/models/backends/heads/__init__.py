@@ -1,7 +1,4 @@
-"""Drafters that read the main model's hidden states: their graphs, built from their weights at load.
-
-load_head(path, Head("eagle3", main_path), options)
-"""
+"""Drafters that read the main model's hidden states: their graphs, built from their weights at load."""
 
 from __future__ import annotations
 
