@@ -23,11 +23,7 @@ _AGAIN, _PAIR_AGAIN = "Export the bundle again.", "Export the pair again."
 
 
 def check_fit(manifest: Manifest) -> None:
-    """Check that the manifest's parts fit together and name listed files.
-
-    Raises:
-        BundleError: with what does not fit, and the next step.
-    """
+    """Raise BundleError unless the manifest's parts fit together and name listed files."""
     listed = {entry.path for entry in manifest.files}
     names = [drafter.name for drafter in manifest.drafters]
     if len({*names, *RESERVED_NAMES}) != len(names) + len(RESERVED_NAMES):

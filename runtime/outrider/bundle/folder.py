@@ -130,17 +130,13 @@ class Bundle:
         `progress` is called with the number of bytes read since the last call.
 
         Raises:
-            BundleError: with the first file that differs.
+            BundleError: with the first file that differs, or cannot be read.
         """
         for entry in self.manifest.files:
             self.check_hash(entry, progress)
 
     def check_hash(self, entry: FileEntry, progress: Callable[[int], None] | None = None) -> None:
-        """The same for one file.
-
-        Raises:
-            BundleError: when it differs, or cannot be read.
-        """
+        """The same for one file."""
         path = self.folder / entry.path
         with reading(str(path), _AGAIN, BundleError):
             sha256 = sha256_of(path, progress)

@@ -49,11 +49,7 @@ def open_bundle(
 
 
 def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
-    """Check that no draft model is named for a bundle, which has those that it was made with.
-
-    Raises:
-        OptionError: otherwise.
-    """
+    """Raise OptionError if a draft model is named for a bundle, which has those that it was made with."""
     if draft not in (None, "auto"):
         raise OptionError(
             f"draft={shown(draft)!r} is for models, and {bundle} is a bundle already. Add the draft model to it: "

@@ -154,11 +154,7 @@ class Request:
             return True
 
     def _is_cancelled(self) -> bool:
-        """Whether the app has set `cancel`, which may be an object of its own.
-
-        Raises:
-            RequestError: when `cancel.is_set()` raises.
-        """
+        """Whether the app has set `cancel`, an object that may be its own. Raises RequestError if that raises."""
         if self.cancel is None:
             return False
         what = f"cancel.is_set(), of a {type(self.cancel).__name__},"

@@ -56,11 +56,7 @@ def _reserve(request: Request, max_tokens: int, num_cached: int) -> bool:
 
 
 def _check_needs(request: Request, drafter: Drafter, main: Backend) -> tuple[str, ...]:
-    """The hidden states that a drafter wants.
-
-    Raises:
-        RequestError: when the drafter's requirements cannot be met.
-    """
+    """The hidden states that a drafter wants. Raises RequestError if its requirements cannot be met."""
     needs, found = drafter.requirements, main.capabilities.features
     if missing := [name for name in needs.features if name not in found]:
         raise RequestError(

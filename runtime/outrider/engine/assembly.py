@@ -91,11 +91,7 @@ def assemble(
     tokenizer: TextTokenizer | None = None,
     draft_tokenizer: TextTokenizer | None = None,
 ) -> Parts:
-    """Compile a bundle's models and make the rest. The tokenizers take the place of the bundle's own.
-
-    Raises:
-        OptionError, BundleError, DeviceError: as `outrider.load`.
-    """
+    """Compile a bundle's models and make the rest; raises as `load`. The tokenizers take the place of its own."""
     scheduler, manifest = config.scheduler, bundle.manifest
     if tokenizer is None:
         check_tokenizer(bundle.tokenizer_path)
@@ -172,11 +168,7 @@ def assemble(
 
 
 def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, LoadedModel]) -> PrefixStore | None:
-    """The store of these models' prefix caches, if one is wanted.
-
-    Raises:
-        OptionError: when the main model's cannot be saved, or the folder cannot be made.
-    """
+    """The store of these models' prefix caches, if one is wanted. Raises OptionError if it cannot be had."""
     if scheduler.prefix_store is None or not scheduler.enable_prefix_caching:
         return None
     main = loaded["main"]

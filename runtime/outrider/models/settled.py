@@ -26,10 +26,7 @@ from outrider.types import CompiledModel, Exactness
 def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
     """Compile a model in its setting, which is saved, or found now.
 
-    Warns (`ExactnessWarning`) if a main model's rows depend on the batch.
-
-    Raises:
-        OptionError, BundleError, DeviceError: as `outrider.models.backends.load_model` says.
+    Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `load_model`.
     """
     own = part.options(options, device)
     choice, backend = _choice_of(part, device, own)

@@ -64,11 +64,7 @@ class Found:
 
 
 def choose(part: Part, device: str, own: DeviceConfig) -> Found:
-    """Try the settings that the options allow, in the order of preference.
-
-    Raises:
-        OptionError, BundleError, DeviceError: as `Part.compile`, if there is only one setting.
-    """
+    """Try the settings that the options allow, in the order of preference. Raises as `Part.compile`."""
     subject = Subject(part, device, own, part.slices(device))
     candidates = list(settings_for(part, device, own))
     num_threads = fewer_threads(part, device, own)
@@ -150,11 +146,7 @@ class _Search:
         return self._kept.get(str(setting)) if self._subject.slices else None
 
     def preferred(self) -> Trial | None:
-        """The first setting that is exact and close to f32, or a later one that is faster enough; None: there is none.
-
-        Raises:
-            OptionError, BundleError: as `Part.compile`.
-        """
+        """The first setting that is exact and close to f32, or a later one that is faster enough; None if none is."""
         while (first := self._fastest()) is not None and first.verdict == _SLOWER:
             if not self._timed_with_padding(first):
                 report(f"{self._part} is checked for exactness in {first.setting}")

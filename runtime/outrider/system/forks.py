@@ -10,11 +10,7 @@ from outrider.errors import RequestError
 
 
 def check_process(pid: int) -> None:
-    """Raise in a process that was forked from process `pid`: the engine would wait for ever there.
-
-    Raises:
-        RequestError: when this is another process.
-    """
+    """Raise RequestError in a process that was forked from process `pid`: the engine would wait for ever there."""
     if os.getpid() != pid:
         raise RequestError(
             f"This engine was loaded in process {pid}, and this is {os.getpid()}, its fork, which has no copy of the "

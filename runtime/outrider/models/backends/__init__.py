@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_model(spec: ModelSpec) -> CompiledModel:
-    """Load a model on a device.
-
-    Raises:
-        OptionError, BundleError, DeviceError: as the backends say.
-    """
+    """Load a model on a device. Raises as the backends say."""
     geometry, support = spec.model.geometry, spec.support
     if refusal := refusal_of(geometry.architecture):
         raise BundleError(f"The model {spec.path} cannot be run. {refusal}")

@@ -173,11 +173,7 @@ def _branch(projection: Projection, down: Matrix, up: Matrix, mask: ov.Node) -> 
 
 
 def check_matrices(adapter: str, matrices: dict[str, Matrix], layers: Seq[dict[str, Projection]]) -> None:
-    """Check that an adapter's matrices are for products that a model has, and fit them. layers: the model's.
-
-    Raises:
-        BundleError: with the first that does not.
-    """
+    """Raise BundleError for a matrix of an adapter without a product in the model, or that does not fit it."""
     for name, matrix in matrices.items():
         _, number, *rest, side = name.split(".")
         place, i = ".".join(rest), int(number)

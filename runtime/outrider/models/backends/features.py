@@ -20,11 +20,7 @@ BLOCK_STATES = "block_states"  # what a block drafter's correction takes of its 
 
 
 def check_features(names: Iterable[str], found: Container[str]) -> None:
-    """Check that a main model has hidden states of these names.
-
-    Raises:
-        BundleError: with the first that is missing.
-    """
+    """Raise BundleError unless a main model has hidden states of these names."""
     if missing := [name for name in names if name not in found]:
         raise BundleError(
             f"A drafter needs the main model's hidden states {missing[0]!r}, which are not found in its graph. "
@@ -38,11 +34,7 @@ class WithoutFeatures:
     __slots__ = ()
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Raise: there are no hidden states.
-
-        Raises:
-            BundleError: always.
-        """
+        """Raise BundleError: there are no hidden states."""
         asked = ", ".join(repr(name) for name in chunk.features) or "any"
         raise BundleError(
             f"Hidden states were asked for ({asked}), and the model has no output but its logits. "

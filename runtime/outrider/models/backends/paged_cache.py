@@ -166,11 +166,7 @@ class PagedCache:
             slot.close()
 
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a block of all layers. Not during a call.
-
-        Raises:
-            DeviceError: when the device cannot.
-        """
+        """Copy a block of all layers. Not during a call. Raises DeviceError if the device cannot."""
         try:
             for tensor in self._tensors.values():
                 tensor.copy_block(source, target)

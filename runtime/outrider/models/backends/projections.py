@@ -99,11 +99,7 @@ def is_product(node: ov.Node) -> bool:
 
 
 def nearest(value: ov.Output, wanted: Callable[[ov.Node], bool]) -> ov.Node:
-    """The nearest node of a kind, at or before a value.
-
-    Raises:
-        BundleError: when there is none.
-    """
+    """The nearest node of a kind, at or before a value; raises BundleError if there is none."""
     for node in backwards(value, wanted):
         if wanted(node):
             return node

@@ -63,10 +63,7 @@ class Slices:
 def find_slices(core: ov.Core, path: Path, num_layers: int, windows: Seq[int] | None = None) -> Slices | None:
     """Slices of the decoder at `path`; None if its graph has an unknown form, or they would have most of its layers.
 
-    windows: the sliding window of each layer, which are checked; None: not known.
-
-    Raises:
-        BundleError: as `read_decoder`.
+    windows: the sliding window of each layer, which are checked; None: not known. Raises as `read_decoder`.
     """
     model = read_ir(core, path)
     layers = choose_layers(model, num_layers)

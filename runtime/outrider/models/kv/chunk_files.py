@@ -313,11 +313,7 @@ def files_in(folder: Path, name: str = "*") -> Iterator[File]:
 
 
 def _read_header(file: Any) -> _Header:
-    """Read a file's first lines.
-
-    Raises:
-        ValueError, msgspec.MsgspecError: when it is damaged.
-    """
+    """Read a file's first lines; raises ValueError or MsgspecError if it is damaged."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise ValueError("it does not begin as one")
     return msgspec.json.decode(file.readline(), type=_Header)

@@ -149,11 +149,7 @@ class GrammarState:
 
     @contextmanager
     def _contained(self, prefix: Seq[int]) -> Iterator[None]:
-        """Turn what the matcher raises, such as a panic in llguidance, into the end of a draft or a request.
-
-        Raises:
-            NoTokenLeft: in place of whatever is raised. The matcher is a new one then.
-        """
+        """Raise NoTokenLeft for whatever the matcher raises, such as a panic in llguidance. It is a new one then."""
         try:
             yield
         except BaseException as error:
