@@ -49,7 +49,7 @@ def options(tied: Path, tmp_path: Path) -> Options:
         ({"hours": 0.0}, "hours=0 is not above 0"),
         ({"disk_limit": -1.0}, "disk_limit=-1 GB is not above 0"),
         ({"kind": "draft"}, "of the same vocabulary with --from"),
-        ({"source": "small", "num_layers": 2}, "kind='medusa' is a head"),
+        ({"source": "small", "num_layers": 2}, "--layers is for draft models, and kind='medusa' is a head"),
         ({"kind": "auto", "source": "small"}, "--from and --layers go together"),
         ({"kind": "draft", "source": "small", "num_layers": 0}, "layers=0 leaves no layer"),
     ],
@@ -388,6 +388,14 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
     assert training["held_out_acceptance_by_place"]
     assert (tmp_path / "drafter.work").is_dir()
     check_answers(main_model, "Count from 3 to 12, please.", read_bundle(main_model).manifest.drafters[0].name)
+
+    begun = replace(asked, output=tmp_path / "further", source=str(asked.output), into=None, keep_work=False)
+    with pytest.raises(OptionError, match=f"is a head of kind {found.kind}, not"):
+        distill(replace(begun, kind=next(kind for kind in ("eagle3", "medusa") if kind != found.kind)))
+    further = distill(replace(begun, kind=found.kind)).report
+    assert further["started_from"] == "drafter"
+    assert further["curve"][0]["step"] == 0  # what it begins with is evaluated, and kept if nothing is better
+    assert further["held_out_tokens_per_round"] >= further["curve"][0]["tokens_per_round"]
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def test_what_is_no_good_is_said(teacher: Teacher, data: Data, tmp_path: Path) -
         load(tmp_path, teacher.embedding, teacher.lm_head)
     head, config = make("mtp", teacher, data)
     save(head, config, tmp_path / "mtp", {})
-    with pytest.raises(ExportError, match="hidden size 32, the main model has 16"):
+    with pytest.raises(ExportError, match="hidden_size 32, the main model has 16"):
         load(tmp_path / "mtp", teacher.embedding[:, :16], teacher.lm_head[:, :16])
 
 

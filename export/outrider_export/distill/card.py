@@ -48,6 +48,7 @@ def describe(
             "license": options.main_license or find_license(options.main) or UNKNOWN,
         },
         "prompts": prompts,
+        "started_from": None if options.source is None else _name(options.source),
         "hours_by_stage": {name: round(each, 3) for name, each in hours.items()},
         **report,
         **more,
@@ -74,6 +75,7 @@ def card(training: dict[str, Any]) -> str:
             "",
             f"- **Main model**: {main['id']} ({main['weights']}), revision {main['revision'] or 'none'}. "
             f"License: {main['license']}.",
+            *([f"- **Started from**: {training['started_from']}."] if training.get("started_from") else []),
             f"- **Data**: {training['data_answer_tokens']:,} tokens of the main model's answers to {written} prompts.",
             f"- **Prompts**: {prompts['file'] or 'made by the main model'}. License: {prompts['license']}.",
             f"- **Training**: {training['steps']:,} steps, {training['trained_answer_tokens']:,} tokens, "
@@ -98,7 +100,9 @@ def command(options: Options) -> str:
     words = ["outrider", "distill", _name(options.main), "-o", options.output.name, "--kind", options.kind]
     words += ["--tokens", str(options.num_tokens), "--hours", f"{options.hours:g}", "--seed", str(options.seed)]
     if options.source is not None:
-        words += ["--from", _name(options.source), "--layers", str(options.num_layers)]
+        words += ["--from", _name(options.source)]
+    if options.num_layers is not None:
+        words += ["--layers", str(options.num_layers)]
     if options.prompts is not None:
         words += ["--prompts", options.prompts.name]
     if options.excluded is not None:

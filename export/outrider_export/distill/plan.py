@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.hashes import sha256_of
@@ -22,13 +23,15 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.memory import system_memory
 from outrider.system.files import reading, usable, write_whole
-from outrider_export.distill.data import bytes_per_token, needs_of, tap_names
+from outrider_export.distill.data import bytes_per_token, feature_names, needs_of, tap_names
 from outrider_export.distill.recipe import USUAL_ANSWER
 from outrider_export.distill.writer import check_format
 from outrider_export.drafters import check_name
+from outrider_export.heads.formats import read_head
 from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources import fetch, locate
+from outrider_export.train.files import load
 
 KINDS = ("eagle3", "dspark", "medusa", "draft")
 _USUAL_PROMPT = 128  # tokens
@@ -45,7 +48,7 @@ class Options:
     main: str
     output: Path
     kind: str = "auto"
-    source: str | None = None  # the draft model that layers are taken out of
+    source: str | None = None  # the draft model that layers are taken out of, or the head that is trained further
     num_layers: int | None = None
     prompts: Path | None = None
     excluded: Path | None = None
@@ -69,6 +72,11 @@ class Options:
         if self.kind != "auto":
             return (self.kind,)
         return tuple(each for each in KINDS if each != "draft" or self.source is not None)
+
+    @property
+    def head(self) -> str | None:
+        """The head that is trained further, if there is one."""
+        return None if self.kind in ("draft", "auto") else self.source
 
     @property
     def needs(self) -> frozenset[str]:
@@ -129,9 +137,9 @@ def check_options(options: Options) -> None:
         raise OptionError(
             "kind='draft' takes layers out of a draft model. Name one of the same vocabulary with --from."
         )
-    if options.kind not in ("draft", "auto") and options.source is not None:
-        raise OptionError(f"--from is for draft models, and kind={options.kind!r} is a head. Leave it out.")
-    if (options.source is None) != (options.num_layers is None):
+    if options.kind not in ("draft", "auto") and options.num_layers is not None:
+        raise OptionError(f"--layers is for draft models, and kind={options.kind!r} is a head. Leave it out.")
+    if options.head is None and (options.source is None) != (options.num_layers is None):
         raise OptionError("--from and --layers go together: the draft model, and how many of its layers to keep.")
     if options.num_layers is not None and options.num_layers < 1:
         raise OptionError(f"layers={options.num_layers} leaves no layer. Give at least 1.")
@@ -150,6 +158,8 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
     geometry, size, is_bundle = _look_at(options.main, progress or Silent())
     if "taps" in options.needs:
         tap_names(geometry.num_layers)
+    if options.head is not None:
+        _check_head(options.kind, head_folder(options.head, progress or Silent()), geometry)
     per_token = bytes_per_token(geometry.hidden_size, options.needs)
     data = int(options.num_tokens * (1 + _USUAL_PROMPT / USUAL_ANSWER) * per_token)
     weights = max(_num_weights(kind, geometry) for kind in options.kinds)
@@ -172,6 +182,14 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
     )
     _check_disk(options, plan)
     return plan
+
+
+def head_folder(name: str, progress: Progress) -> Path:
+    """The folder of the head that is trained further, which is fetched if it is a hub id."""
+    located = fetch(locate(name), False, progress)
+    if located.path is None:
+        raise AssertionError("it was fetched")
+    return located.path
 
 
 def freeze(plan: Plan, path: Path) -> Plan:
@@ -227,6 +245,20 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
     if plan.encoder is not None:
         raise ExportError(f"{main} is an encoder-decoder model, and drafters are made for decoders only.")
     return plan.geometry, plan.num_weights, False
+
+
+def _check_head(kind: str, folder: Path, geometry: Geometry) -> None:
+    """Raise unless the head is of the kind, fits the main model, and can be read: before data is written for it."""
+    head = read_head(folder, geometry)
+    if head.kind != kind:
+        raise OptionError(f"--from {folder} is a head of kind {head.kind}, not {kind}. Use --kind {head.kind}.")
+    if head.features != (wanted := feature_names(needs_of(kind), geometry.num_layers)):
+        raise ExportError(
+            f"{folder} reads the hidden states {', '.join(head.features)}, and distill writes {', '.join(wanted)}. "
+            "Train a new head: leave out --from."
+        )
+    empty = torch.zeros(geometry.logits_width, geometry.hidden_size)
+    load(folder, empty, empty)
 
 
 def _num_weights(kind: str, geometry: Geometry) -> int:

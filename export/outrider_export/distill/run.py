@@ -275,6 +275,7 @@ class _Run:
                 num_steps=steps,
                 seed=self._options.seed,
                 share=share,
+                is_trained=kind == "draft" or self._options.head is not None,
                 checkpoint=self._work / "checkpoint" / f"{name}.pt",
                 stopped=stops,
                 watch=self._live,

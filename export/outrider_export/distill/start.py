@@ -17,11 +17,12 @@ from outrider.system.files import reading, write_whole
 from outrider_export.distill.data import Data
 from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.main_model import read_teacher
-from outrider_export.distill.plan import Options
+from outrider_export.distill.plan import Options, head_folder
 from outrider_export.distill.prediction import Costs, measure_draft, measure_head
 from outrider_export.plan import Plan as Source
 from outrider_export.progress import Progress
-from outrider_export.train.files import save
+from outrider_export.sources import read_json
+from outrider_export.train.files import load, save
 from outrider_export.train.fit import start_head
 from outrider_export.train.layers import Teacher
 from outrider_export.vocabulary import Vocabulary
@@ -41,6 +42,10 @@ class Drafters:
         """A drafter with its starting weights, the same each time."""
         if kind == "draft":
             return self._start_draft()
+        if self._options.head is not None:
+            folder = head_folder(self._options.head, self._progress)
+            self._configs[kind] = read_json(folder / "config.json")
+            return load(folder, self._teacher.embedding, self._teacher.lm_head)
         mask = self._unused_token() if kind == "dspark" else None
         head, config = start_head(kind, self._teacher, self._data, mask_token_id=mask, seed=self._options.seed)
         self._configs[kind] = config

@@ -17,6 +17,7 @@ import torch
 
 from outrider.errors import ExportError, nearest
 from outrider_export.diet import TRAINED_NAME, read_trained
+from outrider_export.sources import configuring
 from outrider_export.train.dflash import DFlash
 from outrider_export.train.dspark import DSpark
 from outrider_export.train.heads import Blockwise, Hydra, Medusa
@@ -70,11 +71,12 @@ def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
     if name not in kinds:
         raise ExportError(f"config.json has architectures [{name!r}]: {nearest(name, kinds)}")
     kind = kinds[name]
-    if config["hidden_size"] != embedding.shape[1]:
-        raise ExportError(
-            f"The head is for hidden size {config['hidden_size']}, the main model has {embedding.shape[1]}: "
-            "give the main model that the head was trained for."
-        )
+    for size, has in zip(("vocab_size", "hidden_size"), embedding.shape, strict=True):
+        if config[size] != has:
+            raise ExportError(
+                f"The head is for {size} {config[size]}, the main model has {has}: give the main model that the head "
+                "was trained for."
+            )
     if kind in _PLACES:
         made, count = _PLACES[kind]
         proposed = [config.get("draft_vocab_size") or config["vocab_size"]] if kind in ("medusa", "hydra") else []
@@ -124,16 +126,22 @@ def load(folder: Path, main_embedding: Any, main_lm_head: Any) -> Any:
         if not (folder / name).is_file():
             raise ExportError(f"{folder / name} is missing: give the folder of a trained head.")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    head = build(config, main_embedding.float(), main_lm_head.float())
+    only = "Only heads in the layout that this package writes can be read."
+    with configuring(folder / "config.json"):
+        head = build(config, main_embedding.float(), main_lm_head.float())
     tensors = load_file(folder / "model.safetensors")
     if isinstance(head, DSpark):
-        tensors = head.restore(tensors, torch.from_numpy(read_trained(folder, head.vocab_size)).long())
-    found = head.load_state_dict(tensors, strict=False)
-    if found.missing_keys or found.unexpected_keys:
+        token_ids = read_trained(folder, head.vocab_size)
+        if token_ids is None:
+            raise ExportError(f"{folder / TRAINED_NAME} is missing. {only}")
+        tensors = head.restore(tensors, torch.from_numpy(token_ids).long())
+    has, needed = ({name: each.shape for name, each in all_of.items()} for all_of in (tensors, head.state_dict()))
+    if wrong := sorted(name for name in has.keys() | needed.keys() if has.get(name) != needed.get(name)):
         raise ExportError(
-            f"{folder / 'model.safetensors'} does not fit its config.json: missing {found.missing_keys[:3]}, "
-            f"unexpected {found.unexpected_keys[:3]}. Only heads in the layout that this package writes can be read."
+            f"{folder / 'model.safetensors'} does not fit its config.json: {', '.join(wrong[:3])} are missing, unknown "
+            f"or of another shape. {only}"
         )
+    head.load_state_dict(tensors)
     return head.eval()
 
 

@@ -71,13 +71,15 @@ def fit(
     seed: int = 0,
     share: float = 1.0,
     learning_rate: float | None = None,
+    is_trained: bool = False,
     checkpoint: Path | None = None,
     stopped: Callable[[], bool] = lambda: False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Train `head` for `num_steps` batches, or until more does not help. Returns what training.json says of it.
 
-    The head gets the weights of the best evaluation. share: of the training data. checkpoint: the file to go on from,
+    The head gets the weights of the best evaluation. share: of the training data. is_trained: the head was trained
+    before; it is evaluated first, so that it does not become worse. checkpoint: the file to go on from,
     if it is there; written every few minutes, at every evaluation, and when `stopped` says so.
 
     Raises:
@@ -92,7 +94,7 @@ def fit(
     # An evaluation takes as long as some batches, so a short training has fewer of them.
     every = max(num_steps // NUM_EVALUATIONS, len(held_out(head.kind, data)))
     began, saved = time.monotonic() - training.seconds, time.monotonic()
-    if head.kind == "draft" and not training.evaluations:  # it was trained before, and is not to become worse
+    if is_trained and not training.evaluations:
         training.evaluate()
         watch.evaluated(training.status)
     while training.step < num_steps and not training.has_converged:
@@ -126,7 +128,7 @@ class Training:
         vocab_size = head.vocab_size
         frequent = data.frequent_tokens(min(DRAFT_VOCAB_SIZE, vocab_size), vocab_size)
         self._frequent = torch.from_numpy(frequent).to(self.device)
-        self._optimizer = torch.optim.AdamW(_groups(head), lr=self.rate, betas=(0.9, 0.95))
+        self._optimizer = torch.optim.AdamW(_groups(head), lr=self.rate, betas=(0.9, 0.95), fused=True)
         self._generator = torch.Generator().manual_seed(seed)
         self._reach = Reach(head.num_places)
         self.step, self.epoch, self._place = 0, 0, 0

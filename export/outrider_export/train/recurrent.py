@@ -100,7 +100,7 @@ class RecurrentHead(Module):
         keys, values, outs = [], [], []
         for step in range(num_steps):
             residual, x = self.mix(embedding, hidden)
-            q = attention.queries(x, positions)
+            q = attention.queries(x, positions) * self.shape.head_size**-0.5
             k, v = attention.keys_values(x, positions)
             keys.append(k.repeat_interleave(repeats, 1))
             values.append(v.repeat_interleave(repeats, 1))
@@ -109,7 +109,7 @@ class RecurrentHead(Module):
             parts = [scores.masked_fill(~seen, -torch.inf)]
             lags = [(i, step - i) for i in range(1, step + 1)]
             parts += [(q * _later(keys[i], lag)).sum(-1, keepdim=True) for i, lag in lags]
-            weights = (torch.cat(parts, -1).float() * self.shape.head_size**-0.5).softmax(-1).to(v.dtype)
+            weights = torch.cat(parts, -1).softmax(-1, dtype=torch.float32).to(v.dtype)
             found = weights[..., :num_tokens] @ values[0]
             for column, (i, lag) in enumerate(lags):
                 found = found + weights[..., num_tokens + column, None] * _later(values[i], lag)
@@ -134,7 +134,7 @@ class RecurrentHead(Module):
             losses = draft_loss(logits, targets, candidates.columns) + self._state_loss(out, batch, valid)
             total = total + weight * mean_over(losses)
             hits = torch.zeros_like(valid)
-            hits[valid] = logits.argmax(-1) == candidates.columns[targets.token_ids]
+            hits[valid] = logits.max(-1).indices == candidates.columns[targets.token_ids]
             right.append(hits[:, place : place + num_roots])
             counted.append(valid[:, place : place + num_roots])
         step.reach.follow(torch.stack(right, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))

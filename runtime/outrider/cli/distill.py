@@ -26,8 +26,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="eagle3, dspark, medusa, draft, or auto: the kind that gains most in the remaining hours.",
 )
-@click.option("--from", "source", metavar="DRAFT", help="Draft model to take layers out of, for draft and auto.")
-@click.option("--layers", "num_layers", type=int, metavar="N", help="How many of its layers to keep.")
+@click.option("--from", "source", metavar="DRAFTER", help="Draft model to take layers out of, or a head to train on.")
+@click.option("--layers", "num_layers", type=int, metavar="N", help="How many of the draft model's layers to keep.")
 @click.option(
     "--prompts", type=_FILE, help="Your prompts: .txt with one per line, or .jsonl. They are half of all prompts."
 )
