@@ -24,27 +24,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider_export.adapters.add import add_adapter
-    from outrider_export.drafters import add_drafter
-    from outrider_export.export import export_bundle
-    from outrider_export.heads.packed import pack
-    from outrider_export.ovms import Serving, write_for_ovms
-    from outrider_export.progress import Progress, Silent
-    from outrider_export.sources import default_output
-    from outrider_export.take_in import import_bundle
-
-__all__ = [
-    "Progress",
-    "Serving",
-    "Silent",
-    "add_adapter",
-    "add_drafter",
-    "default_output",
-    "export_bundle",
-    "import_bundle",
-    "pack",
-    "write_for_ovms",
-]
+    from outrider_export.adapters.add import add_adapter as add_adapter
+    from outrider_export.drafters import add_drafter as add_drafter
+    from outrider_export.export import export_bundle as export_bundle
+    from outrider_export.heads.packed import pack as pack
+    from outrider_export.ovms import Serving as Serving
+    from outrider_export.ovms import write_for_ovms as write_for_ovms
+    from outrider_export.progress import Progress as Progress
+    from outrider_export.progress import Silent as Silent
+    from outrider_export.sources import default_output as default_output
+    from outrider_export.take_in import import_bundle as import_bundle
 
 _MODULE_OF = {
     "Progress": "progress",
@@ -58,6 +47,7 @@ _MODULE_OF = {
     "pack": "heads.packed",
     "write_for_ovms": "ovms",
 }
+__all__ = [*_MODULE_OF]
 
 
 def __getattr__(name: str) -> object:

@@ -13,19 +13,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
-from outrider_export.diet import Diet, check_diet, choose_from, plan_diet
-from outrider_export.heads.checks import check_draft_vocab, check_main
-from outrider_export.heads.formats import Head, kind_of, read_head
+from outrider_export.diet import Diet, check_diet, plan_diet
+from outrider_export.heads.formats import kind_of
 from outrider_export.heads.packed import Packed, is_packed, read_packed
-from outrider_export.heads.write import check_head_weights, write_head
+from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
+from outrider_export.heads.write import check_head_weights
 from outrider_export.pairing import Pairing
 from outrider_export.plan import Plan, check_extra, check_route, check_weights, make_plan, space_needed
 from outrider_export.progress import Progress, Silent
@@ -71,20 +68,19 @@ def add_drafter(
     source = fetch(locate(drafter, revision), False, progress)
     if source.path is None:
         raise AssertionError("it was fetched")
-    found: Packed | DraftModel | _Checkpoint
+    found: Packed | DraftModel | HeadPlan
     if source.path.is_dir() and is_packed(source.path):
         found = read_packed(source.path, main)
         found.check_options(weights, draft_vocab, draft_vocab_corpus)
     elif is_model(source.path):
         found = DraftModel.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
     else:
-        check_head_weights("weights", weights or "int8")
+        check_head_weights("weights", weights or DEFAULT_WEIGHTS)
         if main.format == "onnx":
             check_extra("Adding a drafter", main.format)
-        head = read_head(source.path, main.geometry)
-        check_main(head, main.format)
-        check_draft_vocab(head, draft_vocab, draft_vocab_corpus)
-        found = _Checkpoint(head, source, weights or "int8")
+        asked = check_diet(True, draft_vocab, draft_vocab_corpus)
+        eos = old.manifest.tokenizer.eos_token_ids
+        found = HeadPlan.of(source, main.geometry, main.format, eos, weights, *asked, progress)
     name = found.kind if name is None else name
     check_name(name, old)
     if masks := [each.name for each in old.manifest.drafters if each.kind == found.kind == "masks"]:
@@ -92,11 +88,6 @@ def add_drafter(
             f"The bundle has mask tokens already, as drafter {masks[0]!r}, and a main model reads one set. Add them to "
             "a bundle without any."
         )
-    if isinstance(found, _Checkpoint) and found.head.uses_main_matrix:
-        vocabulary = Vocabulary.of_folder(old.tokenizer_path)
-        eos = old.manifest.tokenizer.eos_token_ids
-        asked = check_diet(True, draft_vocab, draft_vocab_corpus)
-        found.tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress, found.head.proposed)
 
     def change(target: Target) -> dict[str, object]:
         entry = found.write(target, main, name)
@@ -163,24 +154,6 @@ class DraftModel:
         plan = dataclasses.replace(self.plan, role=name)
         entry = convert_model(plan, None, self.diet, target, False, self.progress, None)
         return describe_drafter(plan, entry, self.pairing, self.diet, target.new)
-
-
-@dataclass
-class _Checkpoint:
-    """A drafter's checkpoint, to be converted. tokens: see `write_head`."""
-
-    head: Head
-    source: Located
-    weights: str
-    tokens: NDArray[np.int32] | None = None
-
-    @property
-    def kind(self) -> str:
-        return self.head.kind
-
-    def write(self, target: Target, main: ModelEntry, name: str) -> DrafterEntry:
-        """Convert it into the new bundle under this name, and describe it."""
-        return write_head(target.new, main, self.head, name, self.weights, self.tokens, self.source)
 
 
 def check_name(name: str, bundle: Bundle) -> None:

@@ -23,7 +23,8 @@ from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, describe_drafter, describe_tokenizer
 from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
-from outrider_export.heads.plan import HeadPlan, is_head
+from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
+from outrider_export.heads.write import check_head_weights
 from outrider_export.pairing import Pairing, pair_vocabularies
 from outrider_export.plan import (
     Plan,
@@ -35,6 +36,7 @@ from outrider_export.plan import (
 )
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import fetch, locate
+from outrider_export.special_tokens import eos_of
 from outrider_export.target import NoRoom, Target, check_space
 
 
@@ -88,9 +90,9 @@ def export_bundle(
                 (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
-            head = None
-            if draft is not None and is_head(fetched[1][1]):
-                head = HeadPlan.of(fetched.pop()[1], draft_weights, num_tokens, corpus)
+            drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
+            if drafter is not None:
+                check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
             plans = [
                 make_plan(role, source, form, asked, trust_remote_code=trust_remote_code)
                 for role, source, form, asked in fetched
@@ -100,9 +102,12 @@ def export_bundle(
                     f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that "
                     "are decoders of text alone. Export it without --adapter."
                 )
-            encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=head is not None)
-            if head is not None:
-                head.read(plans[0])
+            encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=drafter is not None)
+            head = None
+            if drafter is not None:
+                main_plan = plans[0]
+                shape = main_plan.geometry, main_plan.format, eos_of(main_plan)
+                head = HeadPlan.of(drafter, *shape, draft_weights, num_tokens, corpus, progress)
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [
                 None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
@@ -125,7 +130,7 @@ def export_bundle(
                 )
                 for plan, folder, diet in zip(plans, folders, diets, strict=True)
             ]
-            added = [] if head is None else [head.write(target.new, entries[0], progress)]
+            added = [] if head is None else [head.write(target, entries[0], head.kind)]
             finish(target, plans, entries, pairings, diets, progress, added)
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error

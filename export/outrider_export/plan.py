@@ -13,7 +13,7 @@ from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
 from outrider.errors import ExportError, OptionError, install, nearest
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
-from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, is_encoder_decoder
+from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.progress import Silent
@@ -60,7 +60,7 @@ _EXTRAS = {
         "onnx",
     ),
 }
-_TOKENIZER_BYTES = 40_000_000
+TOKENIZER_BYTES = 40_000_000
 PARALLEL_PLACES = 8  # tokens that one call of a draft model with `parallel_mask` drafts, as in its training
 
 
@@ -254,7 +254,7 @@ def make_plan(
         with configuring(path):
             config, num_weights = read_config(path), count_weights(path)
             vocabulary, header, encoder = Vocabulary.of_folder(path), None, None
-            if is_encoder_decoder(config):
+            if kind_of(config) is not None:
                 if format != "openvino":
                     raise ExportError(
                         f"{source.id} is an encoder-decoder model, and Outrider runs these in OpenVINO's format only. "
@@ -313,7 +313,7 @@ def parallel_mask(plan: Plan) -> int | None:
 
 def space_needed(plans: list[Plan]) -> int:
     """The most bytes that the export takes on the target's disk."""
-    return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + _TOKENIZER_BYTES
+    return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + TOKENIZER_BYTES
 
 
 def _flag(role: str) -> str:

@@ -37,7 +37,6 @@ ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGenerati
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
-# Of the types of tensors that are read; others are known to those who read them.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 

@@ -30,14 +30,13 @@ from outrider_export.onnx_files import MODEL, data_files, import_onnx, load, sav
 from outrider_export.onnx_graph import weights_of
 from outrider_export.onnx_inputs import add_default, add_extra_rows, add_rows, rename, write_shape
 from outrider_export.pairing import pair_vocabularies
-from outrider_export.plan import Plan, check_width
+from outrider_export.plan import TOKENIZER_BYTES, Plan, check_width
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import TOKENIZER_FILES, Located, fetch, locate, read_json
 from outrider_export.target import Target, check_space
 from outrider_export.vocabulary import Vocabulary
 
 _CONFIGS = ("config.json", "generation_config.json", "genai_config.json")
-_TOKENIZER_BYTES = 40_000_000
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def import_bundle(
             found = [_look(role, source, name, ForModel(progress, role)) for role, source, name in named]
             plans = [model.plan for model in found]
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
-            check_space(target.output.parent, sum(model.num_bytes for model in found) + _TOKENIZER_BYTES)
+            check_space(target.output.parent, sum(model.num_bytes for model in found) + TOKENIZER_BYTES)
             # A draft model has its own tokenizer only with another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             entries = [

@@ -57,17 +57,17 @@ def write_tokenizer_ir(folder: Path) -> bool:
 
 def _is_known(tokenizer: dict[str, Any]) -> bool:
     """Whether `_pipeline` can rebuild every part of `tokenizer.json`."""
-    model, steps = tokenizer["model"], _steps(tokenizer)
+    model, steps = tokenizer["model"], _steps(tokenizer, "pre_tokenizer")
     is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
     return (
         model["type"] == "BPE"
         and not any(model.get(key) for key in _UNKNOWN_IN_BPE)
-        and all(_normalizer(step) is not None for step in _normalizers(tokenizer))
+        and all(_normalizer(step) is not None for step in _steps(tokenizer, "normalizer"))
         and all(_splits(step, tokenizer) is not None for step in steps)
         and (is_byte_level or bool(model.get("byte_fallback")))
-        and all(_decoder(step) is not None for step in _decoders(tokenizer))
-        and is_byte_level == (_decoders(tokenizer) == [tokenizer["decoder"]])
-        and {step["type"] for step in _post_processors(tokenizer)} <= {"ByteLevel", "TemplateProcessing"}
+        and all(_decoder(step) is not None for step in _steps(tokenizer, "decoder"))
+        and is_byte_level == (_steps(tokenizer, "decoder") == [tokenizer["decoder"]])
+        and {step["type"] for step in _steps(tokenizer, "post_processor")} <= {"ByteLevel", "TemplateProcessing"}
         and not any(token[key] for token in tokenizer["added_tokens"] for key in _UNKNOWN_IN_ADDED)
     )
 
@@ -81,24 +81,21 @@ _SPACE = "\u2581"  # SentencePiece's spelling of a space
 _UNICODE = ("NFC", "NFD", "NFKC", "NFKD")
 
 
-def _normalizers(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    step = tokenizer["normalizer"] or {"type": "Sequence", "normalizers": []}
-    return list(step["normalizers"]) if step["type"] == "Sequence" else [step]
+# The parts of tokenizer.json that may be a sequence of steps, and the key of these.
+_KEYS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
 
 
-def _decoders(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    step = tokenizer["decoder"] or {"type": "Sequence", "decoders": []}
-    return list(step["decoders"]) if step["type"] == "Sequence" else [step]
-
-
-def _steps(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    step = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": []}
-    return list(step["pretokenizers"]) if step["type"] == "Sequence" else [step]
-
-
-def _post_processors(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    step = tokenizer["post_processor"] or {"type": "Sequence", "processors": []}
-    return list(step["processors"]) if step["type"] == "Sequence" else [step]
+def _steps(tokenizer: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    """The steps of a part; none where it is left out."""
+    step = tokenizer[part]
+    if step is None:
+        return []
+    return list(step[_KEYS[part]]) if step["type"] == "Sequence" else [step]
 
 
 def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
@@ -111,15 +108,15 @@ def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
     pipeline.number_of_inputs = 1
     tokens = [steps.SpecialToken(each["content"], each["lstrip"], each["rstrip"]) for each in tokenizer["added_tokens"]]
     pipeline.add_steps(steps.SpecialTokensSplit(tokens))
-    for step in _normalizers(tokenizer):
+    for step in _steps(tokenizer, "normalizer"):
         pipeline.add_steps(_normalizer(step))
-    for step in _steps(tokenizer):
+    for step in _steps(tokenizer, "pre_tokenizer"):
         pipeline.add_steps(_splits(step, tokenizer))
     pipeline.add_steps(steps.BPETokenizationStep.from_hf_json(tokenizer))
     pipeline.vocab = pipeline[-1].vocab
     longest = min(int(config.get("model_max_length") or _LONGEST), _LONGEST)
     pipeline.add_steps(steps.TruncationStep(max_length=longest, truncate_right=False))  # off by default
-    templates = [step for step in _post_processors(tokenizer) if step["type"] == "TemplateProcessing"]
+    templates = [step for step in _steps(tokenizer, "post_processor") if step["type"] == "TemplateProcessing"]
     pipeline.add_steps(
         steps.CombineSegmentsStep.from_hf_json_template_postprocessor(templates[0], 1, True)
         if templates
@@ -134,7 +131,7 @@ def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
         do_skip_tokens=True,
         is_byte_level=pipeline.is_byte_level,
     )
-    pipeline.add_steps([decoder, *(_decoder(step) for step in _decoders(tokenizer))])
+    pipeline.add_steps([decoder, *(_decoder(step) for step in _steps(tokenizer, "decoder"))])
     pipeline.add_steps(steps.UTF8ValidateStep(mode=UTF8ReplaceMode.REPLACE))
     return pipeline
 
@@ -182,7 +179,7 @@ def _splits(step: dict[str, Any], tokenizer: dict[str, Any]) -> list[Any] | None
         return [isolate(step["pattern"]["Regex"])]
     if step["type"] == "Split" and step["pattern"] == {"String": " "}:
         # Where spaces have been replaced, there are none to split at (Gemma).
-        replaced = [each.get("pattern") for each in _normalizers(tokenizer)]
+        replaced = [each.get("pattern") for each in _steps(tokenizer, "normalizer")]
         return [] if {"String": " "} in replaced else None
     if step["type"] == "Metaspace" and step["replacement"] == _SPACE and not step.get("split", True):
         made = [steps.RegexNormalizationStep.replace_spaces_metaspace(_SPACE)]

@@ -23,6 +23,7 @@ from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.plan import HeadPlan
+from outrider_export.progress import Silent
 from outrider_export.sources import locate
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
@@ -201,9 +202,9 @@ def test_what_does_not_fit_changes_nothing(folder: Path, tmp_path: Path, case: s
 
 def test_an_export_with_such_a_drafter_refuses_what_it_cannot_use(tiny: Path, tmp_path: Path) -> None:
     writes("medusa")(tmp_path / "head")
-    main: Any = read_bundle(tiny).manifest.main  # has what a plan is asked for
+    main = read_bundle(tiny).manifest.main
     with pytest.raises(OptionError, match="draft_vocab is for drafters with"):
-        HeadPlan.of(locate(str(tmp_path / "head")), None, 100, []).read(main)
+        HeadPlan.of(locate(str(tmp_path / "head")), main.geometry, "openvino", (), None, 100, [], Silent())
 
 
 def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:

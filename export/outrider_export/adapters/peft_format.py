@@ -73,18 +73,13 @@ class LoraAdapter:
         return max(change.rank for change in self.modules.values())
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder has an adapter."""
-    return (folder / CONFIG).is_file()
-
-
 def read_adapter(folder: Path) -> LoraAdapter:
     """Read an adapter's folder.
 
     Raises:
         ExportError: when it is none, is of another kind, or is damaged.
     """
-    if not is_adapter(folder):
+    if not (folder / CONFIG).is_file():
         raise ExportError(
             f"{shown(folder)} is no adapter: it has no {CONFIG}. Name the folder that PEFT's save_pretrained wrote."
         )

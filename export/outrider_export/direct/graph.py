@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
 
+from outrider.models.backends.heads.layers import parameter, result
+from outrider.models.backends.taps import ints
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.rope import Rope
@@ -83,10 +85,10 @@ class _Builder:
     def __init__(self, decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> None:
         self.decoder, self.weights, self.packed = decoder, weights, packed
         self.input_ids, self.attention_mask, self.position_ids = (
-            _input(name, "int64", 2) for name in ("input_ids", "attention_mask", "position_ids")
+            parameter(name, ov.Type.i64, (-1, -1)) for name in ("input_ids", "attention_mask", "position_ids")
         )
-        self.beam_idx = _input("beam_idx", "int32", 1)
-        self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), _ints(0), _int(0))
+        self.beam_idx = parameter("beam_idx", ov.Type.i32, (-1,))
+        self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), ints(0), _int(0))
         self.masks = _Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
         self.sinks: list[ov.Node] = []
@@ -106,10 +108,10 @@ class _Builder:
         logits = _scaled(self._biased(HEAD, ops.matmul(last, matrix, False, True)), decoder.logit_scale)
         if decoder.logit_cap:
             logits = _scaled(ops.tanh(_scaled(logits, 1 / decoder.logit_cap)), decoder.logit_cap)
-        result = ops.result(logits)
-        result.output(0).set_names({"logits"})
         inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
-        model = ov.Model([result], self.sinks, [*inputs, *(node for node, _ in self.stored)], "decoder")
+        model = ov.Model(
+            [result("logits", logits)], self.sinks, [*inputs, *(node for node, _ in self.stored)], "decoder"
+        )
         _share_constants(model)
         return model
 
@@ -140,7 +142,7 @@ class _Builder:
         scale = ops.constant(np.float32(decoder.attention_scale))
         found = ops.scaled_dot_product_attention(queries, keys, values, self.masks.of(layer.window), scale)
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
-        return self._project(i, "self_attn.o_proj", ops.reshape(found, _ints(0, 0, heads * size), special_zero=True))
+        return self._project(i, "self_attn.o_proj", ops.reshape(found, ints(0, 0, heads * size), special_zero=True))
 
     def _feed_forward(self, i: int, x: ov.Node) -> ov.Node:
         gate = self._project(i, "mlp.gate_proj", x)
@@ -174,7 +176,7 @@ class _Builder:
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
             return _rms_norm(x, weight, self.decoder.eps)
-        found = ops.mvn(x, _ints(-1), True, self.decoder.eps, "inside_sqrt")
+        found = ops.mvn(x, ints(-1), True, self.decoder.eps, "inside_sqrt")
         rank = x.get_output_partial_shape(0).rank.get_length()
         shape = (*[1] * (rank - 1), -1)
         found = found if weight is None else ops.multiply(found, _floats(weight.reshape(shape)))
@@ -188,12 +190,12 @@ class _Builder:
             return x
         if len(weight) != self.decoder.head_size:
             return self._norm(name, x)
-        return self._norm(name, ops.reshape(x, _ints(0, 0, num_heads, self.decoder.head_size), special_zero=True))
+        return self._norm(name, ops.reshape(x, ints(0, 0, num_heads, self.decoder.head_size), special_zero=True))
 
     def _heads(self, x: ov.Node, num_heads: int) -> ov.Node:
         """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
         if x.get_output_partial_shape(0).rank.get_length() == 3:
-            x = ops.reshape(x, _ints(0, 0, num_heads, self.decoder.head_size), special_zero=True)
+            x = ops.reshape(x, ints(0, 0, num_heads, self.decoder.head_size), special_zero=True)
         return ops.transpose(x, ops.constant(np.array([0, 2, 1, 3], np.int32)))
 
     def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
@@ -222,7 +224,7 @@ class _Builder:
     def _cached(self, name: str, x: ov.Node) -> ov.Node:
         """Keys or values [batch, heads, tokens, size] behind those of earlier calls."""
         heads, size = self.decoder.num_kv_heads, self.decoder.head_size
-        shape = ops.concat([self.batch, _ints(heads), _ints(0), _ints(size)], 0)
+        shape = ops.concat([self.batch, ints(heads), ints(0), ints(size)], 0)
         empty = ops.broadcast(ops.constant(np.float32(0)), shape)
         info = util.VariableInfo()
         info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, heads, -1, size]), ov.Type.f32, name
@@ -239,10 +241,10 @@ class _Builder:
         if heads == kv_heads:
             return x
         shape = ops.shape_of(x, "i64")
-        first, length = (ops.gather(shape, _ints(*axes), _int(0)) for axes in ((0, 1), (2,)))
-        wanted = ops.concat([first, _ints(heads // kv_heads), length, _ints(size)], 0)
+        first, length = (ops.gather(shape, ints(*axes), _int(0)) for axes in ((0, 1), (2,)))
+        wanted = ops.concat([first, ints(heads // kv_heads), length, ints(size)], 0)
         copies = ops.broadcast(ops.unsqueeze(x, _int(2)), wanted, "BIDIRECTIONAL")
-        return ops.reshape(copies, _ints(0, heads, -1, size), special_zero=True)
+        return ops.reshape(copies, ints(0, heads, -1, size), special_zero=True)
 
 
 _END = 2**63 - 1
@@ -266,7 +268,7 @@ def _rms_norm(x: ov.Node, weight: ArrayLike, eps: float) -> ov.Node:
     rank = x.get_output_partial_shape(0).rank.get_length()
     ones = [1] * rank
     squares = ops.power(x, _floats(np.full(ones, 2)))
-    means = ops.add(ops.reduce_mean(squares, _ints(-1), True), _floats(np.full(ones, eps)))
+    means = ops.add(ops.reduce_mean(squares, ints(-1), True), _floats(np.full(ones, eps)))
     normed = ops.multiply(x, ops.divide(_floats(np.ones(ones)), ops.sqrt(means)))
     return ops.multiply(normed, _floats(np.reshape(weight, (*ones[:-1], -1))))
 
@@ -281,26 +283,16 @@ def _unsqueezed(x: ov.Node, *axes: int) -> ov.Node:
     return x
 
 
-def _input(name: str, kind: str, rank: int) -> ov.Node:
-    made = ops.parameter([-1] * rank, np.dtype(kind), name=name)
-    made.output(0).set_names({name})
-    return made
-
-
 def _scaled(x: ov.Node, factor: float) -> ov.Node:
     return x if factor == 1 else ops.multiply(x, ops.constant(np.float32(factor)))
 
 
 def _slice(x: ov.Node, begin: int, end: int) -> ov.Node:
-    return ops.slice(x, _ints(begin), _ints(end), _ints(1), _ints(3))
+    return ops.slice(x, ints(begin), ints(end), ints(1), ints(3))
 
 
 def _floats(values: ArrayLike) -> ov.Node:
     return ops.constant(np.asarray(values, dtype=np.float32))
-
-
-def _ints(*numbers: int) -> ov.Node:
-    return ops.constant(np.array(numbers, dtype=np.int64))
 
 
 def _int(number: int) -> ov.Node:

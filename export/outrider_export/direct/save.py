@@ -27,8 +27,6 @@ def save(model: ov.Model, stored: list[Stored], path: Path) -> None:
     Raises:
         OSError, RuntimeError: when the disk is full.
     """
-    import openvino as ov
-
     weights, others = path.with_suffix(".bin"), path.with_suffix(".others")
     ov.serialize(model, path, others)
     places = {node.get_friendly_name(): (offset, _num_bytes(node)) for node, offset in stored}

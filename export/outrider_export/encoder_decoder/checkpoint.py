@@ -1,9 +1,4 @@
-"""What a checkpoint of an encoder-decoder model says of itself: its shape, its encoder, and how its texts begin.
-
-if is_encoder_decoder(config):
-    geometry = geometry_of(config, folder)              # of the decoder
-    encoder = describe_encoder(folder, config, vocabulary)
-"""
+"""What a checkpoint of an encoder-decoder model says of itself: its shape, its encoder, and how its texts begin."""
 
 from __future__ import annotations
 
@@ -52,11 +47,6 @@ def kind_of(config: dict[str, Any]) -> str | None:
     return next((ARCHITECTURES[name] for name in architectures_of(config) if name in ARCHITECTURES), None)
 
 
-def is_encoder_decoder(config: dict[str, Any]) -> bool:
-    """Whether a checkpoint's `config.json` is of an encoder-decoder model that can be exported."""
-    return kind_of(config) is not None
-
-
 def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
     """The decoder's shape, from a checkpoint's `config.json`.
 
@@ -66,9 +56,10 @@ def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
     is_t5 = kind_of(config) == "t5"
     try:
         heads = config["num_heads" if is_t5 else "decoder_attention_heads"]
+        layers = config.get("num_decoder_layers") or config["num_layers"] if is_t5 else config["decoder_layers"]
         return Geometry(
             architecture=config["model_type"],
-            num_layers=_decoder_layers_of_t5(config) if is_t5 else config["decoder_layers"],
+            num_layers=layers,
             num_heads=heads,
             num_kv_heads=heads,
             head_size=config["d_kv"] if is_t5 else config["d_model"] // heads,
@@ -78,11 +69,6 @@ def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
         )
     except KeyError as error:
         raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
-
-
-def _decoder_layers_of_t5(config: dict[str, Any]) -> int:
-    layers: int = config.get("num_decoder_layers") or config["num_layers"]
-    return layers
 
 
 def _length(config: dict[str, Any], key: str) -> int:

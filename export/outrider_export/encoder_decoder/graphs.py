@@ -18,6 +18,8 @@ from openvino import opset13 as ops
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
+from outrider.models.backends.heads.layers import parameter, result
+from outrider.models.backends.taps import ints
 
 _PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 _MASKS = ("attention_mask", "encoder_attention_mask")
@@ -29,11 +31,10 @@ def cross_model(first: ov.Model, num_layers: int) -> ov.Model:
     Raises:
         ExportError: when the graph has other outputs.
     """
-    results = []
-    for name in _names(num_layers):
-        result = ops.result(_output_of(first, f"present.{name.replace('.', '.encoder.', 1)}"))
-        result.output(0).set_names({f"cross.{name}"})
-        results.append(result)
+    results = [
+        result(f"cross.{name}", _output_of(first, f"present.{name.replace('.', '.encoder.', 1)}"))
+        for name in _names(num_layers)
+    ]
     found = _parameters(first)
     states = found.pop("encoder_hidden_states")
     for node in found.values():  # some shapes are taken from the tokens, of which one is as good as any
@@ -85,9 +86,7 @@ def decoder_model(later: ov.Model, geometry: Geometry) -> ov.Model:
         elif node.output(0).get_target_inputs():
             raise ExportError(f"The converted decoder reads {name}, which Outrider does not know.")
     inputs.append(_gather_rows(later))
-    logits = ops.result(_output_of(later, "logits"))
-    logits.output(0).set_names({"logits"})
-    model = ov.Model([logits, *results], inputs, "decoder")
+    model = ov.Model([result("logits", _output_of(later, "logits")), *results], inputs, "decoder")
     model.validate_nodes_and_infer_types()
     return model
 
@@ -105,9 +104,8 @@ def encoder_model(encoder: ov.Model) -> ov.Model:
         if node.output(0).get_target_inputs():
             for port in node.output(0).get_target_inputs():
                 port.replace_source_output(_ones_like(values, 1).output(0))
-    result = ops.result(_output_of(encoder, "last_hidden_state"))
-    result.output(0).set_names({"last_hidden_state"})
-    model = ov.Model([result], [values], "encoder")
+    states = result("last_hidden_state", _output_of(encoder, "last_hidden_state"))
+    model = ov.Model([states], [values], "encoder")
     model.validate_nodes_and_infer_types()
     return model
 
@@ -132,9 +130,7 @@ def _new_rows(model: ov.Model, name: str, past: ov.Node) -> ov.Node:
     joined = _output_of(model, f"present.{name.replace('.', '.decoder.', 1)}").get_node()
     if joined.get_type_name() != "Concat" or joined.input_value(0).get_node() != past:
         raise ExportError(f"The converted decoder does not append {name} to its past, so Outrider does not run it.")
-    result = ops.result(_rows_first(joined.input_value(1)))
-    result.output(0).set_names({f"new.{name}"})
-    return result
+    return result(f"new.{name}", _rows_first(joined.input_value(1)))
 
 
 def _node_id(node: ov.Node) -> str:
@@ -146,11 +142,10 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
 
     Kernels add in an order that depends on the number of keys, so a row's bits do, too.
     """
-    pad = ops.parameter([-1, *sizes], dtype=np.float32, name="pad")
-    pad.output(0).set_names({"pad"})
-    behind = ops.transpose(ops.unsqueeze(pad, _ints(1)), _ints(1, 2, 0, 3))
-    length = ops.gather(ops.shape_of(pad), _ints(0), ops.constant(np.int64(0)))
-    ends = ops.concat([_ints(0, 0, 0), length], 0)
+    pad = parameter("pad", ov.Type.f32, (-1, *sizes))
+    behind = ops.transpose(ops.unsqueeze(pad, ints(1)), ints(1, 2, 0, 3))
+    length = ops.gather(ops.shape_of(pad), ints(0), ops.constant(np.int64(0)))
+    ends = ops.concat([ints(0, 0, 0), length], 0)
     count = 0
     for node in model.get_ordered_ops():
         if node.get_type_name() != "ScaledDotProductAttention":
@@ -163,7 +158,7 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
         for i, each in enumerate(joined, 1):
             node.input(i).replace_source_output(ops.concat([each, behind], 2).output(0))
         hidden = ops.constant(np.float32(np.finfo(np.float32).min))
-        mask = ops.pad(node.input_value(3), _ints(0, 0, 0, 0), ends, "constant", hidden)
+        mask = ops.pad(node.input_value(3), ints(0, 0, 0, 0), ends, "constant", hidden)
         node.input(3).replace_source_output(mask.output(0))
         count += 1
     if 2 * count != len(pasts):
@@ -175,14 +170,13 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
 
 def _rows_first(values: ov.Output) -> ov.Node:
     """[1, heads, n, head size] to [n, heads, head size]."""
-    return ops.squeeze(ops.transpose(values, _ints(2, 0, 1, 3)), _ints(1))
+    return ops.squeeze(ops.transpose(values, ints(2, 0, 1, 3)), ints(1))
 
 
 def _with_rows_first(past: ov.Node, name: str, sizes: tuple[int, int]) -> ov.Node:
     """An input [length, heads, head size] in place of [1, heads, length, head size]. Its first rows are contiguous."""
-    made = ops.parameter([-1, *sizes], dtype=np.float32, name=name)
-    made.output(0).set_names({name})
-    before = ops.transpose(ops.unsqueeze(made, _ints(1)), _ints(1, 2, 0, 3))
+    made = parameter(name, ov.Type.f32, (-1, *sizes))
+    before = ops.transpose(ops.unsqueeze(made, ints(1)), ints(1, 2, 0, 3))
     for port in past.output(0).get_target_inputs():
         port.replace_source_output(before.output(0))
     return made
@@ -196,8 +190,8 @@ def _without_mask(mask: ov.Node, cross: ov.Node) -> None:
 
 def _ones_like(node: ov.Node, axis: int) -> ov.Node:
     """Ones, int64 [1, n], for each position along an axis of a node's output."""
-    length = ops.gather(ops.shape_of(node), _ints(axis), ops.constant(np.int64(0)))
-    return ops.broadcast(ops.constant(np.int64(1)), ops.concat([_ints(1), length], 0))
+    length = ops.gather(ops.shape_of(node), ints(axis), ops.constant(np.int64(0)))
+    return ops.broadcast(ops.constant(np.int64(1)), ops.concat([ints(1), length], 0))
 
 
 def _gather_rows(model: ov.Model) -> ov.Node:
@@ -207,12 +201,7 @@ def _gather_rows(model: ov.Model) -> ov.Node:
         if not node.inputs():
             raise ExportError("The converted model's logits are not made by a matrix product.")
         node = node.input_value(0).get_node()
-    rows = ops.parameter([-1], dtype=np.int64, name="rows")
-    rows.output(0).set_names({"rows"})
+    rows = parameter("rows", ov.Type.i64, (-1,))
     chosen = ops.gather(node.input_value(0), rows, ops.constant(np.int64(1)))
     node.input(0).replace_source_output(chosen.output(0))
     return rows
-
-
-def _ints(*numbers: int) -> ov.Node:
-    return ops.constant(np.array(numbers, dtype=np.int64))

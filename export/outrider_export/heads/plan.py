@@ -1,19 +1,20 @@
-"""A drafter that reads hidden states, as the draft of an export."""
+"""A drafter that reads hidden states, as the draft of an export, or for a bundle."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from outrider.bundle.manifest import DrafterEntry, ModelEntry
+from outrider.bundle.manifest import DrafterEntry, Geometry, ModelEntry
 from outrider_export.diet import choose_from
 from outrider_export.heads.checks import check_draft_vocab, check_main
 from outrider_export.heads.formats import Head, kind_of, read_head
-from outrider_export.heads.write import check_head_weights, write_head
-from outrider_export.plan import Plan
+from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
 from outrider_export.sources import Located
-from outrider_export.special_tokens import eos_of
+from outrider_export.target import Target
+from outrider_export.vocabulary import Vocabulary
+
+DEFAULT_WEIGHTS = "int8"
 
 
 def is_head(source: Located) -> bool:
@@ -21,47 +22,56 @@ def is_head(source: Located) -> bool:
     return source.path is not None and source.path.is_dir() and kind_of(source.path) is not None
 
 
-@dataclass
+@dataclass(frozen=True)
 class HeadPlan:
-    """The drafter's source and options, then what was read of it."""
+    """A drafter's checkpoint that was read and checked.
 
+    eos_token_ids: the main model's. num_tokens, corpus: of `check_diet`.
+    """
+
+    head: Head
     source: Located
     weights: str
+    eos_token_ids: tuple[int, ...]
     num_tokens: int | None
     corpus: list[str]
-    head: Head | None = None
-    main: Plan | None = None
+    progress: Progress
 
     @classmethod
-    def of(cls, source: Located, weights: str | None, num_tokens: int | None, corpus: list[str]) -> HeadPlan:
-        """Check the options.
-
-        Raises:
-            OptionError: for a weight format that such drafters do not have.
-        """
-        check_head_weights("draft_weights", weights or "int8")
-        return cls(source, weights or "int8", num_tokens, corpus)
-
-    def read(self, main: Plan) -> None:
-        """Read the drafter for this main model, before anything is converted.
+    def of(
+        cls,
+        source: Located,
+        main: Geometry,
+        format: str,  # noqa: A002 - the main model's
+        eos_token_ids: tuple[int, ...],
+        weights: str | None,
+        num_tokens: int | None,
+        corpus: list[str],
+        progress: Progress,
+    ) -> HeadPlan:
+        """Read a drafter for a main model of this shape, before anything is converted.
 
         Raises:
             ExportError: when it is damaged or does not fit.
             OptionError: for a number of tokens, where it has an output matrix of its own.
         """
-        if self.source.path is None:
+        if source.path is None:
             raise AssertionError("it was fetched")
-        self.main, self.head = main, read_head(self.source.path, main.geometry)
-        check_main(self.head, main.format)
-        check_draft_vocab(self.head, self.num_tokens, self.corpus or None)
+        head = read_head(source.path, main)
+        check_main(head, format)
+        check_draft_vocab(head, num_tokens, corpus or None)
+        return cls(head, source, weights or DEFAULT_WEIGHTS, eos_token_ids, num_tokens, corpus, progress)
 
-    def write(self, folder: Path, main: ModelEntry, progress: Progress) -> DrafterEntry:
-        """Write it into the bundle's folder, behind the main model."""
-        if self.head is None or self.main is None:
-            raise AssertionError("it was read")
+    @property
+    def kind(self) -> str:
+        """The drafter's."""
+        return self.head.kind
+
+    def write(self, target: Target, main: ModelEntry, name: str) -> DrafterEntry:
+        """Write it into the new bundle under this name, behind the main model and its tokenizer."""
         tokens = None
         if self.head.uses_main_matrix:
-            asked, eos = (self.num_tokens, self.corpus), eos_of(self.main)
-            own = folder / "tokenizer"
-            tokens = choose_from(self.main.vocabulary, eos, *asked, own, progress, self.head.proposed)
-        return write_head(folder, main, self.head, self.head.kind, self.weights, tokens, self.source)
+            tokenizer = target.new / "tokenizer"
+            vocabulary, asked = Vocabulary.of_folder(tokenizer), (self.num_tokens, self.corpus)
+            tokens = choose_from(vocabulary, self.eos_token_ids, *asked, tokenizer, self.progress, self.head.proposed)
+        return write_head(target.new, main, self.head, name, self.weights, tokens, self.source)
