@@ -35,18 +35,18 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import add_adapter, add_drafter
-    if (usable(user_path(part)) / "adapter_config.json").is_file():
+    is_adapter = (usable(user_path(part)) / "adapter_config.json").is_file()
+    if is_adapter:
         for option, value in {"weights": weights, **options}.items():
             if value is not None:
                 raise OptionError(
                     f"--{option.replace('_', '-')} is for drafters, and {part} is an adapter. Leave it out."
                 )
-        opened = open_model(bundle, None, quiet=as_json)
-        with Bars(quiet=as_json) as bars:
-            _report_adapter(add_adapter(opened.folder, part, name=name, progress=bars), as_json=as_json)
-        return
     opened = open_model(bundle, None, quiet=as_json)
     with Bars(quiet=as_json) as bars:
+        if is_adapter:
+            _report_adapter(add_adapter(opened.folder, part, name=name, progress=bars), as_json=as_json)
+            return
         made = add_drafter(opened.folder, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
     size = sum(file.size for file in made.files_of(entry.model.folder))

@@ -49,7 +49,7 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
         forget()
     found = find_devices()
     processor = find_processor()
-    tried, placement = _try_models(open_model(bundle, draft, quiet=as_json), config, found) if bundle else ([], None)
+    tried, placement = _try_models(open_model(bundle, draft, quiet=as_json), config, found) if bundle else ([], {})
     if as_json:
         listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
         more = {"models": tried, "placement": placement} if bundle else {}
@@ -187,9 +187,7 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
                 out.print(f"{row['role']} on {row['device']}, {row['runtime']}: {said}.", style="dim")
 
 
-def _placement_text(placement: dict[str, Any] | None) -> str:
-    if placement is None:
-        return "-"
+def _placement_text(placement: dict[str, Any]) -> str:
     draft = f", draft model on {placement['draft']}" if placement["draft"] else ""
     return f"main model on {placement['main']}{draft} ({placement['why']})."
 

@@ -26,41 +26,16 @@ from outrider.system.files import usable
 
 SERVERS = ("ovms",)
 
-_SERVED = {
-    "server": click.option("--for", "server", metavar="SERVER", help="Make a model repository for a server: ovms."),
-    "drafter": click.option(
-        "--drafter", metavar="NAME", help="For ovms: a drafter of the bundle, ngram or none.  [default: auto]"
-    ),
-    "main_device": click.option(
-        "--main-device", metavar="DEVICE", help="For ovms: device of the main model.  [default: CPU]"
-    ),
-    "draft_device": click.option(
-        "--draft-device", metavar="DEVICE", help="For ovms: device of the draft model.  [default: the same]"
-    ),
-    "cache_size": click.option(
-        "--cache-size", type=int, help="For ovms: GB of the KV cache; 0: it grows as needed.  [default: 0]"
-    ),
-    "draft_cache_size": click.option(
-        "--draft-cache-size", type=int, help="For ovms: GB of the draft model's cache.  [default: the same]"
-    ),
-}
+_SERVED = ("drafter", "main_device", "draft_device", "cache_size", "draft_cache_size")  # options of a repository
 
 
-def served_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a model repository."""
-    for option in reversed(_SERVED.values()):
-        function = option(function)
-    return function
-
-
-def pop_serving(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Take these options out of all: the server, and what was given of the others, for `outrider_export.Serving`.
+def pop_serving(server: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Take what was given of a repository's options out of all, for `outrider_export.Serving`.
 
     Raises:
-        OptionError: for an unknown server, or other options without one.
+        OptionError: for an unknown server, or these options without one.
     """
     given = {name: value for name in _SERVED if (value := options.pop(name)) is not None}
-    server = given.pop("server", None)
     if server is not None and server not in SERVERS:
         raise OptionError(f"--for {server} is not a server that the export supports. {nearest(server, SERVERS)}")
     if server is None and given:
@@ -68,7 +43,7 @@ def pop_serving(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
         raise OptionError(f"--{name} is an option of a model repository. Give it with --for ovms, or leave it out.")
     if given.get("drafter") == "none":
         given["drafter"] = None
-    return server, given
+    return given
 
 
 _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"
@@ -91,15 +66,20 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle once the new one is complete.")
-@served_options
+@click.option("--for", "server", metavar="SERVER", help="Make a model repository for a server: ovms.")
+@click.option("--drafter", metavar="NAME", help="For ovms: a drafter of the bundle, ngram or none.  [default: auto]")
+@click.option("--main-device", metavar="DEVICE", help="For ovms: device of the main model.  [default: CPU]")
+@click.option("--draft-device", metavar="DEVICE", help="For ovms: device of the draft model.  [default: the same]")
+@click.option("--cache-size", type=int, help="For ovms: GB of the KV cache; 0: it grows as needed.  [default: 0]")
+@click.option("--draft-cache-size", type=int, help="For ovms: GB of the draft model's cache.  [default: the same]")
 @json_option
-def export(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+def export(main: str, draft: str | None, output: str | None, server: str | None, as_json: bool, **options: Any) -> None:
     """Make a bundle of MAIN and a draft model.
 
     MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file. With --for ovms, a repository for OpenVINO Model
     Server is made instead; then MAIN may also be a bundle.
     """
-    server, serving = pop_serving(options)
+    serving = pop_serving(server, options)
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import default_output, export_bundle
         from outrider_export.bundle_cache import BundleCache

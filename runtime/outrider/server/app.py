@@ -24,7 +24,7 @@ from outrider.server.chat import Chat
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
 from outrider.server.endpoint import Endpoint, Service, as_json
-from outrider.server.errors import ApiError, as_api_error, no_embeddings
+from outrider.server.errors import ApiError, as_api_error
 from outrider.server.limits import Queue
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
@@ -119,7 +119,9 @@ async def _list_models(service: Service, _: Request) -> Response:
 
 
 async def _embeddings(_: Request) -> Response:
-    raise no_embeddings()
+    """Clients' vector stores ask for them by default."""
+    message = "This server has no embeddings: it runs models that write text. Use another server for embeddings."
+    raise ApiError(404, message, code="unknown_url")
 
 
 async def _model(service: Service, request: Request) -> Response:

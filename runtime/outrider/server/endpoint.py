@@ -25,7 +25,7 @@ from outrider.server.answers import Answer, Head
 from outrider.server.conversations import Conversations
 from outrider.server.errors import as_api_error, out_of_time
 from outrider.server.limits import Gone, Queue, read_body
-from outrider.server.metrics import Metrics
+from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
 from outrider.server.options import Choice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
@@ -120,7 +120,7 @@ class _Job:
 
         Pieces that nobody waits for would wake this thread while the main model needs all cores.
         """
-        meters = [self._service.metrics.meter(self._model.name, self._began) for _ in self._choices]
+        meters = [Meter(self._service.metrics, self._model.name, self._began) for _ in self._choices]
         try:
             whole = not self._request.stream
             choices = self._choices

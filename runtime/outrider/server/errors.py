@@ -84,12 +84,6 @@ def bad_field(error: msgspec.ValidationError) -> ApiError:
     return ApiError(400, f"'{place[1]}': {wrong[0].lower()}{wrong[1:]}.", param=place[1], code="invalid_type")
 
 
-def no_embeddings() -> ApiError:
-    """Clients' vector stores ask for them by default."""
-    message = "This server has no embeddings: it runs models that write text. Use another server for embeddings."
-    return ApiError(404, message, code="unknown_url")
-
-
 def overloaded(seconds: int) -> ApiError:
     """The queue is full: come back after so many seconds."""
     return ApiError(

@@ -28,7 +28,7 @@ _COUNTERS = (
 class Metrics:
     """The counts and times of one server's models.
 
-    meter = metrics.meter("qwen", time.monotonic())
+    meter = Meter(metrics, "qwen", time.monotonic())
     meter.read(chunk)                # each piece of an answer
     meter.close()                    # always
     metrics.text()
@@ -72,10 +72,6 @@ class Metrics:
         """All metrics, in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def meter(self, model: str, began: float) -> Meter:
-        """Counts one answer. began: time.monotonic of the request's arrival."""
-        return Meter(self, model, began)
-
     def _gauge(self, name: str, what: str) -> Gauge:
         return Gauge(f"vllm:{name}", what, ["model_name"], registry=self._registry)
 
@@ -88,6 +84,8 @@ class Metrics:
 
 class Meter:
     """Counts one answer as it is generated, so that what a cancelled stream has cost is counted too.
+
+    began: time.monotonic of the request's arrival.
 
     The first piece is counted, the last one, and of the others one in `_REST` seconds: counting takes a while.
     """

@@ -5,7 +5,7 @@ import time
 
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import TextChunk
-from outrider.server.metrics import Metrics
+from outrider.server.metrics import Meter, Metrics
 
 
 def value(metrics: Metrics, name: str) -> float:
@@ -16,7 +16,7 @@ def value(metrics: Metrics, name: str) -> float:
 
 def test_tokens_of_a_stream_that_was_left_are_counted() -> None:
     metrics = Metrics(["m"])
-    meter = metrics.meter("m", 0.0)
+    meter = Meter(metrics, "m", 0.0)
     stats = Stats(num_prompt_tokens=5)
     for _ in range(3):  # too fast for each to be counted at once
         stats.num_generated_tokens += 2
@@ -31,5 +31,5 @@ def test_tokens_of_a_stream_that_was_left_are_counted() -> None:
 def test_the_time_to_the_first_token_is_that_without_the_others() -> None:
     """An answer that is not streamed comes as one piece, at its end."""
     metrics = Metrics(["m"])
-    metrics.meter("m", time.monotonic() - 10).read(TextChunk("a", Stats(num_prompt_tokens=1, decode_seconds=9.0)))
+    Meter(metrics, "m", time.monotonic() - 10).read(TextChunk("a", Stats(num_prompt_tokens=1, decode_seconds=9.0)))
     assert 0.9 < value(metrics, "time_to_first_token_seconds_sum") < 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -17,16 +16,6 @@ from outrider.cli.words import Words, visible
 from outrider.decoding.results import Source, TextChunk
 
 _SECONDS = 0.05  # between two drawings of the block under way
-
-
-class View(Protocol):
-    """Shows one answer."""
-
-    def add(self, chunk: TextChunk) -> None:
-        """Show the next piece."""
-
-    def close(self) -> None:
-        """Show what is left. No piece follows."""
 
 
 class PlainView:
@@ -114,6 +103,9 @@ class MarkdownView:
     def _print(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             self._console.print(Rendered(block), end="")
+
+
+View = PlainView | DraftsView | MarkdownView
 
 
 def shows_colours(console: Console) -> bool:

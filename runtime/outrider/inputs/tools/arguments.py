@@ -7,23 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.inputs.tools.values import as_json, table_of, types_of
 
 
-class Arguments(Protocol):
-    """Reads one call's arguments. is_complete: whether they have ended."""
-
-    is_complete: bool
-
-    def take(self, text: str) -> tuple[str, str]:
-        """Read what comes next. Returns what it adds to the JSON, and the text that is still to be read."""
-        ...
-
-
 class JsonArguments:
-    """A JSON object, up to the bracket that closes it."""
+    """Reads a JSON object, up to the bracket that closes it. is_complete: whether it has ended."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -31,7 +21,7 @@ class JsonArguments:
         self._is_string = self._is_escaped = False
 
     def take(self, text: str) -> tuple[str, str]:
-        """The JSON is the text."""
+        """Read what comes next. Returns what it adds to the JSON, and the text that is still to be read."""
         end = self._end(text)
         return text[:end], text[end:]
 
@@ -78,9 +68,10 @@ class Tags:
 
 
 class TaggedArguments:
-    """Arguments between tags. Values become JSON by the function's schema, or by what they look like without one.
+    """The same for arguments between tags.
 
-    Strings come piece by piece, if the schema says that it is one.
+    Values become JSON by the function's schema, or by what they look like without one. Strings
+    come piece by piece, if the schema says that it is one.
     """
 
     def __init__(self, tags: Tags, schema: Mapping[str, Any]) -> None:

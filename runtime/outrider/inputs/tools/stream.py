@@ -11,7 +11,6 @@ from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments, num_
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from outrider.inputs.tools.arguments import Arguments
     from outrider.inputs.tools.formats import ToolFormat
 
 
@@ -54,7 +53,7 @@ class ToolCallStream:
         self._num_calls = 0
         self._is_behind_call = False  # nothing but blanks came since
         self._step = self._begin if form.bare else self._text
-        self._arguments: Arguments = JsonArguments()  # of the call that is being read
+        self._arguments: JsonArguments | TaggedArguments = JsonArguments()  # of the call that is being read
 
     def push(self, text: str) -> list[str | ToolCallDelta]:
         """Add text. Returns what is certain now."""
