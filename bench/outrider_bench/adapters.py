@@ -1,8 +1,4 @@
-"""Acceptance and speed of each drafter with an adapter of the main model and without.
-
-found = compare_adapter(bundle, config, prompts, "pirate")
-found["modes"][0]["with"]["acceptance_rate"]
-"""
+"""Acceptance and speed of each drafter with an adapter of the main model and without."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A whole comparison: engines in processes of their own, a folder that can be continued, and the results.
-
-results = run(setup, prompts, ["plain", "draft:3", "genai"], folder="out", repeats=3)
-save(results, Path("out"))
-"""
+"""A whole comparison: engines in processes of their own, a folder that can be continued, and the results."""
 
 from __future__ import annotations
 

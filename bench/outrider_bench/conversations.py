@@ -1,7 +1,5 @@
 """Measures the prefix cache in conversations, and its memory.
 
-    measure_conversations(bundle, config, count=200)
-
 Token ids are random, because the figures depend only on their number.
 """
 

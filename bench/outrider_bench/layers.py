@@ -1,9 +1,5 @@
 """Finds layers that a drafter made of the main model's own can do without: `outrider tune --layers`.
 
-    with probe_engine(read_bundle("my-model"), config) as engine:
-        found = find_layers(engine, encode_prompts(read_prompts(), engine.tokenizer))
-    add_layers(read_bundle("my-model"), "self", found[0].layers)
-
 One run of layers is left out, so that the model is cut into three segments at most. A search for it reads plain
 decoding's own answers without these layers, all tokens of one answer in one call, and counts how many of the likeliest
 tokens are the answer's (Xia et al. 2024, "SWIFT", section 4.2). The best are then measured with true drafts.

@@ -1,8 +1,5 @@
 """A cache of bundles, by a key of everything that they are made of.
 
-    cache = BundleCache(saved.FOLDER)
-    bundle = cache.get("my-model", {"content": "9f86d081…", "version": "0.1.0"}, (Source("main", …),), make, progress)
-
 In the folder `bundles`, each has a folder named after it and its key, my-model-1f3870be274f, and beside that a file of
 the same name with .json behind it: what it was made of. That file's time is the bundle's last use. A bundle is written
 to a folder with a leading dot and renamed when it is complete, and before it is deleted, so that nobody sees a part of

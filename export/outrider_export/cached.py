@@ -1,7 +1,5 @@
 """Bundles of models that commands name directly, exported once and cached: `outrider chat model.gguf`.
 
-    bundle = cached_bundle("model.gguf", "small.gguf")     # exported, or found if it was
-
 The key is the content of the models' files, the export's options and our version. So a moved file finds its old
 bundle, and a changed file gets a new one. A hub id means the commit that it was exported from, while that bundle is
 cached. A path whose file was deleted means the bundle that was exported from it.

@@ -1,7 +1,5 @@
 """One hash of the content of a model's files, saved so that unchanged files are not read again.
 
-    content = content_of(locate("model.gguf"), folder, progress)     # "9f86d081…"
-
 A file counts as unchanged while its size, its times of change and its inode number are the same. On POSIX no program
 can restore all of these; on Windows a program that writes as many bytes and restores the time goes unnoticed.
 """

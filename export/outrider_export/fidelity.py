@@ -1,8 +1,4 @@
-"""Compares a bundle's model with the checkpoint that it came from.
-
-found = compare_with_checkpoint(bundle, "main", "checkpoint-folder", texts, config)
-found.median, found.top1_agreement
-"""
+"""Compares a bundle's model with the checkpoint that it came from."""
 
 from __future__ import annotations
 

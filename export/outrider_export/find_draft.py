@@ -1,7 +1,5 @@
 """Finds a drafter for a model: `--draft auto`.
 
-    draft = find_draft("qwen2.5-coder-1.5b.gguf", cache, progress)    # a path, a hub id, or None
-
 Looked at are the models beside the main model, those that bundles in the cache were made of, and the hub's local cache.
 What has the main model's vocabulary fits, or was trained on its hidden states. Nothing is tried: of those that fit, the
 one whose tokens are the cheapest is taken, by the weights that they read. If there is none here, the hub is asked for

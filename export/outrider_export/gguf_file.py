@@ -1,8 +1,5 @@
 """Reads the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
 
-    header = read_header(Path("model.gguf"))
-    header.text("general.architecture"), header.tensors["token_embd.weight"].type
-
 Reads nothing but the header (0.2 s for a vocabulary of 151,936), without any package. Every length in the file is
 checked before it is used, and every value's type when it is accessed. So a cut or damaged file raises an `ExportError`,
 and does not crash. Of arrays, which may be as long as the file, only the needed ones are read.

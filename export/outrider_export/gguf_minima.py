@@ -1,8 +1,5 @@
 """Restores the exact minima of unconverted GGUF weights, which openvino-genai's reader (2026.4) rounds.
 
-    if has_minima(header):
-        restore_minima(model, header)    # model, an ov.Model that the reader made of the file
-
 A group of 32 Q4_1 or Q4_K weights is scale * code + minimum. The reader turns the minimum into a zero point of 4 bits,
 scale * (code - zero_point), with an error of up to half a step: 8 % of a matrix, as much as the file's own quantisation
 loses. OpenVINO accepts zero points that are no integers, but then computes without 8-bit activations, which takes 1.6

@@ -1,7 +1,5 @@
 """Builds a tokenizer from a GGUF file's metadata: `tokenizer.json` and `tokenizer_config.json`.
 
-    write_tokenizer(header, folder)
-
 Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer
 (`tokenizer.ggml.pre`). For known names, the expressions are those of the models' own `tokenizer.json`. Other names are
 refused, because a wrong pre-tokenizer gives plausible but wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as

@@ -1,7 +1,5 @@
 """Downloads a checkpoint from the Hugging Face hub: configuration, tokenizer and safetensors, nothing else.
 
-    folder, commit = download("Qwen/Qwen2.5-0.5B-Instruct", None, trust_remote_code=False, progress=progress)
-
 Files go to the hub's own cache, which other programs share. huggingface_hub handles tokens for gated models:
 `hf auth login`, or HF_TOKEN.
 """

@@ -1,8 +1,5 @@
 """Builds `tokenizer.json` for a MarianMT checkpoint, which has a SentencePiece model and `vocab.json` instead.
 
-    if is_marian(folder):
-        write_tokenizer(folder, new)
-
 `source.spm` cuts a text into pieces, and `vocab.json` has the ids of its pieces and of the target language's. Both
 become one Unigram model with the ids of `vocab.json`. A character that `source.spm` does not know keeps the id that it
 may have in `vocab.json`, as in Transformers' `MarianTokenizer`. Two things differ from it: several such characters in a

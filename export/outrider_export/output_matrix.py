@@ -1,7 +1,5 @@
 """Cuts a model's output matrix to some of its rows, for any format of its weights.
 
-    cut_output(model, np.array([0, 1, 2, 151_645]))    # model, an ov.Model, now gives logits for these four ids
-
 A row of the matrix is for one token's logit. The embedding is not cut, even if both are tied: the model still reads
 every token.
 """

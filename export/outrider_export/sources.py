@@ -1,7 +1,5 @@
 """The sources of models: a hub id, a checkpoint folder or a GGUF file.
 
-    located = fetch(locate("Qwen/Qwen2.5-0.5B-Instruct", revision=None), trust_remote_code=False, progress=progress)
-
 A path that exists wins. A missing path is an error, never a download. Only safetensors and GGUF weights are read: other
 formats are pickles, which run code when they are loaded.
 """

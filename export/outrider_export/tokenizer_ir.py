@@ -3,9 +3,6 @@
 Byte-level BPE (GPT-2's, Llama 3's, Qwen's), and BPE with SentencePiece's spelling of spaces and bytes (Llama 2's,
 Mistral's, Phi 3's, Gemma's).
 
-    if not write_tokenizer_ir(folder):     # reads tokenizer.json and tokenizer_config.json, writes four files
-        ...                                # another kind of tokenizer: use openvino_tokenizers
-
 Both existing conversions (2026.4) have faults. openvino-genai's, for GGUF files, cuts a text to its last 8,192 tokens,
 does not normalise, and leaves user-defined tokens such as <tool_call> out of decoded text. openvino_tokenizers', for
 Hugging Face tokenizers, merges two splits into one, and so splits the spaces in "a  1", which SmolLM's tokenizer does

@@ -1,8 +1,5 @@
 """A model's vocabulary, token string by token string.
 
-    main, draft = Vocabulary.of_gguf(header), Vocabulary.of_folder(folder)
-    main.tokens == draft.tokens
-
 Padding is left out. Checkpoints and GGUF files pad their output matrices to round widths, GGUF files with entries such
 as [PAD151665]. Ids above the last real token are cut off. Gaps below it are None.
 """

@@ -1,7 +1,5 @@
 """The results as an HTML page and as Markdown.
 
-    html(results), markdown(results)
-
 `results` is what `outrider_bench.benchmark.run` returns and results.json holds. The page is self-contained.
 """
 

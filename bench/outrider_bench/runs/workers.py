@@ -1,8 +1,5 @@
 """Engines in processes of their own, so that no two runtimes share memory, threads or a crash.
 
-    with start_workers(["plain", "draft:3", "genai"], setup, log_folder) as modes:
-        modes[0].run(prompt_token_ids, config)
-
 Modes that share an engine share a worker. Workers wait while another runs. The parent sends (mode's name, prompt,
 config) through a pipe and gets a `Run`, a `Batch` or a `_Failure` back; an engine's output goes to a file.
 """

@@ -1,8 +1,5 @@
 """Predicts a pair's speed on another machine, from the times of that machine's calls.
 
-    profile = read_profile("core-ultra.toml")
-    simulate(engine, profile, prompt_token_ids, config, "auto", overlap=True).tokens_per_second
-
 A discrete-event simulation of the real loop. The models run here, so tokens, drafts, outcomes and the controller are
 real. Only the times are the profile's (see `outrider_bench.simulation.profiles`).
 """

@@ -1,8 +1,4 @@
-"""What a trace says: where the time of decoding went.
-
-timeline = read_timeline(Path("out.json"))
-summarise(timeline)
-"""
+"""What a trace says: where the time of decoding went."""
 
 from __future__ import annotations
 

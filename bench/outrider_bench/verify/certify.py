@@ -1,8 +1,5 @@
 """The certificate: checks of a runtime's promises about its output, on this device with these models.
 
-    checks = [check_batching(engine.main, 512), check_greedy(subject, engine, prompts, 64), …]
-    all(check.passed is not False for check in checks)
-
 A subject is a runtime with its plain decoding and its speculative modes. The same code checks ours and
 openvino-genai's.
 """

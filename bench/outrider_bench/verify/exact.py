@@ -1,8 +1,4 @@
-"""Compares samples with the exact distribution, which is enumerated.
-
-exact = exact_joint(engine, prompt, config, num_tokens=3)
-chi_square_p_value(counts, exact), total_variation(counts, exact)
-"""
+"""Compares samples with the exact distribution, which is enumerated."""
 
 from __future__ import annotations
 

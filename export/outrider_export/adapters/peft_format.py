@@ -1,8 +1,5 @@
 """A LoRA adapter as PEFT publishes it: a folder with adapter_config.json and adapter_model.safetensors.
 
-    adapter = read_adapter(Path("my-adapter"))
-    adapter.modules["model.layers.0.self_attn.q_proj"].down    # float32 [r, in]
-
 The change of a module is scale · up · down, with scale = lora_alpha / r, or lora_alpha / √r for rank-stabilised ones
 (`LoraConfig` and `LoraLayer.get_delta_weight` in PEFT 0.17; Kalajdzievski 2023, "A rank stabilization scaling factor
 for fine-tuning with LoRA"). Variants that are more than that are refused.

@@ -1,7 +1,5 @@
 """What a GGUF file's metadata says, as a checkpoint's config.json does.
 
-    decoder = decoder_of(read_header(path))
-
 Source: the GGUF specification; keys as llama.cpp's convert_hf_to_gguf.py writes them.
 """
 

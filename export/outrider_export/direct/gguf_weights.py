@@ -1,7 +1,5 @@
 """The weights of a GGUF file, by the names of a checkpoint.
 
-    weights = GGUFWeights(header, decoder_of(header))
-
 Source: names as llama.cpp's convert_hf_to_gguf.py writes them. Blocks of weights are unpacked by the package gguf.
 """
 

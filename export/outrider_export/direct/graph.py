@@ -1,7 +1,5 @@
 """Writes a decoder's graph: stateful, in the form that optimum-intel gives it.
 
-    model, stored = build(decoder, weights, packed)
-
 Inputs are input_ids, attention_mask, position_ids (int64 [batch, tokens]) and beam_idx (int32 [batch]); the output is
 logits float32 [batch, tokens, vocabulary]. Keys and values are states. OpenVINO's passes find attention, rotation,
 norms and sliding windows by their form, so it is kept to: see `paged_attention_transformation`. openvino-genai finds

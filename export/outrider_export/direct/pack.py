@@ -1,8 +1,5 @@
 """Rounds the matrices of a decoder to the weights of its IR, some rows at a time, on all processors.
 
-    packed = pack(weights, "int8", output / "openvino_model.bin", advance)
-    packed["model.layers.0.self_attn.q_proj"].node(stored)    # float32 [rows, columns], of constants
-
 int8 is 8 bits, asymmetric, one scale a row. int4 is 4 bits, asymmetric, groups of 64 (or 32, where a row is no multiple
 of 64), with embedding and output matrix in int8. Both are what nncf's `compress_weights` makes, in the same form of
 constants, but that codes are rounded by the scales that are stored, in float16. Zero has a code of its own.

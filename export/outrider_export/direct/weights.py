@@ -1,8 +1,5 @@
 """The weights of a decoder, by the names of Llama's checkpoints, from any kind of file.
 
-    weights = CheckpointWeights(folder, decoder)
-    weights.matrix("model.layers.0.self_attn.q_proj").read(slice(0, 64))    # float32 [64, columns]
-
 Files are mapped, not read whole; a matrix is unpacked some rows at a time. Matrices that a file holds as one are taken
 apart, and rows of queries and keys that are stored for rotating neighbours are put in the order for rotating halves.
 """

@@ -1,8 +1,4 @@
-"""The formats of drafters that read the main model's hidden states, and of its mask tokens: what each has as weights.
-
-head = read_head(folder)
-head.kind, head.features, head.tensors
-"""
+"""The formats of drafters that read the main model's hidden states, and of its mask tokens, as weights."""
 
 from __future__ import annotations
 

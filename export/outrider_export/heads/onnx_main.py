@@ -1,8 +1,5 @@
 """A main model in ONNX for a drafter: its hidden states as outputs, and its matrices that the drafter shares.
 
-    tensors = share(folder / "model.onnx", head, None)      # model.onnx is written anew; its weights stay as they are
-    tensors["embed_tokens.weight"]
-
 Drafters are run by OpenVINO, which does not read these files. So the matrices are stored with the drafter.
 """
 

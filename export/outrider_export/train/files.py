@@ -1,8 +1,5 @@
 """Heads as folders: config.json and model.safetensors, with the names of tensors that others publish.
 
-    save(head, folder, training={"minutes": 20, ...})
-    head = load(folder, main_embedding, main_lm_head)
-
 Embedding and output matrix of the main model are not stored: a head is of use beside its main model only.
 """
 

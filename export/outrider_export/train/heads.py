@@ -1,7 +1,5 @@
 """Heads that draft several tokens from one hidden state: Medusa, Hydra and blockwise decoding.
 
-    logits = head(last, following)
-
 Head i reads the main model's last hidden state (after the final norm) of token t, and predicts token t + 2 + i. Hydra's
 heads read the embeddings of tokens t + 1 … t + 1 + i as well: the text's next token and the drafts of the heads before.
 """

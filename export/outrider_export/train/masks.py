@@ -1,7 +1,5 @@
 """Mask tokens: embeddings that make the main model itself predict several tokens ahead.
 
-    embeddings = head(embedded)     # [B, T + num_masks, h], for the main model's inputs_embeds
-
 The frozen main model reads a text and `num_masks` trained embeddings behind it, at the positions that follow. Its
 logits at the text's last token t predict token t + 1 as ever, those at mask i (from 1) predict token t + 1 + i.
 

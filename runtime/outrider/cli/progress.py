@@ -1,8 +1,4 @@
-"""The log's messages on standard error, and the line that says what a command is doing.
-
-with progress_line("Loading smollm2."):
-    load(bundle)
-"""
+"""The log's messages on standard error, and the line that says what a command is doing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Audio for Whisper: samples from files and arrays, and their log-mel features.
-
-samples = read_samples("talk.wav", 16_000)             # float32 [n], at 16 kHz
-features = log_mel(samples, num_mel_bins=80)           # float32 [80, frames], 100 a second
-"""
+"""Audio for Whisper: samples from files and arrays, and their log-mel features."""
 
 from __future__ import annotations
 
