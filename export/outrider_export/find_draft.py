@@ -63,8 +63,8 @@ def find_draft(
     Raises as `locate` and `make_plan`.
     """
     located = locate(main)
-    if located.kind == "hub":
-        located = _in_hub_cache(located.id) or located
+    if located.kind == "hub" and (folder := _hub_folders().get(located.id)) is not None:
+        located = Located(located.id, "hub", folder, folder.name)
     if located.path is not None:
         plan = make_plan("main", located, format, None)
         found = sorted(_fitting(plan, cache, format), key=lambda each: (each.num_weights, str(each.path)))
@@ -167,11 +167,6 @@ def _hub_folders() -> dict[str, Path]:
         repo.repo_id: max(repo.revisions, key=lambda each: each.last_modified) for repo in found if repo.revisions
     }
     return {name: Path(each.snapshot_path) for name, each in newest.items() if _is_model(Path(each.snapshot_path))}
-
-
-def _in_hub_cache(name: str) -> Located | None:
-    folder = _hub_folders().get(name)
-    return Located(name, "hub", folder, folder.name) if folder is not None else None
 
 
 def _is_reachable(name: str) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
-from outrider_export.four_bits import pack, unpack
+from outrider_export.codes import pack, rounded, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,11 +136,11 @@ def _widen_weights(matrix: _Matrix, minima: NDArray[np.float32]) -> Any:
     zero_points, scales = unpack(matrix.zero_points), matrix.scales.data
     rows, num_groups = minima.shape
     leftover = minima + scales[..., 0].astype(np.float32) * zero_points[..., 0]
-    leftover = np.pad(leftover, ((0, 0), (0, -num_groups % GROUP))).reshape(rows, -1, GROUP)
-    more_codes, more_zero_points, more_scales = _quantise(leftover)
-    codes = pack(np.concatenate([unpack(matrix.codes), more_codes], 1))
-    zero_points = pack(np.concatenate([zero_points, more_zero_points], 1))
-    scales = np.concatenate([scales, more_scales], 1)
+    leftover = np.pad(leftover, ((0, 0), (0, -num_groups % GROUP)))
+    more_codes, more_zero_points, more_scales = rounded(leftover, GROUP, _LARGEST)
+    codes = pack(np.concatenate([unpack(matrix.codes), more_codes.reshape(rows, -1, GROUP)], 1))
+    zero_points = pack(np.concatenate([zero_points, more_zero_points[..., None]], 1))
+    scales = np.concatenate([scales, more_scales[..., None]], 1)
     weights = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
     weights = ops.multiply(weights, ops.constant(scales))
     shape = np.array([rows, scales.shape[1] * GROUP], dtype=np.int64)
@@ -155,19 +155,6 @@ def _make_zero_points_exact(matrix: _Matrix, minima: NDArray[np.float32]) -> Non
     largest = float(np.finfo(np.float16).max)
     constant = ops.constant(np.clip(exact, -largest, largest).astype(np.float16))
     matrix.multiply.input_value(0).get_node().input(1).replace_source_output(constant.output(0))
-
-
-def _quantise(
-    values: NDArray[np.float32],
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float16]]:
-    """Codes uint8 [rows, groups, GROUP], zero points uint8 and scales float16 [rows, groups, 1] of float32 values."""
-    lowest = np.minimum(values.min(-1, keepdims=True), 0)
-    highest = np.maximum(values.max(-1, keepdims=True), 0)
-    scales = ((highest - lowest) / _LARGEST).astype(np.float16)
-    steps = np.where(scales == 0, 1, scales).astype(np.float32)
-    zero_points = np.clip(np.rint(-lowest / steps), 0, _LARGEST)
-    codes = np.clip(np.rint(values / steps + zero_points), 0, _LARGEST)
-    return codes.astype(np.uint8), zero_points.astype(np.uint8), scales
 
 
 def _read_minima(header: GGUFHeader) -> Iterator[tuple[str, NDArray[np.float16], NDArray[np.float32]]]:

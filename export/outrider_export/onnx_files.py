@@ -51,7 +51,8 @@ def data_files(model: Any, folder: Path) -> list[str]:
         ExportError: if one lies elsewhere, is missing or cut short.
     """
     ends: dict[str, int] = {}
-    for entry in _external(model):
+    for tensor in _tensors(model):
+        entry = {each.key: each.value for each in tensor.external_data}
         name = entry["location"]
         if PurePosixPath(name).is_absolute() or {"..", "\\", ":"} & {*PurePosixPath(name).parts, *name}:
             raise ExportError(
@@ -95,11 +96,6 @@ def _tensors(model: Any) -> Iterator[Any]:
     for graph in graphs_of(model.graph):
         held = [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
         yield from (tensor for tensor in (*graph.initializer, *held) if uses_external_data(tensor))
-
-
-def _external(model: Any) -> list[dict[str, str]]:
-    """Location, offset and length of each tensor whose data is in another file."""
-    return [{entry.key: entry.value for entry in tensor.external_data} for tensor in _tensors(model)]
 
 
 class Weights:

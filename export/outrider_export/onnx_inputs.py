@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -99,14 +98,14 @@ def rename(model: Any, names: dict[str, str]) -> None:
         ExportError: if another tensor already has a new name.
     """
     names = {old: new for old, new in names.items() if old != new}
-    for listed in _name_lists(model.graph):
-        if taken := set(names.values()) & set(listed) - set(names):
-            raise ExportError(f"The model has a tensor of its own named {sorted(taken)[0]}. {EXPORT_IT}")
-        for i, name in enumerate(listed):
-            if name in names:
-                listed[i] = names[name]
-    for value in _named(model.graph):
-        value.name = names.get(value.name, value.name)
+    for graph in graphs_of(model.graph):
+        for listed in (each for node in graph.node for each in (node.input, node.output)):
+            if taken := set(names.values()) & set(listed) - set(names):
+                raise ExportError(f"The model has a tensor of its own named {sorted(taken)[0]}. {EXPORT_IT}")
+            for i, name in enumerate(listed):
+                listed[i] = names.get(name, name)
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = names.get(value.name, value.name)
 
 
 def _output(graph: Any, name: str) -> Any:
@@ -123,16 +122,3 @@ def _node(op: str, inputs: list[str], outputs: list[str], name: str, **attribute
     from onnx import helper
 
     return helper.make_node(op, inputs, outputs, name=name, **attributes)
-
-
-def _name_lists(graph: Any) -> Iterator[Any]:
-    for inner in graphs_of(graph):
-        for node in inner.node:
-            yield node.input
-            yield node.output
-
-
-def _named(graph: Any) -> Iterator[Any]:
-    for inner in graphs_of(graph):
-        for group in (inner.input, inner.output, inner.value_info, inner.initializer):
-            yield from group

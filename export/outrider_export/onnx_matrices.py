@@ -138,7 +138,7 @@ def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
         # Weights, scales, zero points and a bias; a weight's column (input 4) is the same for all rows.
         for i in (1, 2, 3, 5):
             _cut(weights, head, i, width, token_ids)
-        _set(head, "N", len(token_ids))
+        next(each for each in head.attribute if each.name == "N").i = len(token_ids)
     else:
         _cut(weights, head, 1, width, token_ids, axis=0 if head.op_type == "FusedMatMul" else 1)
     names = _follow(weights, head, width, token_ids)
@@ -258,7 +258,3 @@ def _in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
     """float32 [rows, blocks, block], padded with zeros."""
     missing = -rows.shape[1] % block
     return np.pad(rows.astype(np.float32), ((0, 0), (0, missing))).reshape(len(rows), -1, block)
-
-
-def _set(node: Any, name: str, value: int) -> None:
-    next(attribute for attribute in node.attribute if attribute.name == name).i = value

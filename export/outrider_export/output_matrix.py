@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
-from outrider_export.four_bits import pack, unpack
+from outrider_export.codes import pack, unpack
 
 if TYPE_CHECKING:
     import openvino as ov

@@ -245,7 +245,7 @@ def make_plan(
         with configuring(path):
             vocabulary, geometry = Vocabulary.of_gguf(header), _checked(geometry_of_gguf(header))
         if weights == "keep" and (obstacle := _why_not_kept(header)):
-            instead = f"{_flag(role)} {DEFAULT_WEIGHTS[role]}"
+            instead = f"--{_OPTIONS[role].replace('_', '-')} {DEFAULT_WEIGHTS[role]}"
             raise ExportError(f"{path} cannot be kept as it is: {obstacle}. Use {instead} instead.")
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
         config: dict[str, Any] = {}
@@ -314,10 +314,6 @@ def parallel_mask(plan: Plan) -> int | None:
 def space_needed(plans: list[Plan]) -> int:
     """The most bytes that the export takes on the target's disk."""
     return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + TOKENIZER_BYTES
-
-
-def _flag(role: str) -> str:
-    return f"--{_OPTIONS[role].replace('_', '-')}"
 
 
 def _why_not_kept(header: GGUFHeader) -> str | None:

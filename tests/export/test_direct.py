@@ -19,11 +19,12 @@ from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
 from outrider.models.backends.projections import projections_of
 from outrider.models.backends.taps import hidden_states_of
+from outrider_export.codes import rounded
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.graph import build
-from outrider_export.direct.pack import matrices_of, pack, rounded
+from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.gguf_file import read_header

@@ -195,7 +195,9 @@ def html(results: Mapping[str, Any]) -> str:
         "<h2>Speed-up by category</h2>" + _table(*_by_category(results)),
         "<h2>Modes</h2>" + _table(("mode", "what it runs"), [[m["name"], m["description"]] for m in results["modes"]]),
         "<h2>Setting</h2>" + _table(("", ""), [[name, _plain(value)] for name, value in setting.items()]),
-        "<details><summary>Every prompt</summary>" + _table(*_by_prompt(results)) + "</details>",
+        "<details><summary>Every prompt</summary>"
+        + _table([*_OF_PROMPT], [[cell(row) for cell in _OF_PROMPT.values()] for row in results["prompts"]])
+        + "</details>",
     ]
     page = (importlib.resources.files("outrider_bench") / "report" / "page.html").read_text(encoding="utf-8")
     return page.replace("SECTIONS", "\n".join(sections))
@@ -217,10 +219,6 @@ def _by_category(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
     found = {(row["mode"], row["category"]): times(row["speed_up"]) for row in results["summary"]}
     rows = [[mode["name"], *(found.get((mode["name"], c), "-") for c in categories)] for mode in results["modes"]]
     return ["mode", *categories], rows
-
-
-def _by_prompt(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    return [*_OF_PROMPT], [[cell(row) for cell in _OF_PROMPT.values()] for row in results["prompts"]]
 
 
 def _plot(title: str, says: str, drawing: str, legend: str = "", kind: str = "") -> str:

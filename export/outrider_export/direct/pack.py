@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider_export.codes import pack as pack_codes
+from outrider_export.codes import rounded
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD, layer_name
-from outrider_export.four_bits import pack as pack_codes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -192,30 +193,3 @@ def _round(matrix: Matrix, packed: Packed, part: slice) -> None:
     codes, zero_points, scales = rounded(values, packed.group, _LARGEST[packed.kind])
     packed.codes[part] = codes if packed.kind == "int8" else codes[:, ::2] | codes[:, 1::2] << 4
     packed.zero_points[part], packed.scales[part] = zero_points, scales
-
-
-def rounded(
-    values: NDArray[np.float32], group: int, largest: int
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float16]]:
-    """Codes uint8 [rows, columns] from 0 to `largest`, zero points uint8 and scales float16, both [rows, groups].
-
-    values: float32 [rows, columns], about scale · (code − zero point). group: columns that share a scale.
-    """
-    grouped = values.reshape(len(values), -1, group)
-    lowest = np.minimum(grouped.min(-1, keepdims=True), 0)
-    highest = np.maximum(grouped.max(-1, keepdims=True), 0)
-    scales = _rounded_up((highest - lowest) / np.float32(largest))
-    steps = np.where(scales == 0, 1, scales).astype(np.float32)
-    zero_points = np.clip(np.rint(-lowest / steps), 0, largest)
-    codes = grouped * (1 / steps)
-    codes += zero_points
-    np.rint(codes, out=codes)
-    np.clip(codes, 0, largest, out=codes)
-    whole = codes.astype(np.uint8).reshape(values.shape)
-    return whole, zero_points[..., 0].astype(np.uint8), scales[..., 0]
-
-
-def _rounded_up(scales: NDArray[np.float32]) -> NDArray[np.float16]:
-    """In float16, and no smaller, so that no value is beyond the largest code."""
-    rounded = scales.astype(np.float16)
-    return np.where(rounded < scales, np.nextafter(rounded, np.float16(np.inf)), rounded)

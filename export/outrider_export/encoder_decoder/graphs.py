@@ -130,7 +130,8 @@ def _new_rows(model: ov.Model, name: str, past: ov.Node) -> ov.Node:
     joined = _output_of(model, f"present.{name.replace('.', '.decoder.', 1)}").get_node()
     if joined.get_type_name() != "Concat" or joined.input_value(0).get_node() != past:
         raise ExportError(f"The converted decoder does not append {name} to its past, so Outrider does not run it.")
-    return result(f"new.{name}", _rows_first(joined.input_value(1)))
+    rows = ops.squeeze(ops.transpose(joined.input_value(1), ints(2, 0, 1, 3)), ints(1))
+    return result(f"new.{name}", rows)
 
 
 def _node_id(node: ov.Node) -> str:
@@ -166,11 +167,6 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
             f"The converted decoder has {count} layers of self-attention, and {len(pasts)} inputs for their past."
         )
     return pad
-
-
-def _rows_first(values: ov.Output) -> ov.Node:
-    """[1, heads, n, head size] to [n, heads, head size]."""
-    return ops.squeeze(ops.transpose(values, ints(2, 0, 1, 3)), ints(1))
 
 
 def _with_rows_first(past: ov.Node, name: str, sizes: tuple[int, int]) -> ov.Node:

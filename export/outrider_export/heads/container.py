@@ -10,7 +10,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider_export.direct.pack import rounded
+from outrider_export.codes import rounded
 
 _LARGEST = 255  # code of 8 bits
 _SMALL = 4096  # numbers of a matrix; compressing fewer saves nothing

@@ -158,15 +158,12 @@ def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
 
 def _print_models(models: dict[str, dict[str, str]]) -> None:
     """Side by side where the terminal is wide enough, else one below the other. "-" stands for nothing."""
-    said = [key for key in dict.fromkeys(itertools.chain(*models.values())) if _is_said(models, key)]
+    keys = dict.fromkeys(itertools.chain(*models.values()))
+    said = [key for key in keys if any(described.get(key, "-") != "-" for described in models.values())]
     made = table("", *said, text=len(said))
     for name, described in models.items():
         made.add_row(f"{name} model" if name == "main" else name, *(described.get(key, "-") for key in said))
     out.print(made)
-
-
-def _is_said(models: dict[str, dict[str, str]], key: str) -> bool:
-    return any(described.get(key, "-") != "-" for described in models.values())
 
 
 def _or_none(token_id: int | None) -> str:

@@ -87,12 +87,9 @@ def _list(cache: BundleCache, as_json: bool) -> None:
         return
     made = table("name", "size", "last used", "made of", text=1)
     for entry in entries:
-        made_of = [each.name + _remark(cache.state_of(each)) for each in entry.sources]
+        states = ((each.name, cache.state_of(each)) for each in entry.sources)
+        made_of = [name if state == "there" else f"{name} ({state})" for name, state in states]
         used = f"{day_and_time(entry.last_used):%Y-%m-%d %H:%M}"
         made.add_row(entry.name, decimal(entry.size), used, "\n".join(made_of) or "not known")
     out.print(made)
     out.print(f"{decimal(size)} in {cache.folder}", soft_wrap=True)
-
-
-def _remark(state: str) -> str:
-    return "" if state == "there" else f" ({state})"

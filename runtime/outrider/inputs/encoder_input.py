@@ -40,7 +40,7 @@ def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) ->
         )
     if isinstance(prompt, np.ndarray) and np.issubdtype(prompt.dtype, np.floating):
         raise OptionError("This model reads text, and the prompt is an array of numbers. Give text, or load a Whisper.")
-    if not isinstance(prompt, str | np.ndarray | bytes) and any(isinstance(item, Mapping) for item in _items(prompt)):
+    if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
         raise OptionError("This model has no chat: it reads one text. Give the prompt as text, without messages.")
     token_ids = [int(token_id) for token_id in tokenizer.encode_prompt(prompt, chat_template=False)]
     if len(token_ids) > encoder.context_length:
@@ -50,10 +50,6 @@ def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) ->
         )
     source = Source.of_text(token_ids)
     return Prompt(encoder.begin_token_ids, source.key, source=source)
-
-
-def _items(prompt: Any) -> list[Any]:
-    return list(prompt) if isinstance(prompt, list | tuple) else []
 
 
 def adapt_config(config: GenerationConfig, encoder: EncoderEntry, token_ids: Seq[int]) -> GenerationConfig:

@@ -9,6 +9,8 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from outrider.models.backends.heads.layers import parameter, result
+from outrider.models.backends.taps import ints
 from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
 
 
@@ -18,22 +20,14 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
     def scalar(value: int) -> Any:
         return ops.constant(np.int64(value))
 
-    def ints(*values: int) -> Any:
-        return ops.constant(np.array(values, dtype=np.int64))
-
     def product(x: Any, matrix: NDArray[np.float32]) -> Any:
         return ops.matmul(x, ops.constant(matrix), False, False)
 
-    def parameter(name: str, rank: int, kind: Any) -> Any:
-        made = ops.parameter([-1] * rank, kind, name=name)
-        made.output(0).set_names({name})
-        return made
-
     axis0, heads_first = scalar(0), ints(0, 2, 1, 3)
-    input_ids = parameter("input_ids", 2, np.int64)
-    attention_mask = parameter("attention_mask", 2, np.int64)
-    position_ids = parameter("position_ids", 2, np.int64)
-    beam_idx = parameter("beam_idx", 1, np.int32)
+    input_ids, attention_mask, position_ids = (
+        parameter(name, ov.Type.i64, (-1, -1)) for name in ("input_ids", "attention_mask", "position_ids")
+    )
+    beam_idx = parameter("beam_idx", ov.Type.i32, (-1,))
 
     embedded = ops.gather(ops.constant(weights.embedding), input_ids, axis0)
     x = ops.add(embedded, ops.gather(ops.constant(weights.positions), position_ids, axis0))
@@ -70,6 +64,5 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
         mean_square = ops.reduce_mean(ops.multiply(x, x), ints(2), True)
         x = ops.divide(x, ops.sqrt(mean_square))
     doubled = ops.multiply(x, ops.constant(np.float32(2)))
-    logits = product(doubled, weights.output)
-    logits.output(0).set_names({"logits"})
-    return ov.Model([ops.result(logits)], assigned, [input_ids, attention_mask, position_ids, beam_idx], "toy")
+    logits = result("logits", product(doubled, weights.output))
+    return ov.Model([logits], assigned, [input_ids, attention_mask, position_ids, beam_idx], "toy")

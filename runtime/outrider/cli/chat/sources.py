@@ -52,12 +52,9 @@ class Pieces:
                 pieces.append((piece, token.source))
             left = left[length:]
         if left:  # an incomplete character, or the beginning of a token that a stop string ends
-            pieces.append((left, pieces[-1][1] if pieces else _source_of_last(chunk.tokens)))
+            last: Source = chunk.tokens[-1].source if chunk.tokens else "plain"
+            pieces.append((left, pieces[-1][1] if pieces else last))
         return pieces
-
-
-def _source_of_last(tokens: Seq[AnswerToken]) -> Source:
-    return tokens[-1].source if tokens else "plain"
 
 
 def count_sources(tokens: Iterable[AnswerToken]) -> dict[Source, int]:

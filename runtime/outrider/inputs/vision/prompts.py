@@ -196,7 +196,7 @@ class Vision:
         if not isinstance(given, list | tuple) or not given:
             raise OptionError(f"Message {place} of the prompt has no content. Give a text, or a list of parts.")
         parts = [self._part(part, place, images) for part in given]
-        if self._takes_parts(tokenizer):
+        if _READS_PARTS.search(tokenizer.chat_template):  # other templates write a text only
             return {**message, "content": parts}
         return {**message, "content": "".join(part.get("text", self.entry.image_token) for part in parts)}
 
@@ -222,7 +222,3 @@ class Vision:
             f"Message {place} of the prompt has a part of type {kind!r} that is not known. Give {{'type': 'text', "
             "'text': …} or {'type': 'image', 'image': …}."
         )
-
-    def _takes_parts(self, tokenizer: ChatTokenizer) -> bool:
-        """Whether the chat template reads contents in parts; others write a text only."""
-        return bool(_READS_PARTS.search(tokenizer.chat_template))

@@ -1,0 +1,55 @@
+"""Codes of rounded weights in 8 and 4 bits, and 4-bit constants: two codes per byte, the first in the lower half."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def unpack(constant: Any) -> NDArray[np.uint8]:
+    """The codes of a 4-bit constant as uint8, in its shape."""
+    shape = list(constant.get_output_shape(0))
+    pairs = constant.data.view(np.uint8).reshape(-1)
+    codes: NDArray[np.uint8] = np.stack([pairs & 15, pairs >> 4], -1).reshape(-1)[: np.prod(shape)].reshape(shape)
+    return codes
+
+
+def pack(codes: NDArray[np.uint8], kind: Any = None) -> Any:
+    """A constant from codes in one byte each. kind: its type, by default `u4`."""
+    import openvino
+
+    flat = codes.reshape(-1)
+    flat = np.append(flat, np.zeros(flat.size % 2, dtype=np.uint8))
+    kind = openvino.Type.u4 if kind is None else kind
+    tensor = openvino.Tensor(flat[::2] | flat[1::2] << 4, openvino.Shape(list(codes.shape)), kind)
+    # A copy: a constant that shares the memory does not keep it alive.
+    return openvino.op.Constant(tensor, shared_memory=False)
+
+
+def rounded(
+    values: NDArray[np.float32], group: int, largest: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float16]]:
+    """Codes uint8 [rows, columns] from 0 to `largest`, zero points uint8 and scales float16, both [rows, groups].
+
+    values: float32 [rows, columns], about scale · (code − zero point). group: columns that share a scale.
+    """
+    grouped = values.reshape(len(values), -1, group)
+    lowest = np.minimum(grouped.min(-1, keepdims=True), 0)
+    highest = np.maximum(grouped.max(-1, keepdims=True), 0)
+    scales = _rounded_up((highest - lowest) / np.float32(largest))
+    steps = np.where(scales == 0, 1, scales).astype(np.float32)
+    zero_points = np.clip(np.rint(-lowest / steps), 0, largest)
+    codes = grouped * (1 / steps)
+    codes += zero_points
+    np.rint(codes, out=codes)
+    np.clip(codes, 0, largest, out=codes)
+    whole = codes.astype(np.uint8).reshape(values.shape)
+    return whole, zero_points[..., 0].astype(np.uint8), scales[..., 0]
+
+
+def _rounded_up(scales: NDArray[np.float32]) -> NDArray[np.float16]:
+    """In float16, and no smaller, so that no value is beyond the largest code."""
+    rounded = scales.astype(np.float16)
+    return np.where(rounded < scales, np.nextafter(rounded, np.float16(np.inf)), rounded)
