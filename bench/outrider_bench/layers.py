@@ -239,7 +239,6 @@ class _Reader:
         return num_right / sum(len(answer) for _, answer in self._answers)
 
     def close(self) -> None:
-        """Close the slots."""
         for slot in self._slots:
             slot.close()
 

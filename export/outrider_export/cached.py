@@ -115,9 +115,7 @@ class _Reported(Silent):
     """The progress for apps that bring none: a line for each phase, as loading has."""
 
     def phase(self, name: str, total: int | None = None) -> None:  # noqa: ARG002
-        """Report that it begins."""
         report(f"Exporting: {name}.")
 
     def note(self, text: str) -> None:
-        """Report it."""
         report(text)

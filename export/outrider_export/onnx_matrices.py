@@ -181,7 +181,6 @@ def _cut(
 
 
 def _find_embedding(weights: Weights) -> Any:
-    """The Gather that reads the embedding."""
     for node in weights.model.graph.node:
         if node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in weights:
             return node
@@ -249,7 +248,6 @@ def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zer
 
 
 def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:
-    """The rows of `matrix`, in pieces."""
     step = max(1, PIECE // (matrix.itemsize * matrix[0].size))
     return (slice(begin, begin + step) for begin in range(0, len(matrix), step))
 

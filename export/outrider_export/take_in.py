@@ -49,7 +49,6 @@ class _Found:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the model in the bundle."""
         data = sum((self.file.parent / name).stat().st_size for name in data_files(self.graph, self.file.parent))
         return self.file.stat().st_size + data
 

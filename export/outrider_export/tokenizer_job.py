@@ -70,7 +70,6 @@ def work(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _convert_with_transformers(source: Path, folder: Path, trust_remote_code: bool) -> None:
-    """Convert other kinds of tokenizers with openvino_tokenizers."""
     import openvino
     from openvino_tokenizers import convert_tokenizer as convert
     from transformers import AutoTokenizer

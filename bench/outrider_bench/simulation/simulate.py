@@ -95,7 +95,6 @@ class _Clock:
         self.now += together + seconds - together / slow.draft
 
     def wait(self) -> None:
-        """Let the host wait for the target pass."""
         if self.check_left:
             self.now += self.check_left
             self.check_left, self.check_ended = 0.0, self.now

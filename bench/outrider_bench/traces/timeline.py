@@ -110,8 +110,6 @@ class _Event(msgspec.Struct):
 
 
 class _Round(msgspec.Struct):
-    """What a round says."""
-
     tokens: _Count
     drafted: _Count
     accepted: _Count

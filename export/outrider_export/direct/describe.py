@@ -132,7 +132,6 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
 
 
 def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
-    """The sliding window of each layer."""
     count, window = int(config["num_hidden_layers"]), int(config.get("sliding_window", 0))
     if form.windows == "late" and not config.get("use_sliding_window"):
         window = 0
@@ -175,7 +174,6 @@ def _ropes(form: Form, config: Mapping[str, Any], head_size: int) -> tuple[dict[
 
 
 def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
-    """The rotation of each layer."""
     if form.local_theta:
         return [SLIDING if window else FULL for window in windows]
     if form.rotated == "sliding" and any(windows):

@@ -78,8 +78,6 @@ class _Masks:
 
 
 class _Builder:
-    """Builds one graph."""
-
     def __init__(self, decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> None:
         self.decoder, self.weights, self.packed = decoder, weights, packed
         self.input_ids, self.attention_mask, self.position_ids = (
@@ -93,7 +91,6 @@ class _Builder:
         self.stored: list[Stored] = []
 
     def model(self) -> ov.Model:
-        """The whole graph."""
         decoder = self.decoder
         embedding = self._matrix(EMBEDDING)
         stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))

@@ -185,7 +185,6 @@ def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
 
 
 def _round(matrix: Matrix, packed: Packed, part: slice) -> None:
-    """Round some rows of a matrix."""
     values = matrix.read(part)
     if packed.kind in _FLOATS:
         packed.codes[part] = values

@@ -61,7 +61,6 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
 
 
 def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
-    """Say what was added."""
     entry = bundle.manifest.adapters[-1]
     size = sum(file.size for file in bundle.files_of(entry.folder))
     if as_json:

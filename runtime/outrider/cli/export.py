@@ -224,7 +224,6 @@ class _Bars(Progress):
         self.start()
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """What is drawn."""
         if self.tasks:
             yield self.make_tasks_table(self.tasks)
         if self.line:

@@ -25,7 +25,6 @@ class _Handler(logging.Handler):
     status: Status | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one message."""
         if self.status is not None and record.levelno <= logging.INFO:
             self.status.update(record.getMessage())
         else:
@@ -40,7 +39,6 @@ class _Waiting(logging.Handler):
         self.records = queue.Queue[logging.LogRecord | None](MOST_WAITING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep one message."""
         with suppress(queue.Full):
             self.records.put_nowait(record)
 

@@ -287,11 +287,9 @@ class _Steps:
         """The bar has one phase."""
 
     def advance(self, count: int) -> None:
-        """Advance the bar by `count` texts."""
         for _ in range(count):
             self._advance()
 
     def note(self, text: str) -> None:
-        """Print a line of its own."""
         if not self._quiet:
             err.print(text)

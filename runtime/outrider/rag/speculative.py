@@ -161,7 +161,6 @@ class SpeculativeRAG:
         return RagAnswer(max(whole, key=lambda each: each.score), drafts, middle - began, ended - middle)
 
     def _write(self, prompt: str) -> Result:
-        """A draft with its rationale."""
         return self._drafter.generate(prompt, regex=FORM, temperature=0.0, max_new_tokens=self._max_new_tokens)
 
     def _score(self, question: str, prompt: str, result: Result) -> tuple[float, float, float]:

@@ -121,7 +121,6 @@ class Choices(Answer[Many]):
         return {"tokens": [Token(t.token_id, self.head.texts[t.token_id], t.source, t.drafter) for t in tokens]}
 
     def _totals(self, results: Seq[Result]) -> dict[str, Any]:
-        """Usage and timings of all choices."""
         stats = [result.stats for result in results]
         return {"usage": usage_of(stats, self.request.n or 1), "timings": timings_of(stats)}
 

@@ -147,7 +147,6 @@ def _set(options: dict[str, Any], name: str, value: object) -> None:
 
 
 def _tools(tools: list[Tool], choice: str | ToolChoice | None) -> dict[str, Any]:
-    """The options of function calls."""
     chosen = choice or "auto"
     if not isinstance(chosen, str):
         chosen = chosen.function.name
@@ -155,7 +154,6 @@ def _tools(tools: list[Tool], choice: str | ToolChoice | None) -> dict[str, Any]
 
 
 def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
-    """A message for the chat template."""
     if message.content is None and not message.tool_calls:
         raise ApiError(400, "A message needs a content.", param=f"messages[{place}].content", code="invalid_type")
     turn: dict[str, Any] = {

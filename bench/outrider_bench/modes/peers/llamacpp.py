@@ -47,7 +47,6 @@ class _LlamaCpp:
         self._mode, self._model, self._end_token_ids = name, model, end_token_ids
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        """Decode one prompt."""
         given = follow_options("llamacpp", self.runtime, self.name, config)
         model = self._model
         if self._mode.kind == "llamacpp-ngram":

@@ -129,7 +129,6 @@ class _OrtGenai:
         self._eos_token_ids, self._context_length = eos_token_ids, context_length
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        """Decode one prompt."""
         given = follow_options("ortgenai", self.runtime, self.name, config)
         longest = len(prompt_token_ids) + config.max_new_tokens if config.max_new_tokens else self._context_length
         options: dict[str, Any] = {"max_length": min(longest, self._context_length), "do_sample": False}

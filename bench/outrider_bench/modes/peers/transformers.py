@@ -86,7 +86,6 @@ class _Transformers:
             self._draft_options.assistant_confidence_threshold = 0.0
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        """Decode one prompt."""
         given = follow_options("transformers", self.runtime, self.name, config)
         options: dict[str, Any] = {
             "max_new_tokens": config.max_new_tokens,
