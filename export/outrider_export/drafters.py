@@ -26,9 +26,8 @@ from outrider_export.heads.write import check_head_weights
 from outrider_export.pairing import Pairing
 from outrider_export.plan import Plan, check_extra, check_route, check_weights, make_plan, space_needed
 from outrider_export.progress import Progress, Silent
-from outrider_export.rewrite import rewrite
 from outrider_export.sources import Located, architectures_of, fetch, locate, read_json
-from outrider_export.target import Target, check_space
+from outrider_export.target import Target, check_space, rewrite
 from outrider_export.vocabulary import Vocabulary
 
 

@@ -18,7 +18,7 @@ from outrider.bundle import read_bundle
 from outrider.bundle.manifest import write_manifest
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.heads.weights import Weights
-from outrider_export import rewrite
+from outrider_export import target
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
 from outrider_export.heads.formats import read_head
@@ -239,14 +239,14 @@ def test_what_fails_late_changes_nothing(
 ) -> None:
     """The old bundle's files are linked, and are not written to."""
     head, before = write_head(tmp_path / "head", "eagle"), content(folder)
-    real = getattr(rewrite, failing)
+    real = getattr(target, failing)
 
     def fail(*arguments: Any, **options: Any) -> Any:
         if failing == "write_manifest":
             real(*arguments, **options)
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(rewrite, failing, fail)
+    monkeypatch.setattr(target, failing, fail)
     with pytest.raises(ExportError, match="cannot be written: the disk is full"):
         add_drafter(folder, head)
     assert content(folder) == before

@@ -25,8 +25,7 @@ from outrider.system.files import usable
 from outrider_export.adapters.peft_format import LoraAdapter, layer_of, read_adapter
 from outrider_export.heads import container
 from outrider_export.progress import Progress, Silent
-from outrider_export.rewrite import rewrite
-from outrider_export.target import Target
+from outrider_export.target import Target, rewrite
 
 
 def add_adapter(
