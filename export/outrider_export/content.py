@@ -47,10 +47,9 @@ def content_of(located: Located, folder: Path, progress: Progress) -> str:
     Raises:
         ExportError: when a file cannot be read, or changes meanwhile.
     """
-    if located.path is None:
-        raise AssertionError("it is on the hub, where a commit names it")
-    saved = _saved(located.path, folder)
-    stamps, known = stamps_of(located.path), saved.read()
+    path = located.fetched
+    saved = _saved(path, folder)
+    stamps, known = stamps_of(path), saved.read()
     if known is not None and known.stamps == stamps:
         return known.content
     began = time.time_ns()
@@ -58,12 +57,12 @@ def content_of(located: Located, folder: Path, progress: Progress) -> str:
     digest = hashlib.sha256()
     for stamp in stamps:
         try:
-            sha256 = sha256_of(_file(located.path, stamp), progress.advance)
+            sha256 = sha256_of(_file(path, stamp), progress.advance)
         except OSError as error:
-            raise ExportError(f"{shown(_file(located.path, stamp))} cannot be read: {why(error)}.") from error
+            raise ExportError(f"{shown(_file(path, stamp))} cannot be read: {why(error)}.") from error
         # A file's name says what it is for; that of a single one does not.
         digest.update(f"{stamp.name if located.kind == 'folder' else ''} {sha256}\n".encode())
-    check_unchanged(located.path, stamps)
+    check_unchanged(path, stamps)
     content = digest.hexdigest()
     if all(max(stamp.changed) + _SETTLED_NS < began for stamp in stamps):
         saved.write(_Known(stamps, content))

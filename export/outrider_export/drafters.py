@@ -65,13 +65,11 @@ def add_drafter(
             "with a smaller model of its own kind as --draft."
         )
     source = fetch(locate(drafter, revision), False, progress)
-    if source.path is None:
-        raise AssertionError("it was fetched")
     found: Packed | DraftModel | HeadPlan
-    if source.path.is_dir() and is_packed(source.path):
-        found = read_packed(source.path, main)
+    if source.fetched.is_dir() and is_packed(source.fetched):
+        found = read_packed(source.fetched, main)
         found.check_options(weights, draft_vocab, draft_vocab_corpus)
-    elif is_model(source.path):
+    elif is_model(source.fetched):
         found = DraftModel.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
     else:
         check_head_weights("weights", weights or DEFAULT_WEIGHTS)

@@ -116,7 +116,7 @@ def export_bundle(
             check_space(target.output.parent, space_needed(plans))
             # A draft model has its own tokenizer only with another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
-            encoders = [encoder_decoder.place_encoder(p, plans[0], progress) if p.encoder else None for p in plans]
+            encoders = [encoder_decoder.place_encoder(plan, plans[0], progress) for plan in plans]
             plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
             entries = [
                 convert_model(

@@ -53,15 +53,13 @@ def compare_with_checkpoint(
     told = progress or Silent()
     device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
     source = checkpoint if isinstance(checkpoint, Located) else fetch_checkpoint(bundle, role, checkpoint, told)
-    if source.path is None:
-        raise AssertionError("a fetched source has a path")
     with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
         job = {
             "bundle": str(holder.folder),
             "role": role,
             "scheduler": asdict(config.scheduler) | {"answer_store": None},
             "device": asdict(config.device.of(role)) | {"main_device": device, "draft_bundle": None},
-            "model": str(source.path.resolve()),
+            "model": str(source.fetched.resolve()),
             "gguf": source.kind == "gguf",
             "scratch": scratch,
             "trust_remote_code": False,
@@ -92,7 +90,7 @@ def fetch_checkpoint(bundle: Bundle, role: str, checkpoint: str | Path, progress
     """
     check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
     source = fetch(locate(checkpoint), False, ForModel(progress or Silent(), role))
-    if source.path is not None and source.kind != "gguf" and not (source.path / "config.json").is_file():
+    if source.kind != "gguf" and not (source.fetched / "config.json").is_file():
         raise ExportError(f"{source.path} is not a checkpoint: it has no config.json. Name the folder that has it.")
     return source
 

@@ -165,10 +165,9 @@ def check_route(
 
 def _look(source: Located) -> tuple[GGUFHeader | None, dict[str, Any]]:
     """A GGUF file's header, or a checkpoint's configuration, which is all that is downloaded."""
-    if source.kind == "gguf" and source.path is not None:
-        return read_header(source.path), {}
-    folder = fetch(source, False, Silent(), ("config.json",)).path
-    return None, {} if folder is None else read_json(folder / "config.json")
+    if source.kind == "gguf":
+        return read_header(source.fetched), {}
+    return None, read_json(fetch(source, False, Silent(), ("config.json",)).fetched / "config.json")
 
 
 def why_not_direct(
@@ -235,9 +234,7 @@ def make_plan(
     Raises:
         ExportError: if it is damaged, cannot be exported, or does not support "keep".
     """
-    if source.path is None:
-        raise AssertionError("a plan needs a fetched source")
-    path = source.path
+    path = source.fetched
     weights = weights or DEFAULT_WEIGHTS[role]
     vision: VisionEntry | None = None
     if source.kind == "gguf":

@@ -47,6 +47,13 @@ class Located:
     path: Path | None  # None: not downloaded yet
     revision: str | None = None  # as given; after the download, the commit
 
+    @property
+    def fetched(self) -> Path:
+        """The path of what `fetch` has returned."""
+        if self.path is None:
+            raise AssertionError(f"{self.id} was not fetched")
+        return self.path
+
 
 def locate(name: str | Path, revision: str | None = None) -> Located:
     """Decide what `name` means, without network access.

@@ -116,9 +116,7 @@ def _locate(name: str | Path, revision: str | None, file: str | None) -> Located
 def _look(role: str, source: Located, name: str | None, progress: Progress) -> _Found:
     """Read one model, and check that it is complete and that Outrider can run it."""
     source = fetch(source, False, progress, (*_CONFIGS, *TOKENIZER_FILES, f"{name}", f"{name}?data*"))
-    folder = source.path
-    if folder is None:
-        raise AssertionError("a fetched source has a path")
+    folder = source.fetched
     config, genai = read_json(folder / "config.json"), read_json(folder / "genai_config.json")
     if not (config or genai):
         raise ExportError(f"{folder} has no config.json and no genai_config.json. Download one of them, too.")

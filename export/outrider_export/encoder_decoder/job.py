@@ -63,12 +63,10 @@ def _features(encoder: EncoderEntry) -> tuple[int, ...]:
     return audio.sampling_rate, audio.num_mel_bins, audio.window_length, audio.hop_length, audio.chunk_seconds
 
 
-def place_encoder(plan: Plan, main: Plan, progress: Progress) -> EncoderEntry:
-    """The entry of a model's encoder, with the folder it is in. A draft model may share the main model's."""
+def place_encoder(plan: Plan, main: Plan, progress: Progress) -> EncoderEntry | None:
+    """The entry of a model's encoder, if it has one, with its folder. A draft model may share the main model's."""
     encoder = plan.encoder
-    if encoder is None:
-        raise AssertionError("only encoder-decoder models have one")
-    if plan is main or main.encoder is None:
+    if plan is main or encoder is None or main.encoder is None:
         return encoder
     if encoder.sha256 == main.encoder.sha256:
         progress.note(f"{plan.source.id} has the encoder of {main.source.id}, which is stored and run once.")

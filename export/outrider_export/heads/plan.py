@@ -18,8 +18,8 @@ DEFAULT_WEIGHTS = "int8"
 
 
 def is_head(source: Located) -> bool:
-    """Whether a source is a checkpoint folder of such a drafter."""
-    return source.path is not None and source.path.is_dir() and kind_of(source.path) is not None
+    """Whether what was fetched is a checkpoint folder of such a drafter."""
+    return source.fetched.is_dir() and kind_of(source.fetched) is not None
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ class HeadPlan:
             ExportError: when it is damaged or does not fit.
             OptionError: for a number of tokens, where it has an output matrix of its own.
         """
-        if source.path is None:
-            raise AssertionError("it was fetched")
-        head = read_head(source.path, main)
+        head = read_head(source.fetched, main)
         check_main(head, format)
         check_draft_vocab(head, num_tokens, corpus or None)
         return cls(head, source, weights or DEFAULT_WEIGHTS, eos_token_ids, num_tokens, corpus, progress)
