@@ -16,7 +16,7 @@ from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.save import save
-from outrider_export.direct.weights import HEAD, CheckpointWeights, Merged, Weights
+from outrider_export.direct.weights import HEAD, CheckpointWeights, Weights
 from outrider_export.gguf_file import read_header
 from outrider_export.progress import Progress
 from outrider_export.sources import read_config
@@ -28,7 +28,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     weights = open_weights(Path(job["model"]), job["gguf"])
     decoder = weights.decoder
     if job.get("adapter"):
-        weights = Merged(weights, read_adapter(Path(job["adapter"])))
+        weights.merge(read_adapter(Path(job["adapter"])))
     output = Path(job["output"])
     output.mkdir(parents=True)
     if decoder.context_length is not None:

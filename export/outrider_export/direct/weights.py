@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.adapters.peft_format import LoraAdapter, check_fits
+from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
 from outrider_export.direct.describe import Decoder
 from outrider_export.sources import tensors_of
 
@@ -47,6 +47,25 @@ class Weights(ABC):
     def __init__(self, decoder: Decoder, *, interleaved: bool) -> None:
         self.decoder = decoder
         self._interleaved = interleaved
+        self._changes: dict[str, Change] = {}  # of an adapter, by module
+
+    def merge(self, adapter: LoraAdapter) -> None:
+        """Have an adapter's changes added in float32, as PEFT's `safe_merge`.
+
+        Raises:
+            ExportError: when the model has no such module, or one of another shape.
+        """
+
+        def find(name: str) -> tuple[int, ...] | str | None:
+            module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
+            if module is not None and name == EMBEDDING:
+                return "is an Embedding"
+            if module is not None and name == HEAD and self.decoder.tied:
+                return "shares its weights with the embedding"
+            return None if module is None else module.shape
+
+        check_fits(adapter, find)
+        self._changes = adapter.modules
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -61,12 +80,12 @@ class Weights(ABC):
         """The error for a tensor that the file has to have."""
 
     def matrix(self, name: str) -> Stored:
-        """A matrix, by its name without ".weight".
+        """A matrix, by its name without ".weight", with what an adapter adds.
 
         Raises:
             ExportError: when it is missing, of another shape, or of a type that cannot be read.
         """
-        module, _ = place_of(name, self.decoder)
+        module, span = place_of(name, self.decoder)
         whole, (rows, columns) = self.stored(f"{module}.weight"), self._shape_of(module)
         found = self._part(name, "weight")
         if whole is None or found is None:
@@ -76,7 +95,13 @@ class Weights(ABC):
                 f"{module}.weight is {[*whole.shape]} and has to be {[rows or 'tokens', columns]} by the model's "
                 "configuration. Download the model again."
             )
-        return found
+        change = self._changes.get(module)
+        if change is None:
+            return found
+        up = change.up[span or slice(None)]  # an adapter's rows are in a checkpoint's order
+        return Stored(
+            found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
+        )
 
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
@@ -171,49 +196,3 @@ class CheckpointWeights(Weights):
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")
-
-
-class Merged(Weights):
-    """The weights of a model with an adapter's changes added in float32, as PEFT's `safe_merge`.
-
-    Raises:
-        ExportError: when the model has no such module, or one of another shape.
-    """
-
-    def __init__(self, weights: Weights, adapter: LoraAdapter) -> None:
-        super().__init__(weights.decoder, interleaved=False)  # an adapter's rows are in a checkpoint's order
-        self._weights, self._changes = weights, adapter.modules
-        check_fits(adapter, self._find)
-
-    def _find(self, name: str) -> tuple[int, ...] | str | None:
-        """See `check_fits`."""
-        module = None if "norm" in name.rsplit(".", 1)[-1] else self._weights.stored(f"{name}.weight")
-        if module is not None and name == EMBEDDING:
-            return "is an Embedding"
-        if module is not None and name == HEAD and self.decoder.tied:
-            return "shares its weights with the embedding"
-        return None if module is None else module.shape
-
-    def stored(self, name: str) -> Stored | None:
-        """See `Weights`."""
-        return self._weights.stored(name)
-
-    def missing(self, name: str) -> ExportError:
-        """See `Weights`."""
-        return self._weights.missing(name)
-
-    def matrix(self, name: str) -> Stored:
-        """See `Weights`, with what the adapter adds."""
-        plain = self._weights.matrix(name)
-        change = self._changes.get(place_of(name, self.decoder)[0])
-        if change is None:
-            return plain
-        rows = self.rows_of(name, len(change.up))
-        up = change.up if rows is None else change.up[rows]
-        return Stored(
-            plain.shape, plain.num_bytes, lambda part: plain.read(part) + up[part] @ change.down * change.scale
-        )
-
-    def vector(self, name: str) -> Rows | None:
-        """See `Weights`."""
-        return self._weights.vector(name)
