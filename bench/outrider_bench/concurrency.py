@@ -15,36 +15,29 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from outrider.config import GenerationConfig
+from outrider.drafters import Suffix
+from outrider.engine.engine import Engine
 from outrider.errors import OptionError, OutriderError
 from outrider.inputs.text import Tokenizer
 from outrider_bench.benchmark import check_setup, describe_modes, describe_run
 from outrider_bench.modes.make import default_peers, our_modes
-from outrider_bench.modes.mode import Batch, Load
+from outrider_bench.modes.mode import Batch, BatchMode, Load, Mode
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import default_precision, precisions_of
 from outrider_bench.modes.peers.known import FASTEST, PEERS
-from outrider_bench.prompts import encode_prompts
+from outrider_bench.modes.setup import Setup
+from outrider_bench.prompts import Prompt, encode_prompts
 from outrider_bench.report.spread import median_and_range, median_ratio, ratio_interval
-from outrider_bench.runs.workers import RunFailed, start_workers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from contextlib import AbstractContextManager
-
-    from outrider.config import GenerationConfig
-    from outrider.drafters import Suffix
-    from outrider.engine.engine import Engine
-    from outrider_bench.modes.mode import BatchMode, Mode
-    from outrider_bench.modes.setup import Setup
-    from outrider_bench.prompts import Prompt
-    from outrider_bench.runs.workers import RemoteMode
+from outrider_bench.runs.workers import RemoteMode, RunFailed, start_workers
 
 WARM_UP_TOKENS = 8
 REQUESTS = 4  # one after the other, for each that runs at a time

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from outrider.config import COPYING
+from outrider.engine.engine import Engine
 from outrider.errors import OptionError, nearest
+from outrider_bench.modes.mode import Mode
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.ours import Ours
 from outrider_bench.modes.peers.check import check_peer, follow_options, precisions_of
 from outrider_bench.modes.peers.known import FASTEST, PEERS
 from outrider_bench.modes.setup import Setup
-
-if TYPE_CHECKING:
-    from outrider.engine.engine import Engine
-    from outrider_bench.modes.mode import Mode
 
 
 def make_modes(names: list[str], engine: Engine, *, forgets: bool = False) -> list[Mode]:

@@ -14,19 +14,15 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from outrider.config import GenerationConfig
 from outrider.errors import OutriderError
-from outrider_bench.modes.mode import Batch, Load
+from outrider_bench.modes.mode import Batch, BatchMode, Load
+from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_vocabulary, follow_options
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.config import GenerationConfig
-    from outrider_bench.modes.mode import BatchMode
-    from outrider_bench.modes.name import ModeName
-    from outrider_bench.modes.setup import Setup
+from outrider_bench.modes.setup import Setup
 
 PROGRAM = "llama-server"
 NUM_SLOTS = 8  # requests at the same time
