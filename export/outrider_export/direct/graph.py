@@ -16,8 +16,7 @@ from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
 
-from outrider.models.backends.heads.layers import parameter, result
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.rope import Rope

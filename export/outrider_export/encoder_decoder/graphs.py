@@ -18,8 +18,7 @@ from openvino import opset13 as ops
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider.models.backends.heads.layers import parameter, result
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, parameter, result
 
 _PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 _MASKS = ("attention_mask", "encoder_attention_mask")

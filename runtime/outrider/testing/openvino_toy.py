@@ -9,8 +9,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.models.backends.heads.layers import parameter, result
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, parameter, result
 from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
 
 
