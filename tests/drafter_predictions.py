@@ -15,21 +15,22 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.drafters import prediction
+
 VOCAB, CUT = 151_936, 32_768
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-LENGTHS = (1, 2, 3, 4, 5, 7)  # of drafts
+LONGEST = 7  # draft tokens
 REPEATS = 7
 GROUPS = {"int8": 128, "int4": 64}  # of dynamic quantisation, as Outrider mostly chooses
 HOST = {"dspark": 0.0008}  # seconds of a draft on the host: the Markov correction (docs/drafters.md)
 DATA = ("GSM8K", "HumanEval", "MT-Bench", "Alpaca", "Arena-Hard")
-TOKENS = {  # a round, with 7 draft tokens
+TOKENS = {  # a round, with `LONGEST` draft tokens
     "eagle3": (5.14, 4.16, 2.39, 2.26, 2.55),
     "dflash": (5.40, 4.74, 3.07, 2.96, 2.83),
     "dspark": (6.11, 5.38, 3.64, 3.54, 3.29),
@@ -168,27 +169,31 @@ def at(seconds: Mapping[int, float], rows: float) -> float:
     return float(np.interp(rows, [*seconds], [*seconds.values()]))
 
 
-def tokens_of(published: float, length: int) -> float:
-    """Tokens of a round with `length` draft tokens, where one with 7 has `published`: 1 + a + … + a^length."""
+def chance_of(published: float) -> float:
+    """The chance of acceptance a of each token, where a round of `LONGEST` gives 1 + a + … + a^LONGEST tokens."""
     low, high = 0.0, 1.0
     for _ in range(50):
         chance = (low + high) / 2
-        low, high = (chance, high) if sum(chance**i for i in range(8)) < published else (low, chance)
-    return sum(low**i for i in range(length + 1))
+        low, high = (chance, high) if tokens_of(chance, LONGEST) < published else (low, chance)
+    return low
 
 
-def best(costs: Costs, kind: str, vocab: int, lengths: Seq[int] = LENGTHS) -> tuple[int, list[float]]:
+def tokens_of(chance: float, length: int) -> float:
+    """Tokens of a round with so many draft tokens."""
+    return sum(chance**i for i in range(length + 1))
+
+
+def best(costs: Costs, kind: str, vocab: int) -> tuple[int, list[float]]:
     """The draft length with the largest mean speed-up over the data sets, and its speed-up in each."""
-    found = {}
-    for length in lengths:
-        speed_ups = []
-        for published in TOKENS[kind]:
-            tokens = tokens_of(published, length)
-            seconds = costs.draft(kind, length, tokens, vocab) + at(costs.main, length + 1)
-            speed_ups.append(tokens * costs.main[1] / seconds)
-        found[length] = speed_ups
-    length = max(found, key=lambda n: statistics.geometric_mean(found[n]))
-    return length, found[length]
+    check = [at(costs.main, rows) for rows in range(1, LONGEST + 2)]
+    found = []
+    for chance in map(chance_of, TOKENS[kind]):
+        draft = [costs.draft(kind, k, tokens_of(chance, k), vocab) for k in range(1, LONGEST + 1)]
+        made = prediction.predictions([chance] * LONGEST, prediction.Costs(check, draft))
+        found.append([each.speed_up for each in made])
+    means = [statistics.geometric_mean(each) for each in zip(*found, strict=True)]
+    length = means.index(max(means)) + 1
+    return length, [each[length - 1] for each in found]
 
 
 def show(name: str, weights: str, costs: Costs) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from outrider.bundle.fit import check_fit
 from outrider.bundle.manifest import NAME, RESERVED_NAMES, describe_layers, replace_manifest
 from outrider.config import Config
 from outrider.drafters import SelfModel
+from outrider.drafters.prediction import Costs, Prediction, best_draft
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
@@ -107,8 +108,8 @@ def find_layers(
             layers = tuple(i for i in range(prices.num_layers) if i not in skipped)
             progress(f"without layers {describe_layers(skipped)}")
             agreement = reader.agreement(layers)
-            count, speed_up = prices.best([agreement**k for k in range(1, MOST + 1)], len(layers))
-            return Found(layers, agreement, prices.draft(len(layers)), count, speed_up)
+            best = prices.best([agreement] * MOST, len(layers))
+            return Found(layers, agreement, prices.draft(len(layers)), best.num_draft_tokens, best.speed_up)
 
         tried = search(prices.num_layers, judge)
     best = sorted(tried, key=lambda each: -each.speed_up)[:_NUM_MEASURED]
@@ -116,8 +117,11 @@ def find_layers(
     for each in best:
         progress(f"drafts of layers {describe_layers(each.layers)}")
         acceptance = _accepted(engine, main, each.layers, answers)
-        count, speed_up = prices.best(acceptance, len(each.layers))
-        measured.append(Found(each.layers, each.agreement, each.cost, count, speed_up, acceptance))
+        given_those_before = [b / a if a else 0.0 for a, b in pairwise((1.0, *acceptance))]
+        found = prices.best(given_those_before, len(each.layers))
+        measured.append(
+            Found(each.layers, each.agreement, each.cost, found.num_draft_tokens, found.speed_up, acceptance)
+        )
     return sorted(measured, key=lambda each: -each.speed_up)
 
 
@@ -182,7 +186,7 @@ class _Prices:
     """
 
     num_layers: int
-    check: tuple[float, ...]
+    check: list[float]
     none: float
     each: float
 
@@ -196,23 +200,20 @@ class _Prices:
         num_half = (num_layers + 1) // 2
         # With two layers, half of them is one.
         each = (by_half - by_one) / (num_half - 1) if num_half > 1 else (plain - by_one) / (num_layers - 1)
-        check = tuple(main(rows) / plain for rows in range(1, MOST + 2))
+        check = [main(rows) / plain for rows in range(1, MOST + 2)]
         return cls(num_layers, check, max(by_one - each, 0.0) / plain, max(each, 0.0) / plain)
 
     def draft(self, num_layers: int) -> float:
         """The price of a draft token that passes through so many layers."""
         return self.none + num_layers * self.each
 
-    def best(self, acceptance: Seq[float], num_layers: int) -> tuple[int, float]:
-        """The number of draft tokens a round that pays most, and how many times as fast as plain decoding it is.
+    def best(self, acceptance: Seq[float], num_layers: int) -> Prediction:
+        """Of the number of draft tokens a round that pays most, be it slower than plain decoding.
 
-        acceptance: for each place, the chance that a token there is accepted. A round gives 1 + their sum (Leviathan et
-        al. 2022, equation 1).
+        acceptance: for each place, the chance that a token there is accepted if those before it are.
         """
-        tokens = [1 + kept for kept in accumulate(acceptance)]
-        gains = [n / (self.check[k] + k * self.draft(num_layers)) for k, n in enumerate(tokens, 1)]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        return best + 1, gains[best]
+        costs = Costs(self.check, [k * self.draft(num_layers) for k in range(1, MOST + 1)])
+        return best_draft(acceptance, costs)
 
 
 class _Reader:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.bundle import read_bundle
+from outrider.drafters.prediction import Costs, predict
 from outrider.errors import ExportError
 from outrider.models.measure.cost import NEAR, time_calls
 from outrider.models.part import parts_of
@@ -41,7 +42,6 @@ SMALL, LARGE = 1, 5  # layers of the slices
 # What `auto` is predicted for: a draft model whose token takes this share of the fastest form's call of one row, and
 # whose tokens are accepted as often as this.
 DRAFT_SHARE, ACCEPTANCE = 0.25, 0.6
-_LENGTHS = (0, 1, 2, 3, 5, 7)
 _MAX_TOKENS = 512
 _PATIENCE, _TURNS = 0.03, 4  # seconds that each call is repeated for, at least, in each turn
 _CACHE_BYTES = 128_000_000  # more than processors' caches have
@@ -65,15 +65,10 @@ class Form:
     def auto(self, draft: float) -> float:
         """Tokens a second with the draft length that is best. draft: seconds of a draft token."""
 
-        def speed(length: int) -> float:
-            tokens = sum(ACCEPTANCE**i for i in range(length + 1))
-            return tokens / (self._at(length + 1) + length * draft)
-
-        return max(map(speed, _LENGTHS))
-
-    def _at(self, rows: int) -> float:
-        """Seconds of a call, on lines between those that were measured."""
-        return float(np.interp(rows, [*self.seconds], [*self.seconds.values()]))
+        rows = range(1, ROWS[-1] + 1)
+        check = np.interp(rows, [*self.seconds], [*self.seconds.values()]).tolist()
+        costs = Costs(check, [draft * length for length in rows])
+        return self.plain * predict([ACCEPTANCE] * ROWS[-1], costs).speed_up
 
 
 def measure_forms(

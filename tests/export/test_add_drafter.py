@@ -1,8 +1,10 @@
 """Drafters that read hidden states are added to bundles, and draft there; what does not fit changes nothing."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from exports import content
 from heads import KINDS, NUM_PLACES, TOKEN_MAP, TOKENS, tensors_of, write_head
 from outrider.bundle import read_bundle
 from outrider.bundle.manifest import write_manifest
+from outrider.cli import drafter_costs, run
+from outrider.drafters.prediction import Costs, needed, predict
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.heads.weights import Weights
 from outrider_export import target
@@ -375,3 +379,32 @@ def test_weights_are_compressed(tmp_path: Path, weights: str, largest: float) ->
     np.testing.assert_array_equal(made["small.weight"], matrix[:8, :8])
     sizes = {"fp32": 4, "fp16": 2, "int8": 1}
     assert (tmp_path / "openvino_model.bin").stat().st_size < sizes[weights] * matrix.size + 2000
+
+
+def test_the_command_says_what_the_drafter_costs_and_needs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = write_head(tmp_path / "head", "eagle3")
+    (head / "training.json").write_text('{"held_out_acceptance_by_place": [1.0, 1.5]}', encoding="utf-8")
+    assert run(["add", str(folder), str(head)]) == 1
+    assert "training.json cannot be read: an acceptance is from 0 to 1" in capsys.readouterr().err
+    assert not read_bundle(folder).manifest.drafters
+
+    (head / "training.json").write_text('{"held_out_acceptance_by_place": [0.9, 0.8]}', encoding="utf-8")
+    assert run(["add", str(folder), str(head), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    costs = Costs(**said["costs"])
+    assert said["prediction"] == pytest.approx(asdict(predict([0.9, 0.8], costs)), rel=1e-4)
+    assert said["needed_acceptance"] == needed(1.0, costs)
+
+    assert run(["add", str(folder), str(head), "--name", "again"]) == 0
+    printed = capsys.readouterr().out
+    assert "tokens/round to pay" in printed
+    assert "Predicted, not measured: " in printed
+
+    for kind, said_of in (("masks", "no calls of their own"), ("dflash", "measured at the first load")):
+        monkeypatch.setattr(drafter_costs, "_QUICK", 0)
+        assert run(["add", str(folder), str(write_head(tmp_path / kind, kind))]) == 0
+        printed = capsys.readouterr().out
+        assert said_of in printed
+        assert f"outrider tune {folder} --drafter {kind}" in printed

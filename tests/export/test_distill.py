@@ -20,12 +20,13 @@ from filelock import FileLock
 
 from exports import check_answers
 from outrider.bundle import Bundle, read_bundle
+from outrider.drafters.prediction import Costs, Prediction, needed, predict
 from outrider.errors import ExportError, OptionError
 from outrider_export.distill import progress
 from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.card import card, command, find_license
 from outrider_export.distill.plan import Options, check_options, freeze, make_the_plan, parse_count
-from outrider_export.distill.prediction import Costs, Prediction, Trial, choose, needed, predict, shortfall, table
+from outrider_export.distill.prediction import Trial, choose, shortfall, table
 from outrider_export.distill.progress import Live
 from outrider_export.distill.run import distill
 from outrider_export.distill.stopping import Stopping, signals_elsewhere
@@ -133,16 +134,6 @@ def test_other_prompts_are_another_plan(options: Options, tmp_path: Path) -> Non
     prompts.write_text("Why is the grass green?\n", encoding="utf-8")
     with pytest.raises(OptionError, match="was begun with prompts="):
         freeze(make_the_plan(asked), asked.work / "plan.json")
-
-
-def test_the_best_draft_length_is_found_by_the_costs() -> None:
-    """Tokens per round by hand: 1 + 0.8 = 1.8; + 0.8 · 0.5 = 2.2; + 0.8 · 0.5 · 0.5 = 2.4."""
-    costs = Costs(check=[10.0, 10.0, 11.0, 12.0], draft=[1.0, 2.0, 6.0])
-    found = predict([0.8, 0.5, 0.5], costs)
-    assert found.num_draft_tokens == 2
-    assert found.tokens_per_round == pytest.approx(2.2)
-    assert found.speed_up == pytest.approx(2.2 * 10 / 13)
-    assert predict([0.1, 0.1], Costs([10.0, 11.0, 12.0], [5.0, 6.0])) == Prediction(0, 1.0, 1.0)
 
 
 def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> Trial:

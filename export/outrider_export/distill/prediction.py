@@ -1,10 +1,9 @@
 """What a drafter will be worth on this machine, before it is finished.
 
     costs = measure_head(bundle, head_folder, scratch)        # of an untrained head: weights cost what they cost
-    predict([0.6, 0.5, 0.4], costs).speed_up
+    outrider.drafters.prediction.predict([0.6, 0.5, 0.4], costs).speed_up
 
-Costs are measured by the engine as the controller will use them; acceptance comes from held-out text. What a prediction
-leaves out: drafts from trees, the choice of draft length round by round, and sampling.
+Costs are measured by the engine as the controller will use them; acceptance comes from held-out text.
 """
 
 from __future__ import annotations
@@ -19,57 +18,16 @@ from typing import Any
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.drafters import DraftModel
+from outrider.drafters.prediction import Costs, Prediction, needed
 from outrider.engine.engine import Engine
-from outrider.models.measure.cost import LONGEST, NEAR
+from outrider.models.measure.cost import NEAR
 from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
 from outrider_export.keep import link_or_copy
 from outrider_export.progress import Progress
 
-_UNREAD = 2  # committed tokens that a drafter reads before it drafts: about a round's
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
 _BATCHES = (16, 32, 64)  # texts written at the same time
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds on this machine. check: of a target pass with 1, 2, … rows. draft: of a draft of 1, 2, … tokens."""
-
-    check: list[float]
-    draft: list[float]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """num_draft_tokens: a round, that pay most; 0: plain decoding is faster. speed_up: over plain decoding."""
-
-    num_draft_tokens: int
-    tokens_per_round: float
-    speed_up: float
-
-
-def predict(acceptance: Sequence[float], costs: Costs) -> Prediction:
-    """The best number of draft tokens, and what comes of it.
-
-    acceptance: of place 1, 2, …, each if those before it are accepted. A round of k draft tokens gives
-    1 + a1 + a1 a2 + … tokens for the time of the draft and of a target pass of k + 1 rows (Leviathan et al. 2022).
-    """
-    best = Prediction(0, 1.0, 1.0)
-    tokens, reached = 1.0, 1.0
-    for k in range(1, min(len(acceptance), len(costs.draft), len(costs.check) - 1) + 1):
-        reached *= acceptance[k - 1]
-        tokens += reached
-        speed_up = tokens * costs.check[0] / (costs.check[k] + costs.draft[k - 1])
-        if speed_up > best.speed_up:
-            best = Prediction(k, tokens, speed_up)
-    return best
-
-
-def needed(speed_up: float, costs: Costs) -> float | None:
-    """The acceptance at every place that gives this speed-up; None if none does, as drafts cost too much here."""
-    shares = [share / 100 for share in range(1, 101)]
-    return next((each for each in shares if predict([each] * len(costs.draft), costs).speed_up >= speed_up), None)
 
 
 def shortfall(found: Prediction, costs: Costs, training: Mapping[str, Any]) -> str:
@@ -97,7 +55,7 @@ def measure_head(bundle: Bundle, head: Path, scratch: Path) -> Costs:
     try:
         name = add_drafter(folder, head, name="priced").manifest.drafters[-1].name
         with _open(folder, name) as engine:
-            return _costs(engine, engine.draft_models[name])
+            return Costs.of(engine.costs["main"], engine.draft_models[name])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -110,7 +68,7 @@ def measure_draft(bundle: Bundle, draft: Path, scratch: Path, progress: Progress
         # Beside itself as main model: the user's may be there as a bundle only, which has no checkpoint.
         export_bundle(draft, draft, output=folder, weights="int4", progress=progress)
         with _open(folder, "draft") as engine, _open(bundle.folder, None) as main:
-            return _costs(main, engine.draft_models["draft"])
+            return Costs.of(main.costs["main"], engine.draft_models["draft"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,13 +83,6 @@ def writing_speed(bundle: Bundle) -> float:
 def _open(folder: Path, drafter: str | None) -> Engine:
     """An engine for measurements, with this drafter or none."""
     return outrider.load(folder, drafter=drafter, enable_prefix_caching=False, keep_records=False, overlap=False)
-
-
-def _costs(main: Engine, drafter: DraftModel) -> Costs:
-    check = [main.costs["main"](rows, NEAR) for rows in range(1, LONGEST + 2)]
-    first, step = drafter.seconds_for([_UNREAD], NEAR), drafter.seconds_for([1], NEAR)
-    longest = min(drafter.most_tokens or LONGEST, LONGEST)
-    return Costs(check, [first if drafter.at_once else first + k * step for k in range(longest)])
 
 
 SHARE = 0.1  # of the training data

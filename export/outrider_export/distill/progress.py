@@ -14,9 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from outrider.drafters.prediction import Costs, predict
 from outrider.errors import install
 from outrider_export.distill.answers import Progress as Written
-from outrider_export.distill.prediction import Costs, predict
 from outrider_export.train.status import Status, Watch
 
 _LINE_EVERY = 300.0  # seconds

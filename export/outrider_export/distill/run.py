@@ -25,6 +25,7 @@ from outrider.bundle import Bundle
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
+from outrider.drafters.prediction import Costs, Prediction, predict
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_export.distill.answers import Progress as Written
@@ -34,11 +35,8 @@ from outrider_export.distill.data import Data
 from outrider_export.distill.plan import Options, Plan, check_options, freeze, make_the_plan
 from outrider_export.distill.prediction import (
     SHARE,
-    Costs,
-    Prediction,
     Trial,
     choose,
-    predict,
     shortfall,
     table,
     writing_speed,

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from outrider.bundle import Bundle
+from outrider.drafters.prediction import Costs
 from outrider.system.files import reading, write_whole
 from outrider_export.distill.data import Data
 from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.main_model import read_teacher
 from outrider_export.distill.plan import Options, head_folder
-from outrider_export.distill.prediction import Costs, measure_draft, measure_head
+from outrider_export.distill.prediction import measure_draft, measure_head
 from outrider_export.plan import Plan as Source
 from outrider_export.progress import Progress
 from outrider_export.sources import read_json

@@ -6,6 +6,7 @@ import click
 
 from outrider.bundle.folder import Bundle
 from outrider.cli.console import out, print_json
+from outrider.cli.drafter_costs import acceptance_in, as_dict, measure_drafter, show
 from outrider.cli.export import Bars
 from outrider.cli.opening import open_model
 from outrider.cli.options import json_option
@@ -32,9 +33,13 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     heads, masks, or a draft model with the main model's vocabulary, which may also be a .gguf file. Or it is the folder
     of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests choose
     by its name.
+
+    Of a drafter it prints what drafts cost on this machine, and how many tokens have to be accepted to make up for
+    that, if the main model was loaded before or loads in seconds.
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import add_adapter, add_drafter
+        from outrider_export.sources import fetch, locate
     is_adapter = (usable(user_path(part)) / "adapter_config.json").is_file()
     if is_adapter:
         for option, value in {"weights": weights, **options}.items():
@@ -47,13 +52,18 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
         if is_adapter:
             _report_adapter(add_adapter(opened.folder, part, name=name, progress=bars), as_json=as_json)
             return
+        folder = fetch(locate(part, options["revision"]), trust_remote_code=False, progress=bars).path
+        acceptance = acceptance_in(folder) if folder else []
         made = add_drafter(opened.folder, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
     size = sum(file.size for file in made.files_of(entry.model.folder))
+    found = measure_drafter(made, entry.name, acceptance)
     if as_json:
-        print_json({"bundle": str(made.folder), "name": entry.name, "kind": entry.kind, "bytes": size})
+        described = {"name": entry.name, "kind": entry.kind, "bytes": size}
+        print_json({"bundle": str(made.folder), **described, **as_dict(found)})
         return
     out.print(f"{bundle} now has a drafter '{entry.name}' ({entry.kind}, {size / 1e6:.1f} MB).")
+    show(found)
     out.print(
         f"Try it: outrider generate {bundle} 'Write a haiku about sledges' --drafter {entry.name} --compare",
         soft_wrap=True,
