@@ -152,11 +152,11 @@ def _ascending(seconds: Iterable[float]) -> list[float]:
     return [*itertools.accumulate(reversed([*seconds]), min)][::-1]
 
 
-def check_pass(backend: Backend, cost: PassCost, repeats: int = 2) -> None:
+def check_pass(backend: Backend, cost: PassCost) -> None:
     """Scale a saved cost to the machine's current speed, by the shortest of a few calls."""
     with _timer(backend, cost.contexts[0] + cost.rows[0]) as seconds:
         seconds(cost.rows[0], cost.contexts[0])
-        cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(repeats)) / cost.near[0]
+        cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(2)) / cost.near[0]
 
 
 def measure_pass(
@@ -221,11 +221,10 @@ def measure_change(backend: Backend, rows: Seq[int]) -> float:
 def time_calls(
     backend: Backend,
     calls: Seq[tuple[int, int]],
-    repeats: int = 2,
     patience: float = 0.0,
     before: Callable[[], object] = lambda: None,
 ) -> dict[tuple[int, int], float]:
-    """Seconds of calls, each the shortest of `repeats` times. calls: (tokens, tokens of context).
+    """Seconds of calls, each the shortest of at least two. calls: (tokens, tokens of context).
 
     Calls of more than 16 tokens read a prompt. They are timed once, with one row of logits. patience: seconds that each
     other call is repeated for, at least. before: is done before each call, and not timed.
@@ -236,7 +235,7 @@ def time_calls(
     with _timer(backend, room + most) as seconds:
         for count, context in calls:
             is_prompt = count > 16
-            times, num_rows = (1, 1) if is_prompt else (repeats + 1, None)
+            times, num_rows = (1, 1) if is_prompt else (3, None)
             each: list[float] = []
             while len(each) < times or (not is_prompt and sum(each[1:]) < patience):
                 before()

@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from outrider.types import Backend, CompiledModel, Pending
 
 _ROWS = 4  # of the main model's call that is measured
-ACCEPTANCE = 0.7  # the assumed probability of acceptance, as at the controller's start
+_ACCEPTANCE = 0.7  # the assumed probability of acceptance, as at the controller's start
+_ROUNDS = 4  # that are timed; the first one compiles kernels
 _LEAST_GAIN = 1.02  # smaller gains are within the uncertainty of this estimate
 
 
-def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = ACCEPTANCE) -> bool:
+def pays(main: PassCost, draft: PassCost, contention: Contention) -> bool:
     """Whether overlap is faster, by the cost of calls."""
     lengths = range(1, LONGEST + 1)
-    apart = max(1 / main(1), *(rate(main, draft, k, acceptance) for k in lengths))
-    return max(rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
+    apart = max(1 / main(1), *(rate(main, draft, k, _ACCEPTANCE) for k in lengths))
+    return max(rate(main, draft, k, _ACCEPTANCE, contention) for k in lengths) > _LEAST_GAIN * apart
 
 
 def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
@@ -45,19 +46,19 @@ def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention:
     return num_tokens / (check + wait + (k - acceptance ** (k + 1) * num_ahead) * step)
 
 
-def measure_contention(main: CompiledModel, draft: Backend, repeats: int = 3) -> Contention:
+def measure_contention(main: CompiledModel, draft: Backend) -> Contention:
     """Time calls of both models, alone and at the same time. The main model's do not run in the background later."""
     main.run_in_background(True)
     try:
         with _calls(main, _ROWS) as check, _calls(draft, 1) as step:
-            return _measure(main, check, step, repeats)
+            return _measure(main, check, step)
     finally:
         main.run_in_background(False)
 
 
-def _measure(main: Backend, check: Callable[[], Pending], step: Callable[[], Pending], repeats: int) -> Contention:
+def _measure(main: Backend, check: Callable[[], Pending], step: Callable[[], Pending]) -> Contention:
     alone, beside, step_alone, step_beside = [], [], [], []
-    for _ in range(repeats + 1):  # the first round compiles kernels
+    for _ in range(_ROUNDS):
         alone.append(_seconds(lambda: check().wait()))
         step_alone.append(_seconds(lambda: step().wait()))
         began = main.seconds
