@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -108,7 +107,9 @@ def assemble(
     named = [entry for entry in bundled if entry.name == wanted]
     entries = () if wanted in (None, *COPYING) else named or bundled
     if draft_tokenizer is None:
-        check_tokenizers(draft_bundle, entries)
+        for entry in entries:  # a tokenizer that is missing is told before models are loaded
+            if entry.vocabulary != "same" and entry.tokenizer:
+                check_tokenizer(draft_bundle.folder / entry.tokenizer.folder)
 
     main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
     names = main.adapters.names if main.adapters else ()
@@ -202,13 +203,6 @@ def _tokenizers_of(bundle: Bundle, given: TextTokenizer | None) -> tuple[TextTok
     context_length = max(main.geometry.context_length, main.encoder.context_length if main.encoder else 0)
     own = Tokenizer(bundle.tokenizer_path, context_length)
     return own, own
-
-
-def check_tokenizers(bundle: Bundle, entries: Iterable[DrafterEntry]) -> None:
-    """Raise BundleError if a draft model's own tokenizer is missing. Called before models are loaded."""
-    for entry in entries:
-        if entry.vocabulary != "same" and entry.tokenizer:
-            check_tokenizer(bundle.folder / entry.tokenizer.folder)
 
 
 def as_drafter(

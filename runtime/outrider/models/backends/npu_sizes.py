@@ -52,11 +52,6 @@ class Sizes:
         """Most tokens of a sequence. Every window then fits in the cache whole."""
         return min(self.prompt + self.answer, self.window_begin(self.past))
 
-    @property
-    def longest_prefill(self) -> int:
-        """Most prompt tokens that the prefill model reads. Windows read the rest."""
-        return self.window_begin(self.prefill)
-
     def window_begin(self, position: int) -> int:
         """The first position of the window that contains `position`.
 

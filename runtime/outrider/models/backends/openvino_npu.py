@@ -257,7 +257,7 @@ class OpenVINONpu(MeasuredBackend):
         The decoding model has to begin exactly at `end`. If the cache was trimmed in between, NPUW copies the last
         piece to a wrong position at the first decoding call.
         """
-        end = min(end, self.sizes.longest_prefill)
+        end = min(end, self.sizes.window_begin(self.sizes.prefill))  # windows read the rest
         decoded = slot.num_stored > slot.num_read  # NPUW cannot continue prefill from there
         there = end <= slot.num_stored and self._prefilled in (None, end)
         if end < 2 or decoded or there:

@@ -78,10 +78,13 @@ class PagedCall:
             for chain in chains:
                 call._add(chain, 1 if chain.chunk.generated else rule.sequence(len(chain.branch)))
             num_rows = len(call.token_ids)
-            num_dummies = 0 if call._has_several_in_one else rule.dummy_rows
+            has_piece = num_rows > len(call.past_lens)  # a sequence with several rows
+            num_dummies = 0 if has_piece else rule.dummy_rows
             call._add_dummy(rule.call(num_rows + num_dummies) - num_rows)
         if steady:
-            call._add_idle(steady.next(len(call.token_ids)) - len(call.token_ids), apart=rule.separate)
+            num_idle = steady.next(len(call.token_ids)) - len(call.token_ids)
+            for _ in range(num_idle if rule.separate else 1):
+                call._add_dummy(1 if rule.separate else num_idle)
         for chunk in chunks:
             call.rows.extend(call.places[id(chunk.slot)][len(chunk.token_ids) - chunk.num_rows :])
         # Not every device takes a call without rows of logits.
@@ -109,11 +112,6 @@ class PagedCall:
             "max_context_len": np.array(self.longest, dtype=np.int32),
             ROWS: np.array(self.rows, dtype=np.int64),
         }
-
-    @property
-    def _has_several_in_one(self) -> bool:
-        """Whether a sequence has several rows."""
-        return len(self.token_ids) > len(self.past_lens)
 
     def _add(self, chain: _Chain, num_rows: int) -> None:
         """Add a chain: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
@@ -144,11 +142,6 @@ class PagedCall:
             self.adapters.extend([None] * num_rows)
             self.positions.extend(range(num_rows))
             self._add_sequence(0, num_rows, SCRATCH)
-
-    def _add_idle(self, num_rows: int, *, apart: bool) -> None:
-        """Add rows of no slot: each alone, or as one sequence."""
-        for _ in range(num_rows if apart else 1):
-            self._add_dummy(1 if apart else num_rows)
 
     def _add_sequence(self, past: int, num_rows: int, blocks: NDArray[np.int32]) -> None:
         self.past_lens.append(past)
