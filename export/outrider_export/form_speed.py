@@ -7,6 +7,7 @@
 Two slices of the model are exported in each form, loaded as any bundle is, with the settings that are best for it, and
 timed. A layer's time is their difference; the whole model's is that of all its layers and of what is around them.
 Before each call the processor's cache is filled with other data: a slice would stay in it, and no whole model does.
+What a form loses is measured on the large slice, against the same slice in 16 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from outrider.bundle import read_bundle
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import ExportError
 from outrider.models.measure.cost import NEAR, time_calls
+from outrider.models.measured import Subject
 from outrider.models.part import parts_of
+from outrider.models.reference import Reference
 from outrider.models.trials import choose
 from outrider.system.progress import report
 from outrider_export.cut import count_layers, write_slice
@@ -49,13 +52,18 @@ _CACHE_BYTES = 128_000_000  # more than processors' caches have
 
 @dataclass(frozen=True)
 class Form:
-    """The whole model in one form, as predicted. seconds: of a call, by rows. num_bytes: of its files."""
+    """The whole model in one form, as predicted.
+
+    seconds: of a call, by rows. num_bytes: of its weights, on disk and at least in memory. slice_kl: the mean KL
+    divergence of the large slice's distributions from those in 16-bit weights, calculated in f32, in nats.
+    """
 
     format: str
     weights: str
     seconds: dict[int, float]
     num_bytes: int
     setting: str
+    slice_kl: float
 
     @property
     def plain(self) -> float:
@@ -86,6 +94,9 @@ def measure_forms(
         slices = [Path(scratch, f"of-{count}") for count in sizes]
         for count, folder in zip(sizes, slices, strict=True):
             write_slice(source, count, folder)
+        report(f"A slice of {source.id} is exported in 16 bits, to compare with.")
+        exact = export_bundle(slices[1], output=Path(scratch, "exact"), format="openvino", weights="fp16")
+        reference = Reference(Subject(parts_of(exact, exact)[0], "CPU", config.device.of("main"), None))
         made: list[Form] = []
         left_out: dict[str, ExportError] = {}
         for form, weights in forms:
@@ -99,13 +110,14 @@ def measure_forms(
             except ExportError as error:
                 left_out[form] = error
                 continue
-            made.append(_measure(bundles, config, form, weights, (num_layers - sizes[0]) / max(sizes[1] - sizes[0], 1)))
+            times = (num_layers - sizes[0]) / max(sizes[1] - sizes[0], 1)
+            made.append(_measure(bundles, config, form, weights, times, reference))
         if not made:
             raise next(iter(left_out.values()))
         return made, {form: str(error) for form, error in left_out.items()}
 
 
-def _measure(bundles: Seq[Path], config: Config, form: str, weights: str, times: float) -> Form:
+def _measure(bundles: Seq[Path], config: Config, form: str, weights: str, times: float, reference: Reference) -> Form:
     """The whole model's figures from those of two slices. times: layers it has more than the small slice, by theirs."""
     small, large = (parts_of(opened, opened)[0] for opened in map(read_bundle, bundles))
     setting = choose(large, "CPU", config.device.of("main")).choice.setting
@@ -124,4 +136,4 @@ def _measure(bundles: Seq[Path], config: Config, form: str, weights: str, times:
     first, second = taken
     seconds = {rows: first[rows, NEAR] + times * max(second[rows, NEAR] - first[rows, NEAR], 0.0) for rows in ROWS}
     num_bytes = round(small.size + times * (large.size - small.size))
-    return Form(form, weights, seconds, num_bytes, str(setting))
+    return Form(form, weights, seconds, num_bytes, str(setting), reference.kl(backends[1]))

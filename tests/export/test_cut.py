@@ -44,9 +44,18 @@ def test_slices_tell_the_whole_models_size(make_checkpoint: Any, tmp_path: Path)
     assert min(predicted.seconds.values()) > 0
 
 
+def test_four_bits_lose_more_than_eight_and_sixteen_nothing(make_checkpoint: Any) -> None:
+    checkpoint = make_checkpoint("of-9", num_hidden_layers=9)
+    forms = [("openvino", weights) for weights in ("fp16", "int8", "int4")]
+    config = Config().replace(precision="f32")  # bf16 may be the faster one, and rounds more
+    whole, eight, four = measure_forms(locate(checkpoint), config, forms)[0]
+    assert abs(whole.slice_kl) < 1e-6
+    assert 10 * abs(whole.slice_kl) < eight.slice_kl < four.slice_kl / 3
+
+
 def test_auto_is_no_slower_than_plain_and_gains_where_rows_are_cheap() -> None:
-    cheap = Form("openvino", "int8", {1: 0.010, 2: 0.010, 4: 0.010, 8: 0.010}, 1, "f32")
-    dear = Form("onnx", "int4", {1: 0.008, 2: 0.016, 4: 0.032, 8: 0.064}, 1, "auto")
+    cheap = Form("openvino", "int8", {1: 0.010, 2: 0.010, 4: 0.010, 8: 0.010}, 1, "f32", 0.0)
+    dear = Form("onnx", "int4", {1: 0.008, 2: 0.016, 4: 0.032, 8: 0.064}, 1, "auto", 0.0)
     assert dear.plain > cheap.plain
     assert dear.auto(0.002) == dear.plain
     assert cheap.auto(0.0) == pytest.approx(sum(0.6**i for i in range(8)) / 0.010)

@@ -66,7 +66,7 @@ def tune(
     bundle as a list of these layers, without weights of its own.
 
     With --weights, MODEL is no bundle. Slices of it are exported to OpenVINO and ONNX in int8 and int4, and timed on
-    the CPU. That says how fast the whole model would be in each, and how large.
+    the CPU. That says how fast the whole model would be in each, how large, and which loses less.
     """
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -81,7 +81,9 @@ def tune(
         unused = {each.replace("_", "-"): value for each, value in options.items() if each not in _OF_WEIGHTS}
         for option, value in {**others, "dry-run": dry_run, **unused}.items():
             if not (value is None or value is False or value == ()):
-                raise OptionError(f"--{option} does not go with --weights, which only times calls. Leave it out.")
+                raise OptionError(
+                    f"--{option} does not go with --weights, which measures slices of a model. Leave it out."
+                )
         tune_weights(bundle, config, as_json=as_json)
         return
     if layers:
@@ -271,7 +273,7 @@ def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
         return
     counts = list(forms[0].seconds)
     title = f"{source.id}, predicted from slices: milliseconds of a call by tokens, tokens/s"
-    made = table("weights", "format", *map(str, counts), "plain", "auto", "MB", title=title, text=2)
+    made = table("weights", "format", *map(str, counts), "plain", "auto", "MB", "slice KL", title=title, text=2)
     for each in forms:
         made.add_row(
             each.weights,
@@ -280,11 +282,14 @@ def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
             f"{each.plain:.1f}",
             f"{each.auto(draft):.1f}",
             f"{each.num_bytes / 1e6:,.0f}",
+            f"{each.slice_kl:.4f}",
         )
     out.print(made)
     out.print(
         f"auto: with a draft model whose token takes {DRAFT_SHARE} of the fastest call of one token, and is accepted "
-        f"with a chance of {ACCEPTANCE}. What a form loses is not measured: see docs/export.md.",
+        f"with a chance of {ACCEPTANCE}. MB: of the weights, on disk and at least in memory. slice KL: how far the "
+        "probabilities of a slice are from those of its 16-bit weights (KL divergence). It compares forms, and is not "
+        "the whole model's: see docs/export.md.",
         style="dim",
     )
     for form, why in left_out.items():
