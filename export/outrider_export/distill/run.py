@@ -50,7 +50,7 @@ from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
 from outrider_export.plan import check_extra
 from outrider_export.progress import Progress, Silent
-from outrider_export.train.fit import Stopped, Training, fit, num_batches
+from outrider_export.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 
 T = TypeVar("T")
 
@@ -273,6 +273,7 @@ class _Run:
                 num_steps=steps,
                 seed=self._options.seed,
                 share=share,
+                learning_rate=None if self._options.head is None else FURTHER_RATE,
                 is_trained=kind == "draft" or self._options.head is not None,
                 checkpoint=self._work / "checkpoint" / f"{name}.pt",
                 stopped=stops,

@@ -34,6 +34,7 @@ DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
 TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "dspark": 1024, "draft": 1024}
 LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "dspark": 1.5e-3, "draft": 4e-5}  # others: 1e-3
+FURTHER_RATE = 4e-4  # of a head that was trained before
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
 HELD_OUT_TOKENS = {"masks": 3000, "draft": 3000}  # others: 10,000; these take longest
@@ -79,8 +80,8 @@ def fit(
     """Train `head` for `num_steps` batches, or until more does not help. Returns what training.json says of it.
 
     The head gets the weights of the best evaluation. share: of the training data. is_trained: the head was trained
-    before; it is evaluated first, so that it does not become worse. checkpoint: the file to go on from,
-    if it is there; written every few minutes, at every evaluation, and when `stopped` says so.
+    before; it is evaluated first, so that it does not become worse. checkpoint: the file to go on from, if it is there;
+    written every few minutes, at every evaluation, and when `stopped` says so.
 
     Raises:
         Stopped: when `stopped` was true after a step.
@@ -97,7 +98,12 @@ def fit(
     if is_trained and not training.evaluations:
         training.evaluate()
         watch.evaluated(training.status)
-    while training.step < num_steps and not training.has_converged:
+
+    def goes_on() -> bool:
+        """At the full rate a trained head first becomes worse."""
+        return not training.has_converged or (is_trained and training.best.step == 0)
+
+    while training.step < num_steps and goes_on():
         training.train_batch()
         training.seconds = time.monotonic() - began
         watch.stepped(training.status)
