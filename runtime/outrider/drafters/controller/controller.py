@@ -36,7 +36,7 @@ _CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected
 # n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
 # is until a match is that long. Other answers may have longer ones, so that copies do not rest for long.
 _PER_MATCHED, _LONGEST_REST = 1.5, 4
-_KEPT = 10.0  # times that copies are considered on what earlier copies have gained, and for a new answer alone
+_KEPT = 10.0  # times that copies are considered on what earlier copies have gained
 
 
 class Controller(DraftPolicy):
@@ -74,8 +74,8 @@ class Controller(DraftPolicy):
         self._rows_before = main_cost.rule.num_rows([1])
         self._clock = clock
         self._rest = 0  # rounds that begin until copies are considered again
-        self._num_free = 0.0  # times that copies are considered for new answers
-        self._balance = 0.0  # seconds for considering copies: its share of the time, and what copies have gained
+        # Seconds for considering copies in a batch: its share of the time, and what copies have gained.
+        self._balance = 0.0
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
@@ -87,13 +87,12 @@ class Controller(DraftPolicy):
         batch = self._batch(requests)
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         self._balance += BUDGET * batch.plain
-        if self._copier and not self._rest and (self._num_free >= 1 or self._balance >= 0):
+        if self._copier and not self._rest and (self._balance >= 0 or batch.together == 1):
             began = self._clock()
             copies = self._copies(self._copier, requests, batch)
             lengths = self._copy_lengths(requests, copies, batch)
             took = self._clock() - began
-            self._balance = min(self._balance, _KEPT * took) - (0.0 if self._num_free >= 1 else took)
-            self._num_free = max(self._num_free - 1, 0.0)
+            self._balance = min(self._balance, _KEPT * took) - took
         self._rest = max(self._rest - 1, 0)
         prices = {name: self._price(name, requests, batch) for name in self._models}
         turns = [
@@ -335,8 +334,7 @@ class Controller(DraftPolicy):
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
             record = self.records.of(verifier, adapter)
-            self._rest = 0
-            self._num_free = max(self._num_free, _KEPT / request.together)
+            self._rest, self._balance = 0, max(self._balance, 0.0)
             answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
         return answer
 
