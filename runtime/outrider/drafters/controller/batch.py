@@ -22,7 +22,7 @@ class Batch:
     cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
     without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
     rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
-    steady: pads calls further; None: nothing does. _added: what `_added_by` has returned.
+    steady: pads calls further; None: nothing does. _added, _by_rows: what `_added_by` and `_seconds` have returned.
     """
 
     cost: PassCost
@@ -35,6 +35,7 @@ class Batch:
     change: float
     steady: SteadyRows | None = None
     _added: dict[tuple[int, bool], float] = field(init=False, default_factory=dict)
+    _by_rows: dict[int, float] = field(init=False, default_factory=dict)
 
     def allot(self, chances: Seq[Seq[float]]) -> list[int]:
         """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
@@ -76,10 +77,16 @@ class Batch:
         """
         if (total, stays) not in self._added:  # many lengths make the same number of rows
             rows, free = self.steady.peek(total) if self.steady else total, self._free
-            seconds = self.cost.together([rows], self.context) - self.cost.together([free], self.context)
             changes = self._changes(rows, stays=stays) - self._changes(free, stays=stays)
-            self._added[total, stays] = max(seconds + self.change * changes, 0.0)
+            seconds = self._seconds(rows) - self._seconds(free) + self.change * changes
+            self._added[total, stays] = max(seconds, 0.0)
         return self._added[total, stays]
+
+    def _seconds(self, rows: int) -> float:
+        """Seconds of one call, where changes cost nothing."""
+        if rows not in self._by_rows:
+            self._by_rows[rows] = self.plain if rows == self.least else self.cost.together([rows], self.context)
+        return self._by_rows[rows]
 
     @property
     def _free(self) -> int:
