@@ -186,10 +186,7 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
 
 def head_folder(name: str, progress: Progress) -> Path:
     """The folder of the head that is trained further, which is fetched if it is a hub id."""
-    located = fetch(locate(name), False, progress)
-    if located.path is None:
-        raise AssertionError("it was fetched")
-    return located.path
+    return fetch(locate(name), False, progress).fetched
 
 
 def freeze(plan: Plan, path: Path) -> Plan:

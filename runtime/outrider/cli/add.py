@@ -52,8 +52,8 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
         if is_adapter:
             _report_adapter(add_adapter(opened.folder, part, name=name, progress=bars), as_json=as_json)
             return
-        folder = fetch(locate(part, options["revision"]), trust_remote_code=False, progress=bars).path
-        acceptance = acceptance_in(folder) if folder else []
+        source = fetch(locate(part, options["revision"]), trust_remote_code=False, progress=bars)
+        acceptance = acceptance_in(source.fetched)
         made = add_drafter(opened.folder, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
     size = sum(file.size for file in made.files_of(entry.model.folder))
