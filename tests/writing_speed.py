@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of a turn")
     given = parser.parse_args()
     bundle = read_bundle(given.bundle)
-    print("| at once | | tokens/s | answers/s | tokens an hour | tokens an answer |\n|---|---|---|---|---|---|")
+    print("| at once | | tokens/s | answers/s | tokens per hour | tokens per answer |\n|---|---|---|---|---|---|")
     for at_once in map(int, given.at_once.split(",")):
         ways = find_ways(bundle, at_once, given)
         for way in ways:
