@@ -1,6 +1,7 @@
 """Trees in the main model: their rows have the bits of chains, and what is accepted stays in the cache."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
+from outrider.models.measure import measure_pass
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Chunk, Draft, Drafter, Exactness, Prompt, Rounding, RowRule
 from toys import load_toy
@@ -143,3 +145,16 @@ def test_a_backend_keeps_the_accepted_branch() -> None:
     main.submit([Chunk(slot, [7, 1, 2, 3], 4, parents=[-1, 0, 0, 2])])
     slot.keep([0, 2, 3])
     assert slot.token_ids == [7, 2, 3]
+
+
+def test_a_branch_is_timed_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is in a round: the call has pushed the copied block out of the processor's caches."""
+    main, events = FakeBackend(12, memory=6), list[str]()
+    slot_class, submit = type(main.open(50)), main.submit
+    fork: Any = slot_class.fork
+    monkeypatch.setattr(main, "submit", lambda chunks: events.append("call") or submit(chunks))
+    monkeypatch.setattr(slot_class, "fork", lambda *args: events.append("fork") or fork(*args))
+    measure_pass(main, (1, 2))
+    behind = [before for before, event in pairwise(events) if event == "fork"]
+    assert behind
+    assert set(behind) == {"call"}

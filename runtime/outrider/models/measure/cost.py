@@ -273,13 +273,18 @@ def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats:
 
 
 def _measure_fork(backend: Backend) -> float:
-    """Seconds to make room for a branch, which copies a block; the shortest of a few."""
+    """Seconds to make room for a branch, which copies a block; the shortest of a few, each behind a call.
+
+    A call's weights push the block out of the processor's caches: without it, the copy takes a fraction of that.
+    """
     if not backend.capabilities.trees:
         return 0.0
     with contextlib.closing(open_slot(backend, 64)) as slot:
-        slot.skip_to(1)
         seconds = []
         for _ in range(_REPEATS + 1):
+            slot.trim(0)
+            slot.skip_to(1)
+            backend.submit([Chunk(slot, random_tokens(backend, 1), 1, generated=True)]).wait()
             began = time.perf_counter()
             slot.fork(1, 2)
             seconds.append(time.perf_counter() - began)
