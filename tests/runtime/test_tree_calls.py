@@ -150,10 +150,17 @@ def test_a_backend_keeps_the_accepted_branch() -> None:
 def test_a_branch_is_timed_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is in a round: the call has pushed the copied block out of the processor's caches."""
     main, events = FakeBackend(12, memory=6), list[str]()
-    slot_class, submit = type(main.open(50)), main.submit
-    fork: Any = slot_class.fork
-    monkeypatch.setattr(main, "submit", lambda chunks: events.append("call") or submit(chunks))
-    monkeypatch.setattr(slot_class, "fork", lambda *args: events.append("fork") or fork(*args))
+    slot_class: Any = type(main.open(50))
+
+    def noted(event: str, do: Any) -> Any:
+        def done(*args: Any) -> Any:
+            events.append(event)
+            return do(*args)
+
+        return done
+
+    monkeypatch.setattr(main, "submit", noted("call", main.submit))
+    monkeypatch.setattr(slot_class, "fork", noted("fork", slot_class.fork))
     measure_pass(main, (1, 2))
     behind = [before for before, event in pairwise(events) if event == "fork"]
     assert behind

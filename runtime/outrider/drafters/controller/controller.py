@@ -15,8 +15,9 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.drafters.controller.answer import BUDGET, Answer, ModelAnswer, PricedTurn
+from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch, ModelPrice, best_length, row_prices
+from outrider.drafters.controller.copy_budget import CopyBudget
 from outrider.drafters.controller.lookahead import Lookahead
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.rules import WorthCopying, WorthIt
@@ -36,7 +37,6 @@ _CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected
 # n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
 # is until a match is that long. Other answers may have longer ones, so that copies do not rest for long.
 _PER_MATCHED, _LONGEST_REST = 1.5, 4
-_KEPT = 10.0  # times that copies are considered on what earlier copies have gained
 
 
 class Controller(DraftPolicy):
@@ -47,7 +47,7 @@ class Controller(DraftPolicy):
 
     main_cost: of the main model's calls. copier: a drafter that is free. models: drafters whose calls have a cost, by
     their names in the records. contention: how much drafting ahead slows the target pass. records: of the drafters'
-    acceptance. clock: seconds of the host, for what considering copies takes.
+    acceptance. clock: seconds of the host.
     """
 
     def __init__(
@@ -68,14 +68,13 @@ class Controller(DraftPolicy):
         self.contention = contention
         self.records = Records() if records is None else records
         self._answers: dict[Sequence, Answer] = {}
-        self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
+        self._round: tuple[Batch, list[PricedTurn], bool] | None = None  # from `choose` to `drafted`
         self._check_began = self._expected_check = 0.0
         self._drafting_began: dict[str, float] = {}
         self._rows_before = main_cost.rule.num_rows([1])
-        self._clock = clock
         self._rest = 0  # rounds that begin until copies are considered again
-        # Seconds for considering copies in a batch: its share of the time, and what copies have gained.
-        self._balance = 0.0
+        self._copy_budget = CopyBudget(clock)
+        self._is_new = False  # whether an answer has begun
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
@@ -86,20 +85,18 @@ class Controller(DraftPolicy):
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
-        self._balance += BUDGET * batch.plain
-        if self._copier and not self._rest and (self._balance >= 0 or batch.together == 1):
-            began = self._clock()
+        self._copy_budget.begin(batch.together, batch.plain)
+        looks = not self._rest and (self._copy_budget.allows or self._is_new)
+        if self._copier and looks:
             copies = self._copies(self._copier, requests, batch)
             lengths = self._copy_lengths(requests, copies, batch)
-            took = self._clock() - began
-            self._balance = min(self._balance, _KEPT * took) - took
-        self._rest = max(self._rest - 1, 0)
+        self._rest, self._is_new = max(self._rest - 1, 0), False
         prices = {name: self._price(name, requests, batch) for name in self._models}
         turns = [
             self._plan(request, copy, length, batch, prices)
             for request, copy, length in zip(requests, copies, lengths, strict=True)
         ]
-        self._round = batch, turns
+        self._round = batch, turns, looks
         self._drafting_began = {name: model.seconds for name, model in self._models.items()}
         return turns
 
@@ -107,7 +104,7 @@ class Controller(DraftPolicy):
         """Estimate the seconds of the round, from its drafts."""
         if self._round is None:
             return
-        (batch, turns), self._round = self._round, None
+        (batch, turns, looks), self._round = self._round, None
         self._price_drafts(turns)
         rows = [turn.draft.num_rows for turn in turns]
         self._rows_before = self._main_cost.rule.num_rows(rows)
@@ -118,6 +115,12 @@ class Controller(DraftPolicy):
             turn.plain = batch.plain / len(turns)
             self._answers[turn.request.sequence].turn = turn
         self._check_began = self._main.seconds
+        self._copy_budget.chose(
+            self._expected_check,
+            looks=looks,
+            is_plain=not looks and batch.before == batch.least == self._rows_before,
+            counts=all(turn.model is None for turn in turns),
+        )
 
     def _price_drafts(self, turns: Seq[PricedTurn]) -> None:
         """Add the expected seconds of the models' drafts, and adapt their costs to the measured ones."""
@@ -168,9 +171,7 @@ class Controller(DraftPolicy):
             if not committed.beside_prompts:
                 self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
-        if turn.model is None:  # a wrong copy takes what others have gained, and no more
-            gain = (len(committed.path) + 1) * turn.plain - turn.seconds
-            self._balance = max(self._balance + gain, min(self._balance, 0.0))
+        self._copy_budget.committed(len(committed.path) + 1, counts=not committed.beside_prompts)
         answer.add(turn, committed.path)
 
     def release(self, sequence: Sequence) -> None:
@@ -334,7 +335,7 @@ class Controller(DraftPolicy):
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
             record = self.records.of(verifier, adapter)
-            self._rest, self._balance = 0, max(self._balance, 0.0)
+            self._rest, self._is_new = 0, True
             answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
         return answer
 
