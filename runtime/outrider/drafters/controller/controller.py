@@ -87,6 +87,10 @@ class Controller(DraftPolicy):
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         self._copy_budget.begin(batch.together, batch.plain)
         looks = not self._rest and (self._copy_budget.allows or self._is_new)
+        if not looks and not self._models:  # a plain round, for which the host has nothing to do
+            self._rest, self._rows_before = max(self._rest - 1, 0), batch.least
+            self._copy_budget.chose(batch.plain, looks=False, is_plain=batch.before == batch.least, counts=True)
+            return [PricedTurn(request) for request in requests]
         if self._copier and looks:
             copies = self._copies(self._copier, requests, batch)
             lengths = self._copy_lengths(requests, copies, batch)
@@ -164,6 +168,7 @@ class Controller(DraftPolicy):
     def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Learn from the outcome of the last draft."""
         answer = self._answers.get(sequence)
+        self._copy_budget.committed(len(committed.path) + 1, counts=not committed.beside_prompts)
         if answer is None or answer.turn is None:
             return
         turn, answer.turn = answer.turn, None
@@ -171,7 +176,6 @@ class Controller(DraftPolicy):
             if not committed.beside_prompts:
                 self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
-        self._copy_budget.committed(len(committed.path) + 1, counts=not committed.beside_prompts)
         answer.add(turn, committed.path)
 
     def release(self, sequence: Sequence) -> None:
