@@ -132,6 +132,22 @@ def test_considering_copies_in_a_batch_takes_a_hundredth_of_the_time_unless_they
     assert sum(plain) > 1.4 * sum(drafted)  # of the text that repeats itself
 
 
+def test_copies_in_a_batch_that_lose_time_by_the_clock_rest() -> None:
+    """Their rows pay, but the host takes longer than they gain."""
+    texts = [[(7 * i * i + 3 * n) % 50 for i in range(20)] for n in range(4)]
+    world, copier = World(model=False, periods=((30, -20),)), Asked()
+
+    def clock() -> float:
+        return world.seconds + 0.04 * sum(map(bool, copier.proposed))  # as long as a plain round
+
+    world.controller = Controller(world.main, cost_of(MAIN_MS), copier=copier, clock=clock)
+    plain = max(world.decode_together(texts, False, 300)[1])
+    began = clock()
+    drafted = max(world.decode_together(texts, True, 300)[1])
+    assert drafted < plain  # without the host
+    assert clock() - began < 1.03 * plain
+
+
 @pytest.mark.parametrize("together", [1, 4])
 def test_a_copy_is_found_although_copies_rest(together: int) -> None:
     """A text that begins to repeat itself is copied soon, at any price that it can pay."""
