@@ -77,9 +77,19 @@ class Measured:
     def needed(self) -> Exactness:
         """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
         if self.subject.part.is_main:
-            return measure_exactness(self.main)
+            return measure_exactness(self._onnx_slice() or self.main)
         # Rows that are read alone are faster behind long texts.
         return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
+
+    def _onnx_slice(self) -> CompiledModel | None:
+        """A slice of a model in ONNX. It is timed as a whole, as there is one setting only."""
+        part, device = self.subject.part, self.subject.device
+        graph = part.onnx_slice(device)
+        if graph is None:
+            return None
+        made = part.compile(self._own, device, graph)
+        made.allocate(TRIAL_TOKENS)
+        return made
 
     def cheapest(self, exactness: Exactness) -> Exactness:
         """This padding, or two rows a call where that takes no longer, as of some products. It is used from now on.

@@ -125,7 +125,18 @@ class Part:
         geometry = self.model.geometry
         return find_slices(new_core(), self.path, geometry.num_layers, geometry.sliding_windows)
 
-    def compile(self, own: DeviceConfig, device: str, graph: ov.Model | None = None) -> CompiledModel:
+    def onnx_slice(self, device: str) -> bytes | None:
+        """A slice of a model in ONNX, on which bits can be measured; None for a small model, or one that has none.
+
+        None, too, on other devices than the CPU, where it is not known what kernels are chosen by.
+        """
+        if self.model.format != "onnx" or device != "CPU" or self.is_small:
+            return None
+        from outrider.models.backends.onnx_slices import slice_of  # imports a package of the extra `onnx`
+
+        return slice_of(self.path)
+
+    def compile(self, own: DeviceConfig, device: str, graph: ov.Model | bytes | None = None) -> CompiledModel:
         """Compile it with its own options; see `outrider.models.backends.load_model`."""
         main = self.bundle.model_path(self.bundle.manifest.main)
         return load_model(

@@ -31,6 +31,8 @@ def load_model(spec: ModelSpec) -> CompiledModel:
     shared = spec.shared
     with needs(f"The model {spec.path} is in ONNX, and onnxruntime cannot be imported", "onnx", DeviceError):
         from outrider.models.backends.onnxruntime import OnnxRuntime
+    if isinstance(spec.graph, bytes):  # a slice gives no hidden states
+        return OnnxRuntime(spec.path, **shared, graph=spec.graph)
     return OnnxRuntime(spec.path, **shared, features=spec.features)
 
 
@@ -76,7 +78,7 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
     if spec.head is not None:
         return load_head(spec.path, spec.head, shared)
     shared["top_logits"] = spec.options.top_logits
-    if graph is not None:  # other slices read the same pages
+    if graph is not None and not isinstance(graph, bytes):  # other slices read the same pages
         return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), releases=False)
     build = functools.partial(
         read_decoder,

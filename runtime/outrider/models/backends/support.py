@@ -72,7 +72,8 @@ class ModelSpec:
     is_main: whether the model verifies drafts, so that its calls have many rows. encoder_path: of an encoder-decoder
     model. features: hidden states that it has to give. head: of a drafter that is no decoder. masks: mask tokens that
     it is to read, where its cache is paged. cuts: the layers before which it is cut, for drafters that are made of its
-    layers. adapters: that it is to apply. graph: is evaluated instead of the file's, such as a slice of it.
+    layers. adapters: that it is to apply. graph: is evaluated instead of the file's, such as a slice of it; bytes for a
+    model in ONNX.
     """
 
     path: Path
@@ -86,7 +87,7 @@ class ModelSpec:
     masks: Masks | None = None
     cuts: Collection[int] = ()
     adapters: Adapters | None = None
-    graph: ov.Model | None = None
+    graph: ov.Model | bytes | None = None
 
     @property
     def support(self) -> Support:
