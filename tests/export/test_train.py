@@ -1,6 +1,7 @@
 """Heads learn, are written whole, and are read back the same: with a tiny random main model."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,17 @@ import torch
 from outrider.errors import ExportError
 from outrider_export.distill.data import Data
 from outrider_export.train.files import KINDS, load, save
-from outrider_export.train.fit import PATIENCE, Stopped, evaluate, find_device, fit, held_out, schedule, start_head
+from outrider_export.train.fit import (
+    PATIENCE,
+    Stopped,
+    Training,
+    evaluate,
+    find_device,
+    fit,
+    held_out,
+    schedule,
+    start_head,
+)
 from outrider_export.train.layers import Teacher
 from outrider_export.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Step, Targets, draft_loss
 from outrider_export.train.status import Status, Watch
@@ -348,6 +359,17 @@ def test_a_finished_training_is_not_done_again(teacher: Teacher, data: Data, tmp
     assert fit(again, data, num_steps=5, checkpoint=tmp_path / "checkpoint.pt", watch=seen) == report
     assert seen.losses == []
     assert torch.equal(again.state_dict()["0.1.weight"], first.state_dict()["0.1.weight"])
+
+
+def test_kernels_for_the_shapes_of_earlier_batches_are_not_kept(
+    teacher: Teacher, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They grew by 20 MB a step for a model of 1.5B. The user's own limits stay."""
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "100")
+    Training(make("medusa", teacher, data)[0], data, 1, 0, 1.0, None)
+    assert int(os.environ["LRU_CACHE_CAPACITY"]) < 20
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "100"
 
 
 def test_training_ends_when_more_does_not_help(teacher: Teacher, data: Data) -> None:

@@ -12,6 +12,7 @@ far as PyTorch's own sums do.
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,9 @@ NUM_EVALUATIONS = 25  # at most
 PATIENCE = 8  # evaluations without more tokens a round, before training ends early
 _LEAST_GAIN = 0.002  # tokens a round; less is noise
 _SAVE_EVERY = 180.0  # seconds
+# Variables that say how many kernels PyTorch's oneDNN, and PyTorch around it, keep with their buffers: by default 1,024
+# each, one for every shape. Here nearly every batch has new shapes, so that these would take gigabytes and save nothing.
+_KERNEL_CACHES, _KEPT_KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "8"
 
 
 class Stopped(BaseException):  # as KeyboardInterrupt: no handler of errors is to catch it
@@ -127,6 +131,8 @@ class Training:
     def __init__(
         self, head: Any, data: Data, num_steps: int, seed: int, share: float, learning_rate: float | None
     ) -> None:
+        for name in _KERNEL_CACHES:
+            os.environ.setdefault(name, _KEPT_KERNELS)  # it is read when the first kernel is made
         self.device, self._autocast = find_device()
         self.head, self.data = head.to(self.device), data
         self.num_steps, self.seed, self.share = num_steps, seed, share
