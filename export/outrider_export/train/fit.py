@@ -44,7 +44,7 @@ PATIENCE = 8  # evaluations without more tokens a round, before training ends ea
 _LEAST_GAIN = 0.002  # tokens a round; less is noise
 _SAVE_EVERY = 180.0  # seconds
 # Variables that say how many kernels PyTorch's oneDNN, and PyTorch around it, keep with their buffers: by default 1,024
-# each, one for every shape. Here nearly every batch has new shapes, so that these would take gigabytes and save nothing.
+# each, one for every shape. Nearly every batch has new shapes, so that these would take gigabytes and save nothing.
 _KERNEL_CACHES, _KEPT_KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"), "8"
 
 
