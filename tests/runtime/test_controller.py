@@ -132,6 +132,18 @@ def test_considering_copies_in_a_batch_takes_a_hundredth_of_the_time_unless_they
     assert sum(plain) > 1.4 * sum(drafted)  # of the text that repeats itself
 
 
+def test_copies_in_a_batch_are_considered_beside_a_model() -> None:
+    """Where a model drafts in every round, there is none to compare with."""
+    budget = CopyBudget(itertools.count(step=0.01).__next__)
+    allowed = []
+    for models in (False, True, True, False, False):
+        budget.begin(2, 0.01)
+        allowed.append(budget.allows)
+        budget.chose(0.01, looks=budget.allows, is_plain=False, counts=not models)
+        budget.committed(2, counts=True)
+    assert allowed == [False, False, True, True, False]
+
+
 def test_copies_in_a_batch_that_lose_time_by_the_clock_rest() -> None:
     """Their rows pay, but the host takes longer than they gain."""
     texts = [[(7 * i * i + 3 * n) % 50 for i in range(20)] for n in range(4)]

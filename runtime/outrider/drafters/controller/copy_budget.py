@@ -50,11 +50,13 @@ class CopyBudget:
         self._left = 0.0
         self._ratio, self._num_plain = 1.0, 0  # of plain rounds' seconds to those that are expected for their calls
         self._num_looks = 0  # rounds in which copies were considered, one after the other
+        self._is_measured = True  # whether the last round was compared, or showed what to compare with
         self._round: _Round | None = None
 
     def begin(self, together: int, plain: float) -> None:
         """Begin a round, and end the one before. plain: seconds that a call without drafts is expected to take."""
         now, last = self._clock(), self._round
+        self._is_measured = last is None or last.counts
         if last is not None and last.counts and last.num_tokens:
             self._add(last, now - last.began)
         self._round = _Round(now, together, plain) if together > 1 else None
@@ -62,9 +64,11 @@ class CopyBudget:
 
     @property
     def allows(self) -> bool:
-        """Whether copies may be considered in this round."""
+        """Whether copies may be considered in this round. Behind a round that a model has drafted for, they may."""
+        if self._round is None or not self._is_measured:
+            return True
         knows = self._num_plain >= _FIRST_PLAIN and self._num_looks < _PLAIN_EVERY
-        return self._round is None or (knows and self._left >= 0)
+        return knows and self._left >= 0
 
     def chose(self, call: float, *, looks: bool, is_plain: bool, counts: bool) -> None:
         """Note what the round is: see `_Round`. looks: whether copies were considered."""
