@@ -16,6 +16,7 @@ from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
 from outrider.drafters.controller.answer import Answer
 from outrider.drafters.controller.batch import Batch, best_length
+from outrider.drafters.controller.copy_budget import CopyBudget
 from outrider.drafters.controller.rules import WorthIt
 from outrider.models.measure import PassCost, measure_pass
 from outrider.system.saved import SavedValue
