@@ -30,11 +30,10 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.config import DeviceConfig
 from outrider_export.distill.data import tap_names
 from outrider_export.distill.prompts import read_prompts
-from outrider_export.distill.texts import Task, is_loop
+from outrider_export.distill.texts import LOOK, Task, is_loop
 from outrider_export.distill.writer import Writer
 
 CHAT_PROMPTS = Path(__file__).parents[1] / "samples" / "chat_prompts.jsonl"
-LOOK = 16  # tokens between two looks for loops, as the Writer has it
 PRECISION, CACHE, GROUP = "INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 Prompts = Sequence[list[int]]

@@ -32,7 +32,7 @@ def is_loop(token_ids: Sequence[int]) -> bool:
     return int((windows[same] == array[-_REPEATED:]).all(1).sum()) >= _TIMES
 
 
-_LOOK = 16  # tokens between two looks for loops
+LOOK = 16  # tokens between two looks for loops
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Running:
         self.unread = [token_id]
         if token_id in ends:
             self.reason = "stop"
-        elif (count + 1) % _LOOK == 0 and is_loop(self.answer):
+        elif (count + 1) % LOOK == 0 and is_loop(self.answer):
             self.reason = "loop"
         elif count + 1 == self._max_new_tokens:
             self.reason = "length"

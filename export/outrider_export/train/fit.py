@@ -102,12 +102,7 @@ def fit(
     if is_trained and not training.evaluations:
         training.evaluate()
         watch.evaluated(training.status)
-
-    def goes_on() -> bool:
-        """At the full rate a trained head first becomes worse."""
-        return not training.has_converged or (is_trained and training.best.step == 0)
-
-    while training.step < num_steps and goes_on():
+    while training.step < num_steps and not training.has_converged:
         training.train_batch()
         training.seconds = time.monotonic() - began
         watch.stepped(training.status)
@@ -168,8 +163,13 @@ class Training:
 
     @property
     def has_converged(self) -> bool:
-        """Whether the latest evaluations have brought no more tokens a round."""
-        return bool(self.evaluations) and self.evaluations.index(self.best) < len(self.evaluations) - PATIENCE
+        """Whether the latest evaluations have brought no more tokens a round.
+
+        Not before the start was beaten: at the full rate a head that was trained before first becomes worse.
+        """
+        if not self.evaluations or (best := self.best).step == 0:
+            return False
+        return self.evaluations.index(best) < len(self.evaluations) - PATIENCE
 
     def train_batch(self) -> None:
         """One step."""

@@ -84,13 +84,13 @@ class Controller(DraftPolicy):
     def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
-        copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         self._copy_budget.begin(batch.together, batch.plain)
         looks = not self._rest and (self._copy_budget.allows or self._is_new)
         if not looks and not self._models:  # a plain round, for which the host has nothing to do
             self._rest, self._rows_before = max(self._rest - 1, 0), batch.least
             self._copy_budget.chose(batch.plain, looks=False, is_plain=batch.before == batch.least, counts=True)
             return [PricedTurn(request) for request in requests]
+        copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         if self._copier and looks:
             copies = self._copies(self._copier, requests, batch)
             lengths = self._copy_lengths(requests, copies, batch)
