@@ -126,6 +126,27 @@ def test_what_the_groups_do_not_show_is_seen_when_it_is_tried() -> None:
     assert found.rule == RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
 
 
+@pytest.mark.parametrize("limit", [64, 80, 112, 207])
+def test_where_calls_of_many_rows_have_other_bits_no_call_has_as_many(limit: int) -> None:
+    """As on a processor with AVX2 alone, where the limit is between 80 and 96 rows."""
+    backend = FakeBackend(40, kernels=lambda rows: int(rows > 1) + int(rows > limit), can_divide=True)
+    found = measure_exactness(backend)
+    assert found.holds
+    assert found.rule == RowRule(Rounding(2), most=limit // 16 * 16)
+    backend.use(found)
+    backend.num_rows.clear()
+    assert max(compare_readings(backend, 300).values()) == 0
+    assert max(backend.num_rows) == limit // 16 * 16
+
+
+def test_where_calls_cannot_be_divided_or_few_rows_differ_from_any_more_nothing_is_claimed() -> None:
+    for limit, can_divide in ((80, False), (48, True)):
+        backend = FakeBackend(40, kernels=lambda rows, limit=limit: int(rows > limit), can_divide=can_divide)
+        found = measure_exactness(backend)
+        assert not found.holds
+        assert found.rule == RowRule()
+
+
 def test_where_no_padding_helps_nothing_is_claimed() -> None:
     backend = FakeBackend(40, kernels=lambda rows: rows)
     found = measure_exactness(backend)
@@ -157,9 +178,10 @@ def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
     known = data.draw(st.lists(st.integers(0, 2), min_size=32, max_size=32))
     period = data.draw(st.sampled_from([1, 2, 8]))
     beyond = data.draw(st.integers(0, 2))
+    limit = data.draw(st.sampled_from([32, 64, 100]))
 
     def kernels(rows: int) -> int:
-        return known[rows - 1] if rows % period and rows <= 32 else beyond
+        return 3 if rows > limit > 32 else known[rows - 1] if rows % period and rows <= 32 else beyond
 
     backend = FakeBackend(
         24,
@@ -167,6 +189,7 @@ def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
         attention_kernels=data.draw(st.sampled_from([alone, lambda _: 0])),
         single_kernels=data.draw(st.sampled_from([None, lambda n: n, lambda n: int(n < 3)])),
         separate_rules=data.draw(st.sampled_from([(), (AMONG,), (SEPARATE, AMONG)])),
+        can_divide=data.draw(st.booleans()),
     )
     found = measure_exactness(backend)
     backend.use(found)

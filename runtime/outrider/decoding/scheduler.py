@@ -30,7 +30,8 @@ _MOST_TIMES = 16.0  # what a row takes, learned from calls, of what it takes at 
 class Scheduler:
     """Shares the rows of each round's call.
 
-    max_num_batched_tokens: most rows of a call, unless the answers alone need more. max_round_seconds: of a round in
+    max_num_batched_tokens: most rows of a call, unless the answers alone need more, or the rule of the model's calls
+    allows fewer. max_round_seconds: of a round in
     which answers are decoded; "auto": 0.1, or twice the round's time without prompts if that is more. cost: of the
     model's calls; without it, only rows are limited. part: of these seconds, for this model's calls.
 
@@ -47,7 +48,8 @@ class Scheduler:
         cost: PassCost | None = None,
         part: float = 1.0,
     ) -> None:
-        self._max_rows = max_num_batched_tokens
+        most = cost.rule.most if cost else 0
+        self._max_rows = min(max_num_batched_tokens, most or max_num_batched_tokens)
         self._max_seconds, self._part = max_round_seconds, part
         self._cost = replace(cost) if cost else None  # its scale follows these calls alone
         # Seconds of a prompt's row beside answers, in terms of `_added_row`. At first too many, as the longest measured

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.models.divided import DividedCall, divide
 from outrider.types import (
     NO_PROMPT,
     Capabilities,
@@ -112,13 +113,14 @@ class FakeBackend:
         attention_kernels: Callable[[int], int] | None = None,
         single_kernels: Callable[[int], int] | None = None,
         can_pad_apart: bool = False,
+        can_divide: bool = False,
         separate_rules: tuple[RowRule, ...] = (),
         features: tuple[str, ...] = (),
         num_masks: int = 0,
     ) -> None:
         self.features, self.num_masks = features, num_masks
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
-        self.can_pad_apart, self.separate_rules = can_pad_apart, separate_rules
+        self.can_pad_apart, self.can_divide, self.separate_rules = can_pad_apart, can_divide, separate_rules
         self._kernels, self._attention_kernels = kernels, attention_kernels
         self._single_kernels = single_kernels
         self.seconds = 0.0
@@ -155,7 +157,16 @@ class FakeBackend:
         return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.scope)
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
-        """Evaluate chunks at once; the step is its own pending."""
+        """Evaluate chunks at once, in one call, or in several if they have more rows than the rule allows."""
+        calls = divide(chunks, self.capabilities.rows)
+        if len(calls) == 1:
+            return self._submit(chunks)
+        step = DividedCall(self._submit, calls).wait()
+        rows = [step.row(i).full() for i in range(sum(chunk.num_rows for chunk in chunks))]
+        return FakeBackend.Step(rows, {id(each.slot): step.features(each) for each in chunks if each.features})
+
+    def _submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        """One call; the step is its own pending."""
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
         if len({id(chunk.slot) for chunk in chunks}) != len(chunks):
             raise AssertionError("a slot appears twice in one call")

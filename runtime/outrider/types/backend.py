@@ -250,6 +250,7 @@ class PaddedBackend(Backend, Protocol):
 
     exactness: Exactness  # as given to `use`
     can_pad_apart: bool  # whether `RowRule.apart` is possible
+    can_divide: bool  # whether `RowRule.most` is possible
 
     @property
     def separate_rules(self) -> Seq[RowRule]:

@@ -56,6 +56,8 @@ class RowRule:
     calculated by the kernel for single rows. `sequence` then rounds the pieces of prompts. Keys and values of answers
     have other bits than those of prompts, and the prefix cache tells them apart. dummy_rows: of a sequence that is
     added to each call without a piece of a prompt, because kernels may divide the work by how many rows are alone.
+
+    most: rows of a call; more of them are read in several calls. 0: any number.
     """
 
     sequence: Rounding = field(default_factory=Rounding)
@@ -64,8 +66,11 @@ class RowRule:
     apart: bool = False
     separate: bool = False
     dummy_rows: int = 0
+    most: int = 0
 
     def __post_init__(self) -> None:
+        if self.most and self.most < _MOST:  # what rows are rounded up to fits in a call
+            raise ValueError(f"a call has at least {_MOST} rows")
         if not 0 <= self.dummy_rows <= _MOST_DUMMIES:
             raise ValueError(f"there are from 0 to {_MOST_DUMMIES} dummy rows")
 
@@ -85,6 +90,10 @@ class RowRule:
         return most[0] + max(most[1:])
 
     def __str__(self) -> str:
+        return self._padding + (f", at most {self.most} a call" if self.most else "")
+
+    @property
+    def _padding(self) -> str:
         if self.separate:
             return "each row of an answer a separate sequence" + (
                 f", {self.call.least} a call" if self.call.least > 1 else ""

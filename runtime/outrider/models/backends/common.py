@@ -25,6 +25,7 @@ class MeasuredBackend:
 
     seconds = 0.0
     can_pad_apart = False
+    can_divide = False
     can: Capabilities
 
     @property

@@ -16,8 +16,8 @@ from outrider.models.backends.heads.block import IN_BLOCK, ORDER
 from outrider.models.backends.heads.layers import ROW_TYPES
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN, ROWS, input_width
-from outrider.models.backends.paged_step import PagedPending, PagedStep
-from outrider.types import Chunk, RowRule
+from outrider.models.backends.paged_step import PagedStep
+from outrider.types import Chunk, Pending, RowRule
 
 
 class OpenVINOBlock(OpenVINOPaged):
@@ -116,7 +116,7 @@ class OpenVINOPlaces(OpenVINOPaged):
         for each in self._others:
             each.allocate(max_tokens)
 
-    def submit(self, chunks: Seq[Chunk]) -> PagedPending:
+    def submit(self, chunks: Seq[Chunk]) -> Pending:
         """Evaluate the heads for several sequences in one call. With `others`, all are at the same place."""
         place = 0 if chunks[0].hidden_states is None else len(chunks[0].token_ids) - 1
         if not self._others or not place:

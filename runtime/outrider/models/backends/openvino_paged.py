@@ -29,6 +29,7 @@ from outrider.models.backends.paged_step import Outputs, PagedPending, PagedStep
 from outrider.models.backends.paged_tensors import BoundInputs, bytes_of
 from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
+from outrider.models.divided import DividedCall, divide
 from outrider.models.kv import Prefixes
 from outrider.system.core import new_core
 from outrider.types import (
@@ -38,6 +39,7 @@ from outrider.types import (
     Capabilities,
     Chunk,
     Exactness,
+    Pending,
     Prompt,
     Rounding,
     RowRule,
@@ -76,6 +78,7 @@ class OpenVINOPaged(MeasuredBackend):
     """
 
     runtime = "OpenVINO"
+    can_divide = True
     _unpacked: Path | None = None  # the file of weights that the first call packs
 
     def __init__(
@@ -274,13 +277,20 @@ class OpenVINOPaged(MeasuredBackend):
         prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
-        return self.paged_cache.open(max_tokens + self.num_spare, prompt)
+        slot = self.paged_cache.open(max_tokens + self.num_spare, prompt)
+        if slot is not None:
+            slot.most_rows = self.capabilities.rows.most
+        return slot
 
-    def submit(self, chunks: Seq[Chunk]) -> PagedPending:
-        """Evaluate chunks in one call, padded by the rule of `capabilities.rows`.
+    def submit(self, chunks: Seq[Chunk]) -> Pending:
+        """Evaluate chunks in one call, padded by the rule of `capabilities.rows`, or in several if there are too many.
 
         Padding of a sequence is overwritten by its next tokens. Padding of the call goes to a block of its own.
         """
+        calls = divide(chunks, self.capabilities.rows)
+        return self._submit(chunks) if len(calls) == 1 else DividedCall(self._submit, calls)
+
+    def _submit(self, chunks: Seq[Chunk]) -> PagedPending:
         inputs, places = self._inputs_of(chunks)
         for name, values in inputs.items():
             self._bound.set(name, values)

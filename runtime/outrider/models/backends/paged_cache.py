@@ -205,8 +205,10 @@ class PagedSlot(SlotTokens):
     behind it. So its rows are calculated as those of any other sequence.
 
     branch_blocks: the blocks of each branch beside the first. on_close: is told of what stays in the prefix cache.
-    adapter, embeds: of its prompt.
+    adapter, embeds: of its prompt. most_rows: of a call; 0: any number.
     """
+
+    most_rows = 0
 
     def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
         super().__init__(prompt.token_ids, table.num_cached, counts)
@@ -234,7 +236,12 @@ class PagedSlot(SlotTokens):
             self._num_skipped += 1
 
     def fork(self, count: int, length: int) -> int:
-        """Take room for up to `count` branches of up to `length` tokens. Not during a call."""
+        """Take room for up to `count` branches of up to `length` tokens. Not during a call.
+
+        None if one call could not read them all beside the first one.
+        """
+        if self.most_rows and (count + 1) * length > self.most_rows:
+            return 0
         self._join()
         begin, size = self.length, self._cache.block_size
         first, end = begin // size, -(-(begin + length) // size)

@@ -5,6 +5,7 @@ other bits than a row among several. On another, rows have the same bits only in
 known without measuring.
 """
 
+import bisect
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import closing
@@ -26,6 +27,7 @@ TRIAL_CONTEXT = 210  # tokens that are read in several ways
 TRIAL_TOKENS = 4096  # most tokens of cache that this takes
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
+_MANY = range(64, 209, 16)  # numbers of rows in calls with a piece of a prompt
 
 
 def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) -> Exactness:
@@ -47,7 +49,9 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
         if not any(differences.values()):
             return Exactness(known.groups, known.rule, differences)
     groups = tuple(_groups(backend, _SQUARE))
-    for rule in _rules(backend, groups):
+    most = _most_rows(backend) if backend.can_divide else 0
+    for padding in _rules(backend, groups):
+        rule = replace(padding, most=most)
         differences = _try(backend, Exactness(groups, rule), context)
         if not any(differences.values()):
             return Exactness(groups, rule, differences)
@@ -109,6 +113,28 @@ def _least(groups: Iterable[Seq[int]]) -> int | None:
     others = [rows for group in groups for rows in group if rows not in last and rows < max(last)]
     least = min((rows for rows in last if rows > max(others, default=0)), default=max(last))
     return least if least <= _MULTIPLES[0] else None
+
+
+def _most_rows(backend: Backend) -> int:
+    """The most rows of a call in which rows have the bits of calls with few rows; 0 if it is any number, or below 64.
+
+    Libraries choose other kernels for many rows, too. All numbers below a limit are taken to be alike, and all above.
+    """
+    token_ids = random_tokens(backend, _BEFORE + 1)
+    few = _row_among(backend, token_ids, ROWS[-1])
+    if _row_among(backend, token_ids, _MANY[-1]) == few:
+        return 0
+    below = bisect.bisect_left(_MANY, True, key=lambda count: _row_among(backend, token_ids, count) != few)
+    return _MANY[below - 1] if below else 0
+
+
+def _row_among(backend: Backend, token_ids: Seq[int], count: int) -> bytes:
+    """The bits of the last token's row in a call of `count` rows, the others of which are a prompt's."""
+    others = random_tokens(backend, count - 1)
+    with closing(open_slot(backend, len(token_ids))) as slot, closing(open_slot(backend, count)) as other:
+        backend.submit([Chunk(slot, token_ids[:-1], num_rows=0)]).wait()
+        chunks = [Chunk(slot, token_ids[-1:], num_rows=1), Chunk(other, others, num_rows=0)]
+        return backend.submit(chunks).wait().row(0).full().tobytes()
 
 
 def _groups(backend: Backend, calls: Seq[tuple[int, int]], *, generated: bool = False) -> list[tuple[int, ...]]:

@@ -1,0 +1,124 @@
+"""A call of more rows than a rule allows, as several calls one after another; see `RowRule.most`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.types import CallCancelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Chunk, LogitsRow, Pending, RowRule, Step
+
+
+def divide(chunks: Seq[Chunk], rule: RowRule) -> list[list[Chunk]]:
+    """The calls that read these chunks: of at most `rule.most` rows each, with padding, or one call without a limit.
+
+    Their chunks are pieces of the given ones, in the same order. A tree stays whole, even if it has more rows.
+    """
+    room = (rule.most - rule.dummy_rows) // rule.call.multiple * rule.call.multiple
+    if not rule.most or sum(_num_rows(chunk, rule) for chunk in chunks) <= room:
+        return [[*chunks]]
+    calls: list[list[Chunk]] = [[]]
+    left = room
+    for chunk in chunks:
+        rest = chunk
+        while (needs := _num_rows(rest, rule)) > left:
+            is_tree, least = rest.parents is not None, _num_rows(_cut(rest, 0, 1), rule)
+            if calls[-1] and (is_tree or least > left):
+                calls.append([])
+                left = room
+            elif is_tree:
+                break
+            else:
+                multiple = 1 if rest.generated and rule.separate else rule.sequence.multiple
+                count = left // multiple * multiple
+                calls[-1].append(_cut(rest, 0, count))
+                rest = _cut(rest, count, len(rest.token_ids))
+                left = 0
+        calls[-1].append(rest)
+        left -= needs
+    return calls
+
+
+def _num_rows(chunk: Chunk, rule: RowRule) -> int:
+    """Rows of a chunk, with its padding."""
+    counts = map(len, chunk.branches)
+    return sum(counts if rule.separate and chunk.generated else map(rule.sequence, counts))
+
+
+def _cut(chunk: Chunk, begin: int, end: int) -> Chunk:
+    """Some of a chain's tokens, with those of its rows."""
+    count, hidden = len(chunk.token_ids), chunk.hidden_states
+    return replace(
+        chunk,
+        token_ids=chunk.token_ids[begin:end],
+        num_rows=max(end - max(begin, count - chunk.num_rows), 0),
+        hidden_states=None if hidden is None else hidden[begin:end],
+    )
+
+
+class DividedCall:
+    """Calls that are submitted one after another, as one pending call.
+
+        DividedCall(backend.submit, divide(chunks, rule)).wait()
+
+    The first one is submitted at once, the others in `wait`, which keeps the rows of those before the last.
+    """
+
+    def __init__(self, submit: Callable[[Seq[Chunk]], Pending], calls: Seq[Seq[Chunk]]) -> None:
+        self._submit, self._calls = submit, calls
+        self._begins = {id(chunk.slot): chunk.slot.length for call in calls for chunk in call}
+        self._first = submit(calls[0])
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once: never, as calls are left."""
+        return False
+
+    def wait(self, unless: Callable[[], bool] | None = None) -> Step:
+        """Submit the other calls, and block until all rows are there; see `Pending`."""
+        pending, joined = self._first, _JoinedStep()
+        try:
+            for call, following in zip(self._calls, [*self._calls[1:], None], strict=True):
+                step = pending.wait(unless)
+                joined.add(call, step)
+                if following is not None:
+                    pending = self._submit(following)
+        except CallCancelled:
+            for call in self._calls:
+                for chunk in call:
+                    if chunk.parents is None:
+                        chunk.slot.trim(self._begins[id(chunk.slot)])
+            raise
+        return joined
+
+
+@dataclass(slots=True)
+class _JoinedStep:
+    """The rows of several calls, in host memory."""
+
+    _rows: list[LogitsRow] = field(default_factory=list)
+    _features: dict[int, list[NDArray[np.float32]]] = field(default_factory=dict)  # by the id of a slot
+
+    def add(self, chunks: Seq[Chunk], step: Step) -> None:
+        """Copy the rows of a call that has ended."""
+        self._rows += [step.row(i).copied() for i in range(sum(chunk.num_rows for chunk in chunks))]
+        for chunk in chunks:
+            if chunk.features:
+                self._features.setdefault(id(chunk.slot), []).append(step.features(chunk).copy())
+
+    def row(self, i: int) -> LogitsRow:
+        """Row i of all calls."""
+        return self._rows[i]
+
+    def features(self, chunk: Chunk) -> NDArray[np.float32]:
+        """The hidden states that a chunk asked for; see `Step`."""
+        return np.concatenate(self._features[id(chunk.slot)])
