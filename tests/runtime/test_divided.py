@@ -1,5 +1,7 @@
 """Calls of more rows than a rule allows are made as several calls, with the rows of one."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,7 +75,7 @@ def test_a_call_that_is_cancelled_between_its_parts_leaves_slots_as_before() -> 
     backend.submit([Chunk(slot, [1, 2, 3], 0)]).wait()
     made: list[Pending] = []
 
-    def submit(chunks: list[Chunk]) -> Pending:
+    def submit(chunks: Sequence[Chunk]) -> Pending:
         if made:
             raise CallCancelled
         made.append(backend.submit(chunks))

@@ -140,8 +140,11 @@ def test_where_calls_of_many_rows_have_other_bits_no_call_has_as_many(limit: int
 
 
 def test_where_calls_cannot_be_divided_or_few_rows_differ_from_any_more_nothing_is_claimed() -> None:
+    def kernels(limit: int) -> Callable[[int], int]:
+        return lambda rows: int(rows > limit)
+
     for limit, can_divide in ((80, False), (48, True)):
-        backend = FakeBackend(40, kernels=lambda rows, limit=limit: int(rows > limit), can_divide=can_divide)
+        backend = FakeBackend(40, kernels=kernels(limit), can_divide=can_divide)
         found = measure_exactness(backend)
         assert not found.holds
         assert found.rule == RowRule()

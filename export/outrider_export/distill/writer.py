@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
@@ -25,7 +24,6 @@ from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.backends.paged_step import PagedStep
 from outrider.models.part import Part
 from outrider.models.settled import choice_of
 from outrider.types import Chunk, Exactness
@@ -139,22 +137,16 @@ class Writer:
         """One call of the model: the next token of each running text, and pieces of new ones' prompts."""
         parts = list(_chunks(running, self.features))
         step = self._backend.submit([chunk for _, chunk in parts]).wait()
-        states, row = self._states(step), 0
+        row = 0
         for each, chunk in parts:
-            if states is not None:
-                each.keep(states[step.places[id(each.slot)]])
+            if self.features:
+                states = step.features(chunk)
+                each.keep(states.clip(-_LARGEST_HALF, _LARGEST_HALF, out=states).astype(np.float16))
             each.unread = each.unread[len(chunk.token_ids) :]
             if chunk.num_rows:
                 each.go_on(step.row(row).full(), ends)
                 row += 1
         return row
-
-    def _states(self, step: PagedStep) -> NDArray[np.float16] | None:
-        """The hidden states of all rows of a call, float16 [n, width]; None if there are none."""
-        if not self.features:
-            return None
-        whole = np.concatenate([step.hidden[name] for name in self.features], axis=1)
-        return whole.clip(-_LARGEST_HALF, _LARGEST_HALF, out=whole).astype(np.float16)
 
     def _allocate(self, sizes: Sequence[int], memory: float | None) -> int:
         """Allocate the cache for the fastest of these batch sizes that fit, and return it."""

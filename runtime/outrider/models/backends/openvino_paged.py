@@ -254,7 +254,7 @@ class OpenVINOPaged(MeasuredBackend):
         slot = self.open(_TOP_ROWS)
         if slot is None:
             raise AssertionError("no other slot is open yet")
-        step = self.submit([Chunk(slot, [0] * _TOP_ROWS, _TOP_ROWS)]).wait()
+        step = self._submit([Chunk(slot, [0] * _TOP_ROWS, _TOP_ROWS)]).wait()
         slot.close()
         if self._outputs.agrees(step, _TOP_ROWS):
             return
