@@ -14,7 +14,6 @@ from outrider.models.costs import rows_of
 from outrider.models.measure import NEAR, TRIAL_TOKENS, PassCost, measure_exactness, measure_pass, time_calls
 from outrider.models.part import Part
 from outrider.models.setting import Setting
-from outrider.system.progress import report
 from outrider.types import CompiledModel, Exactness, Rounding, RowRule
 
 Call: TypeAlias = tuple[int, int]  # tokens, and tokens of context
@@ -88,7 +87,6 @@ class Measured:
         graph = part.onnx_slice(device)
         if graph is None:
             return None
-        report(f"{part} is measured on {device}")
         made = part.compile(self._own, device, graph)
         made.allocate(TRIAL_TOKENS)
         return made

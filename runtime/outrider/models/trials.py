@@ -326,10 +326,13 @@ class _Search:
 def _only(subject: Subject, setting: Setting) -> Found:
     """The only setting that a model may have."""
     part, whole = subject.part, None
+    said = f"{part} is measured on {subject.device}: {setting}"
     if subject.slices is None:
         measured = subject.compile(setting)
+        if not part.is_small:
+            report(said)
     else:
-        report(f"{part} is measured on {subject.device}: {setting}")
+        report(said)
         makes: list[Callable[[], Any]] = [
             partial(subject.compile, setting, both=True),
             partial(part.compile, setting.options(subject.own), subject.device),
