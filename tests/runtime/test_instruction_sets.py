@@ -23,7 +23,9 @@ LEVELS = {
     "AVX512_CORE_VNNI": ("avx512_vnni", "f32"),
     "AVX512_CORE": ("avx512bw", "auto"),
     "AVX2_VNNI": ("avx_vnni", "auto"),
-}  # with AVX2 alone, OpenVINO 2026.4 dies in its first call on a processor that has more
+    "AVX2": ("avx2", "auto"),
+}
+MORE = {"avx512f", "avx_vnni"}  # on a processor that has these, OpenVINO 2026.4 dies in its first call with AVX2 alone
 
 CODE = """
 import json, sys, warnings
@@ -54,8 +56,9 @@ print(json.dumps({
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_claimed_is_true(openvino_bundle: Bundle, tmp_path: Path, level: str) -> None:
     instructions, precision = LEVELS[level]
-    if instructions not in find_processor().instructions:
-        pytest.skip(f"this processor has no {instructions}")
+    has = {*find_processor().instructions}
+    if instructions not in has or (level == "AVX2" and MORE & has):
+        pytest.skip(f"this processor has no {instructions}, or more")
     command = [sys.executable, "-c", CODE, str(openvino_bundle.folder), str(tmp_path), precision]
     done = subprocess.run(
         command, env=os.environ | {"ONEDNN_MAX_CPU_ISA": level}, capture_output=True, text=True, check=False
