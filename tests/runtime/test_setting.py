@@ -256,6 +256,9 @@ def test_where_nothing_is_exact_that_is_said(part: Part, processor: Callable[...
     with pytest.warns(outrider.ExactnessWarning, match=r"in bf16.* logits differ by up to .* Leave precision"):
         backend = compile_settled(part, "CPU", DeviceConfig(precision="bf16"))
     assert not backend.capabilities.bit_exact_batching
+    processor(f32=NEVER)
+    with pytest.warns(outrider.ExactnessWarning, match=r"in f32.* Load with drafter='none' .* export the model to ONNX"):
+        compile_settled(part, "CPU", DeviceConfig(num_threads=1))
 
 
 def test_rows_are_read_alone_where_that_makes_them_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:

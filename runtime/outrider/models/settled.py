@@ -39,9 +39,14 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
             how = f"logits differ by up to {setting.exactness.largest_difference:.2g} with the other rows of a call"
         else:
             how = "its cache is too small to measure whether logits depend on the other rows of a call"
-        remedy = "Leave precision at 'auto'" if own.precision != "auto" else "Load with precision='f32'"
         if backend.cache_precision == "u8":
             remedy = "Leave cache_precision at 'auto'"
+        elif own.precision != "auto":
+            remedy = "Leave precision at 'auto'"
+        elif backend.precision != "f32":
+            remedy = "Load with precision='f32'"
+        else:
+            remedy = "Load with drafter='none' and one request at a time, or export the model to ONNX,"
         warnings.warn(
             f"{part} on {backend.device} in {backend.precision}, cache {backend.cache_precision}: {how}, so drafts may "
             f"change the text. {remedy} to avoid this; 'outrider verify' shows by how much.",
