@@ -22,6 +22,7 @@ from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, R
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
 DRAFT_MS = {1: 14.5, 2: 14.7, 4: 15.2, 8: 17.5, 32: 40.0, 128: 124.0}
+HEAD_MS = {1: 2.1, 2: 2.2, 4: 2.4, 8: 3.0, 32: 8.0, 128: 30.0}
 _PIECE = 2048  # tokens of prompts that are read in a round: all at once
 _COPIED = 0.85  # share of a repeated text's tokens that do not change, where some do
 
@@ -105,11 +106,25 @@ class World:
         actual = cost_of(DRAFT_MS, draft_cost * draft_scale)
         self.draft = ClockedBackend(actual, noises=noises, periods=periods)
         self.model = DraftModel(self.draft, context_length=4000, cost=cost_of(DRAFT_MS, draft_cost))
-        self.controller = Controller(
+        self.models: dict[str, Drafter] = {"draft": self.model}
+        self._others: list[ClockedBackend] = []  # the models' besides the draft model's
+        self._copier = (Ngram() if copies else None) if isinstance(copies, bool) else copies
+        self._change = change
+        self.controller = self.controller_of(["draft"] if model else [])
+
+    def add_model(self, name: str, noise: float, milliseconds: dict[int, float]) -> None:
+        """Another model that drafts, whose calls take as long as that."""
+        cost = cost_of(milliseconds)
+        self._others.append(ClockedBackend(cost, noises=[(0, noise)]))
+        self.models[name] = DraftModel(self._others[-1], context_length=4000, cost=cost)
+
+    def controller_of(self, names: Seq[str]) -> Controller:
+        """A new controller between these models."""
+        return Controller(
             self.main,
-            cost_of(MAIN_MS, change=change),
-            copier=(Ngram() if copies else None) if isinstance(copies, bool) else copies,
-            models={"draft": self.model} if model else {},
+            cost_of(MAIN_MS, change=self._change),
+            copier=self._copier,
+            models={name: self.models[name] for name in names},
             clock=lambda: self.seconds,  # the host's work takes no time
         )
 
@@ -161,7 +176,7 @@ class World:
 
     @property
     def seconds(self) -> float:
-        return self.main.seconds + self.draft.seconds
+        return sum(each.seconds for each in (self.main, self.draft, *self._others))
 
 
 class Liar(Ngram):

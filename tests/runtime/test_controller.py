@@ -23,7 +23,7 @@ from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import Capabilities, Draft, DraftRequest, FixedShape, Sequence
-from virtual_time import DRAFT_MS, MAIN_MS, Liar, World, cost_of, speed_up
+from virtual_time import DRAFT_MS, HEAD_MS, MAIN_MS, Liar, World, cost_of, speed_up
 
 
 def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
@@ -56,6 +56,22 @@ def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch:
     assert drafted == world.decode(prompt, drafted=False, num=100)[0]
     assert max(asked, default=0) <= 60
     assert bool(asked) == bool(request.stats.num_draft_tokens) == (len(prompt) < 60)
+
+
+@pytest.mark.parametrize(("noise", "noise_of_head"), [(0.1, 0.8), (0.2, 0.8), (0.2, 1.1), (0.3, 0.8), (0.3, 0.5)])
+def test_two_models_are_as_good_as_the_better_one(noise: float, noise_of_head: float) -> None:
+    """A draft model whose tokens cost a third of a pass, and a head whose tokens cost a twentieth, and are worse.
+
+    A model that is no better than the other one does not read prompts.
+    """
+    prompts = [[(7 * i * i + 3 * n) % 50 for i in range(120)] for n in range(12)]
+    seconds = {}
+    for names in (("draft",), ("head",), ("draft", "head")):
+        world = World(noise)
+        world.add_model("head", noise_of_head, HEAD_MS)
+        world.controller = world.controller_of(names)
+        seconds[names] = sum(world.decode(prompt, num=64)[1] for prompt in prompts)
+    assert seconds["draft", "head"] < 1.03 * min(seconds["draft",], seconds["head",])
 
 
 def test_a_short_answer_alone_does_not_pay_for_a_models_first_call() -> None:

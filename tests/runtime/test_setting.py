@@ -257,7 +257,9 @@ def test_where_nothing_is_exact_that_is_said(part: Part, processor: Callable[...
         backend = compile_settled(part, "CPU", DeviceConfig(precision="bf16"))
     assert not backend.capabilities.bit_exact_batching
     processor(f32=NEVER)
-    with pytest.warns(outrider.ExactnessWarning, match=r"in f32.* Load with drafter='none' .* export the model to ONNX"):
+    with pytest.warns(
+        outrider.ExactnessWarning, match=r"in f32.* Load with drafter='none' .* export the model to ONNX"
+    ):
         compile_settled(part, "CPU", DeviceConfig(num_threads=1))
 
 

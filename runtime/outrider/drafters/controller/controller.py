@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
 
 _QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less is read at once
+_KNOWN = 60.0  # tokens that a model has drafted, from which on its acceptance is known
 _CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected to gain as much, it is read at once
 # Considering copies takes time, too. Where a draft has to bring n tokens to be worth its cost, each needs a chance of
 # n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
@@ -263,10 +264,13 @@ class Controller(DraftPolicy):
         kept = sum(accumulate(chances, mul))
         best, tried = turn, None
         share = prices[able[0]].share
-        best_value = kept - batch.rate * batch.added([length] * share + [0] * (batch.together - share)) / share
-        by_copy = best_value
-        for name in able:
-            value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], by_copy)
+        best_value = by_copy = (
+            kept - batch.rate * batch.added([length] * share + [0] * (batch.together - share)) / share
+        )
+        # A model reads a prompt for what it gains over a copy, and once it is known, over models that have read it.
+        for name in sorted(able, key=lambda name: not _is_read(self._models[name], answer.models[name], request)):
+            others = best_value if answer.models[name].record.share.weight >= _KNOWN else by_copy
+            value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], others)
             if worth and value > best_value:
                 best, best_value = asked, value
             elif not worth and asked.model is not None and tried is None:
@@ -274,11 +278,12 @@ class Controller(DraftPolicy):
         return tried if best is turn and tried is not None else best
 
     def _plan_model(
-        self, name: str, request: DraftRequest, answer: Answer, batch: Batch, price: ModelPrice, by_copy: float
+        self, name: str, request: DraftRequest, answer: Answer, batch: Batch, price: ModelPrice, others: float
     ) -> tuple[float, bool, PricedTurn]:
-        """The value of a model's draft in tokens, whether it has one, and its turn.
+        """The value of a model's draft in tokens, whether that is more than the others', and its turn.
 
-        A turn of a model without a value is a try: it names the model. Otherwise it names none.
+        others: the value of a copy, or of another model's draft. A turn of a model whose draft is worth less is a try:
+        it names the model. Otherwise it names none.
         """
         model, own, rate = self._models[name], answer.models[name], batch.rate
         plain, sequence = batch.plain / batch.together, request.sequence
@@ -300,21 +305,21 @@ class Controller(DraftPolicy):
             value = ahead.best([own.careful_share] * longest)
         own.reading = own.reading or unread == 1  # there is nothing to read before
         if not own.reading:
-            # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and copies do
+            # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and others do
             # worse. Unless it clearly pays, the estimated loss without the model first has to reach the cost of
             # reading. So does the first call after a load, which takes longer. All answers' losses count against that.
-            missed = max(value - by_copy, 0.0) / rate
+            missed = max(value - others, 0.0) / rate
             own.regret += missed
             self._missed[name] += missed
             left = min(request.num_left, max(generated, answer.record.length.mean))
             is_missed = own.regret >= first - _QUICKLY_READ * plain
             price_left = first + max(model.first_seconds - self._missed[name], 0.0)
-            gain = value * left / (1 + own.share.mean)
+            gain = (value - max(others, 0.0)) * left / (1 + own.share.mean)
             own.reading = gain > (1 if is_missed else _CLEARLY) * rate * price_left
             value = value if own.reading else 0.0
         known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
         least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
-        is_worth = own.reading and value > by_copy
+        is_worth = own.reading and value > others
         if not is_worth and ((ahead and ahead.is_vain) or not own.probes(value, least, answer.budget)):
             return value, False, PricedTurn(request)
         # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
