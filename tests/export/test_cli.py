@@ -15,6 +15,7 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.cli.demo import demo_bundle
 from outrider.errors import ExportError
+from outrider.models.backends.processor import Processor
 from outrider_export import Silent, demo_model
 
 
@@ -42,6 +43,20 @@ def test_export_names_the_bundle_itself(
     assert run(["export", str(gguf_file)]) == 0
     assert "plain: 0.00 GB, main model in int8, no draft model." in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+@pytest.mark.parametrize(("instructions", "says"), [(("avx2",), True), (("avx2", "avx_vnni"), False), ((), False)])
+def test_export_names_other_weights_where_8_bits_are_slow(
+    gguf_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    instructions: tuple[str, ...],
+    says: bool,
+) -> None:
+    monkeypatch.setattr("outrider.cli.export.find_processor", lambda: Processor("another", instructions))
+    assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b")]) == 0
+    assert ("outrider tune MODEL --weights" in capsys.readouterr().out) == says
 
 
 def test_export_speaks_json(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

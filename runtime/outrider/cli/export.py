@@ -21,6 +21,7 @@ from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest, needs
+from outrider.models.backends.processor import find_processor, lacks_int8_products
 from outrider.system import saved
 from outrider.system.files import usable
 
@@ -150,6 +151,12 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     if encoder is not None:
         try_it = f"transcribe {output} talk.wav" if encoder.kind == "audio" else f"generate {output} 'A text to read'"
     out.print(f"Try it: outrider {try_it}", soft_wrap=True)
+    if manifest.main.format == "openvino" and lacks_int8_products(find_processor()):
+        out.print(
+            "This processor has no products of 8-bit numbers, so that int4 in ONNX may be faster: "
+            "'outrider tune MODEL --weights' measures that.",
+            soft_wrap=True,
+        )
 
 
 @contextmanager
