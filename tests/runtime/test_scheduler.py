@@ -116,6 +116,13 @@ def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], m
         assert ended[i] - came <= min(by_order, by_size) + 2
 
 
+def test_prompts_are_read_in_calls_that_the_rule_allows() -> None:
+    rule = RowRule(Rounding(2), separate=True, dummy_rows=2, most=112)
+    scheduler = Scheduler(512, cost=cost_of(0.001, rule=rule))
+    assert scheduler.share([500, 500], [False, False], [0, 0]) == [96, 0]
+    assert sum(scheduler.share([3, 500], [True, False], [100, 0], limited=False)) <= rule.room == 110
+
+
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     counts = Scheduler(512).share([3000, 100], [False, False], [0, 0])
     assert counts[1] == 100

@@ -48,8 +48,8 @@ class Scheduler:
         cost: PassCost | None = None,
         part: float = 1.0,
     ) -> None:
-        most = cost.rule.most if cost else 0
-        self._max_rows = min(max_num_batched_tokens, most or max_num_batched_tokens)
+        room = cost.rule.room if cost else 0
+        self._max_rows = min(max_num_batched_tokens, room or max_num_batched_tokens)
         self._max_seconds, self._part = max_round_seconds, part
         self._cost = replace(cost) if cost else None  # its scale follows these calls alone
         # Seconds of a prompt's row beside answers, in terms of `_added_row`. At first too many, as the longest measured

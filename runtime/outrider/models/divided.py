@@ -23,8 +23,8 @@ def divide(chunks: Seq[Chunk], rule: RowRule) -> list[list[Chunk]]:
 
     Their chunks are pieces of the given ones, in the same order. A tree stays whole, even if it has more rows.
     """
-    room = (rule.most - rule.dummy_rows) // rule.call.multiple * rule.call.multiple
-    if not rule.most or sum(_num_rows(chunk, rule) for chunk in chunks) <= room:
+    room = rule.room
+    if not room or sum(_num_rows(chunk, rule) for chunk in chunks) <= room:
         return [[*chunks]]
     calls: list[list[Chunk]] = [[]]
     left = room

@@ -79,6 +79,11 @@ class RowRule:
         is_padded = not (self.apart or self.separate or self.sequence.is_none)
         return self.call(sum(map(self.sequence, counts) if is_padded else counts))
 
+    @property
+    def room(self) -> int:
+        """Most rows of a call before it is padded as a whole; 0: any number."""
+        return (self.most - self.dummy_rows) // self.call.multiple * self.call.multiple if self.most else 0
+
     def can_add(self, count: int) -> bool:
         """Whether a call may have so many idle rows besides those of its padding."""
         return self.separate or self.sequence(count) == count

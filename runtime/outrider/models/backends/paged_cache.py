@@ -238,7 +238,7 @@ class PagedSlot(SlotTokens):
     def fork(self, count: int, length: int) -> int:
         """Take room for up to `count` branches of up to `length` tokens. Not during a call.
 
-        None if one call could not read them all beside the first one.
+        There is none if one call could not read all of them beside the first one.
         """
         if self.most_rows and (count + 1) * length > self.most_rows:
             return 0
