@@ -54,7 +54,7 @@ def test_export_names_other_weights_where_8_bits_are_slow(
     instructions: tuple[str, ...],
     says: bool,
 ) -> None:
-    monkeypatch.setattr("outrider.cli.export.find_processor", lambda: Processor("another", instructions))
+    monkeypatch.setattr("outrider.models.backends.processor.find_processor", lambda: Processor("another", instructions))
     assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b")]) == 0
     assert ("outrider tune MODEL --weights" in capsys.readouterr().out) == says
 

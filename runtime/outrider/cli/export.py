@@ -21,7 +21,6 @@ from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest, needs
-from outrider.models.backends.processor import find_processor, lacks_int8_products
 from outrider.system import saved
 from outrider.system.files import usable
 
@@ -135,6 +134,8 @@ def _check_none_given(bundle: str, options: dict[str, Any]) -> None:
 
 def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     """Make a bundle at `output`, with progress, and describe it."""
+    from outrider.models.backends.processor import find_processor, lacks_int8_products  # imports OpenVINO
+
     with terminable(), Bars(quiet=as_json) as bars:
         bundle = work(bars)
     manifest = bundle.manifest
