@@ -21,6 +21,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle, Format
+from outrider.errors import DeviceError
 from outrider.models import backends, loading
 from outrider.models.backends import devices, onnx_providers, probe, processor
 from outrider.models.backends.devices import Device
@@ -738,6 +739,15 @@ class TestProcessor:
         assert list(processor.find_processor().description) == ["processor", "instructions", "capabilities"]
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
         assert processor.find_processor().description["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+    def test_a_precision_that_the_processor_lacks_is_named(self) -> None:
+        class Core:
+            def get_property(self, *_: str) -> list[str]:
+                return ["FP32", "INT8"]
+
+        with pytest.raises(DeviceError, match=r"cannot compute in bf16\. Load with precision='f32'"):
+            processor.resolve_precisions(Core(), "CPU", "bf16", "auto")
+        assert processor.resolve_precisions(Core(), "CPU", "f16", "auto") == ("f16", "f16")  # widened, not refused
 
     def test_windows_is_asked_for_what_it_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         registry = types.ModuleType("winreg")

@@ -95,7 +95,7 @@ def find_processor() -> Processor:
         names.append(name)
         flags |= found
     names += [platform.processor(), platform.machine()]
-    capabilities = [] if core is None else _attempt(lambda: core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")) or []
+    capabilities = [] if core is None else _attempt(lambda: _capabilities(core)) or []
     cores = None if core is None else _attempt(lambda: count_cores(core))
     return Processor(
         name=next((name for name in names if name), "not known"),
@@ -183,10 +183,16 @@ def _ask_macos() -> tuple[str, set[str]]:
 
 
 def resolve_precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
-    """The properties for calculation and for the cache. "auto": the device's choice, and the same for the cache."""
+    """The properties for calculation and for the cache. "auto": the device's choice, and the same for the cache.
+
+    Raises:
+        DeviceError: for a precision that the CPU has no kernels of.
+    """
     own = precision == "auto"
     if own:
         precision = name_of(core.get_property(device, "INFERENCE_PRECISION_HINT"))
+    elif device.startswith("CPU") and precision == "bf16" and "BF16" not in _capabilities(core):
+        raise DeviceError("This CPU cannot compute in bf16. Load with precision='f32', or leave the option out.")
     if device.startswith("CPU") and (limit := limit_on(precision)):
         if not own:
             raise DeviceError(
@@ -195,6 +201,11 @@ def resolve_precisions(core: ov.Core, device: str, precision: str, cache_precisi
             )
         precision = "f32"
     return precision, precision if cache_precision == "auto" else cache_precision
+
+
+def _capabilities(core: ov.Core) -> list[str]:
+    """What OpenVINO computes in on the CPU: "FP32", "BF16", …"""
+    return [*core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")]
 
 
 def name_of(kind: ov.Type) -> str:
