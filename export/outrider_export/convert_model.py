@@ -30,13 +30,12 @@ from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import NoRoom, Target
 
-_CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
 _FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk
 _PACKAGES = {
     "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
     "direct": ("openvino", "openvino-tokenizers", "gguf"),
     "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
-    "onnx": ("onnxruntime-genai", "onnxruntime", "onnx", "transformers", "torch"),
+    "onnx": ("onnx", "openvino-tokenizers", "gguf"),
 }
 
 
@@ -98,12 +97,13 @@ def _convert(
         job |= {
             "model": str(plan.path.resolve()),
             "gguf": plan.header is not None,
+            "format": plan.format,
             "weights": plan.weights,
             "trust_remote_code": trust_remote_code,
             "geometry": msgspec.to_builtins(geometry),
             "adapter": None if adapter is None else str(adapter.resolve()),
         }
-        module = f"outrider_export.{'direct.convert' if plan.direct else _CONVERTERS[plan.format]}"
+        module = f"outrider_export.{'direct.convert' if plan.direct else 'convert'}"
         if plan.encoder:
             module = encoder_decoder.MODULE
             job |= encoder_decoder.job_of(plan, plan.encoder, target.new)

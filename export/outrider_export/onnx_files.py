@@ -26,7 +26,7 @@ def import_onnx() -> Any:
     Raises:
         ExportError: with the command that installs it.
     """
-    with needs("Models in ONNX need onnx, which is not installed", "onnx-export", ExportError):
+    with needs("Models in ONNX need onnx, which is not installed", "onnx", ExportError):
         import onnx
     return onnx
 
@@ -163,7 +163,7 @@ class Weights:
                     spans[tensor.name] = _write(file, self.read(tensor.name))
         for tensor in used_tensors:
             if tensor.name in spans:
-                _point_to(tensor, *spans[tensor.name])
+                point_to(tensor, *spans[tensor.name])
         copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in used_tensors]
         del graph.initializer[:]
         graph.initializer.extend(copies)
@@ -172,9 +172,15 @@ class Weights:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
 
 
+def alignment(num_bytes: int) -> int:
+    """Where an array of so many bytes begins in the file of weights: at a multiple of this."""
+    return _PAGE if num_bytes >= _LARGE else _LINE
+
+
 def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
     """Append an array to a file. Returns its offset and its number of bytes."""
-    offset = -(-file.tell() // (unit := _PAGE if array.nbytes >= _LARGE else _LINE)) * unit
+    unit = alignment(array.nbytes)
+    offset = -(-file.tell() // unit) * unit
     file.write(bytes(offset - file.tell()))
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for begin in range(0, len(flat), PIECE):
@@ -182,7 +188,8 @@ def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
     return offset, array.nbytes
 
 
-def _point_to(tensor: Any, offset: int, length: int) -> None:
+def point_to(tensor: Any, offset: int, length: int) -> None:
+    """Have a tensor's values in the file of weights, model.onnx.data."""
     from onnx import TensorProto
 
     del tensor.external_data[:]

@@ -1,14 +1,10 @@
-"""The two large matrices of a decoder in ONNX: embedding and output matrix, in 8 bits, stored once if tied.
+"""The matrices of a decoder in ONNX, in the format of MatMulNBits, and its output matrix for some tokens only.
 
-    weights = Weights(load(path), path.parent)      # the graph, and its weights in their files
-    tied = compress_embedding(weights)              # or share_embedding, for float32 weights
-    weights.save(folder)                            # model.onnx, and model.onnx.data with the used weights
-
+    weights = Weights(load(path), path.parent)           # the graph, and its weights in their files
     cut_output(weights, np.array([0, 1, 2, 151_645]))    # the model now gives logits for these four ids
+    weights.save(folder)                                 # model.onnx, and model.onnx.data with the used weights
 
-onnxruntime-genai's model builder leaves the embedding in float32: in Qwen2.5-Coder-0.5B, half of the file. Here it gets
-the format of MatMulNBits with 8 bits, blocks of 32 weights with a float32 scale each, and is read by standard ONNX
-operators. Weights are read and written in pieces.
+Weights are read and written in pieces.
 """
 
 from __future__ import annotations
@@ -29,49 +25,6 @@ _ZERO = 128  # the middle of 8 bits
 _ALL = "export with --draft-vocab all."
 
 
-def compress_embedding(weights: Weights) -> bool:
-    """Replace the float32 embedding by 8-bit weights. Returns whether it now shares the output matrix.
-
-    It does if each weight of the embedding equals the output matrix's within its rounding.
-
-    Raises:
-        ExportError: if the graph has no embedding.
-    """
-    gather = _find_embedding(weights)
-    name = gather.input[0]
-    head = find_head(weights.model.graph)
-    tied = head.op_type == "MatMulNBits" and _is_rounded(weights, name, head)
-    if tied:
-        matrix, scales, zeros = head.input[1], head.input[2], head.input[3] if len(head.input) > 3 else ""
-    else:
-        values, scale = quantise(weights.read(name))
-        matrix, scales = weights.put(f"{name}_Q8", values), weights.put(f"{name}_scales", scale)
-        zeros = ""
-    _read_in_8_bits(weights, gather, matrix, scales, zeros)
-    return tied
-
-
-def share_embedding(weights: Weights) -> bool:
-    """Let a tied float32 output matrix be read from the embedding. Returns whether they are tied.
-
-    Raises:
-        ExportError: if the graph has no embedding.
-    """
-    from onnx import helper
-
-    name = _find_embedding(weights).input[0]
-    head = find_head(weights.model.graph)
-    if head.op_type != "MatMul" or weights.shape(name) != weights.shape(head.input[1])[::-1]:
-        return False
-    rows, columns = weights.read(name), weights.read(head.input[1])
-    if not all(np.array_equal(rows[piece], columns[:, piece].T) for piece in _pieces(rows)):
-        return False
-    # With a Transpose before the Gather instead, onnxruntime would have two matrices in memory.
-    head.op_type, head.domain, head.input[1] = "FusedMatMul", "com.microsoft", name
-    head.attribute.append(helper.make_attribute("transB", 1))
-    return True
-
-
 def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """8 bits per weight, symmetric: uint8 [rows, blocks, block] and float32 [rows, blocks] for float32 [rows, columns].
 
@@ -81,7 +34,7 @@ def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[n
     values = np.empty((rows, blocks, block), dtype=np.uint8)
     scales = np.empty((rows, blocks), dtype=np.float32)
     for piece in _pieces(matrix):
-        given = _in_blocks(matrix[piece], block)
+        given = in_blocks(matrix[piece], block)
         largest = np.take_along_axis(given, np.abs(given).argmax(-1)[..., None], -1)
         scale = largest / -_ZERO
         steps = np.divide(given, scale, out=np.zeros_like(given), where=scale != 0)
@@ -180,79 +133,12 @@ def _cut(
     node.input[index] = weights.put(f"{name}.proposed", np.ascontiguousarray(array))
 
 
-def _find_embedding(weights: Weights) -> Any:
-    for node in weights.model.graph.node:
-        if node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in weights:
-            return node
-    raise ExportError("The converted model has no embedding that is read by its input_ids.")
-
-
-def _is_rounded(weights: Weights, name: str, head: Any) -> bool:
-    """Whether the matrix `name` equals that of the 8-bit product `head`, within one step of each block."""
-    attributes = {attribute.name: attribute.i for attribute in head.attribute}
-    matrix, block = weights.read(name), attributes["block_size"]
-    if attributes.get("bits", 4) != 8 or matrix.shape != (attributes["N"], attributes["K"]):
-        return False
-    values = weights.read(head.input[1])
-    scales = weights.read(head.input[2]).reshape(values.shape[:2])
-    zeros = weights.read(head.input[3]).reshape(scales.shape) if len(head.input) > 3 and head.input[3] else None
-    for piece in _pieces(matrix):
-        steps = values[piece].astype(np.float32) - (_ZERO if zeros is None else zeros[piece, :, None])
-        off = np.abs(_in_blocks(matrix[piece], block) - steps * scales[piece, :, None]).reshape(len(steps), -1)
-        step = np.repeat(np.abs(scales[piece]), block, axis=1)
-        # A whole step, not half: 8 bits reach from −128 to 127, and half-precision weights were rounded, too.
-        if (off > 1.01 * step + 1e-12)[:, : matrix.shape[1]].any():  # padding of the last block may have any value
-            return False
-    return True
-
-
-def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zeros: str) -> None:
-    """Replace `gather` by (rows of `matrix` − their zero points) × their scales."""
-    from onnx import helper
-
-    graph = weights.model.graph
-    columns = weights.shape(gather.input[0])[1]
-    rows, blocks, block = weights.shape(matrix)
-    for name in filter(None, (scales, zeros)):
-        if len(weights.shape(name)) == 1:  # MatMulNBits accepts both shapes, a Gather of rows only one
-            weights.put(name, np.ascontiguousarray(weights.read(name)).reshape(rows, blocks))
-    nodes: list[Any] = []
-
-    def node(op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
-        name = f"/model/embed_tokens/{op}_{len(nodes)}"
-        output = output or f"{name}/output_0"
-        nodes.append(helper.make_node(op, inputs, [output], name=name, **attributes))
-        return output
-
-    def constant(name: str, value: Any) -> str:
-        return weights.put(f"/model/embed_tokens/{name}", np.asarray(value))
-
-    ids, result, last = gather.input[1], gather.output[0], constant("last_axis", np.array([-1], dtype=np.int64))
-    values = node("Cast", node("Gather", matrix, ids), to=1)
-    if zeros:
-        zero = node("Unsqueeze", node("Cast", node("Gather", zeros, ids), to=1), last)
-    else:
-        zero = constant("zero_point", np.float32(_ZERO))
-    values = node("Sub", values, zero)
-    values = node("Mul", values, node("Unsqueeze", node("Gather", scales, ids), last))
-    whole = blocks * block == columns
-    shape = constant("shape", np.array([0, 0, blocks * block], dtype=np.int64))
-    values = node("Reshape", values, shape, output=result if whole else None)
-    if not whole:
-        begin, end = (constant(name, np.array([i], dtype=np.int64)) for name, i in (("begin", 0), ("end", columns)))
-        node("Slice", values, begin, end, last, output=result)
-    at = list(graph.node).index(gather)
-    graph.node.remove(gather)
-    for i, new in enumerate(nodes):
-        graph.node.insert(at + i, new)
-
-
 def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:
     step = max(1, PIECE // (matrix.itemsize * matrix[0].size))
     return (slice(begin, begin + step) for begin in range(0, len(matrix), step))
 
 
-def _in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
+def in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
     """float32 [rows, blocks, block], padded with zeros."""
     missing = -rows.shape[1] % block
     return np.pad(rows.astype(np.float32), ((0, 0), (0, missing))).reshape(len(rows), -1, block)

@@ -27,7 +27,7 @@ from outrider_export.vocabulary import Vocabulary
 DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4"}
 
 
-# In ONNX a model computes in float32, and GGUF's blocks are unknown.
+# In ONNX a model computes in float32, and GGUF's blocks are unknown. It is converted without PyTorch, or not at all.
 WEIGHTS: dict[str, tuple[str, ...]] = {
     "openvino": ("int8", "int4", "fp16", "fp32", "keep"),
     "onnx": ("int8", "int4", "fp32"),
@@ -42,23 +42,13 @@ _BYTES = {
     "openvino": {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0},
     "onnx": {"int8": 1.15, "int4": 0.9, "fp32": 4.0},
 }
-# Through PyTorch; without it, the rounded weights are written twice.
+# Through PyTorch.
 _SCRATCH_BYTES = {
-    "openvino": {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0},
-    "onnx": {"int8": 2.2, "int4": 2.0, "fp32": 5.5},  # with the embedding in float32, tied or not
-}
+    "int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0
+}  # fmt: skip
 _EXTRAS = {
-    "export": ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf"),
-    "onnx-export": (
-        "torch",
-        "transformers",
-        "accelerate",
-        "gguf",
-        "onnxruntime",
-        "onnxruntime_genai",
-        "onnx_ir",
-        "onnx",
-    ),
+    "openvino": ("export", ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf")),
+    "onnx": ("onnx", ("onnx",)),
 }
 TOKENIZER_BYTES = 40_000_000
 PARALLEL_PLACES = 8  # tokens that one call of a draft model with `parallel_mask` drafts, as in its training
@@ -96,7 +86,7 @@ class Plan:
             return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
         if self.direct:
             return 0 if self.role == "main" else self.final_bytes  # before its output matrix is cut
-        scratch = int(self.num_weights * _SCRATCH_BYTES[self.format][self.weights])
+        scratch = int(self.num_weights * _SCRATCH_BYTES[self.weights])
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 
 
@@ -150,17 +140,20 @@ def check_route(
                 f"{option}='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32."
             )
         return
-    what = f"Exporting {source.id}{' to ONNX' if format == 'onnx' else ''}"
     if format == "onnx":
-        check_extra(what, format)
-        return
-    if not _missing(format):
+        check_extra(f"Exporting {source.id} to ONNX", format)
+    elif not _missing(format):
         return
     header, config = _look(source)
     obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
     if obstacle is None:
         return
-    check_extra(f"{what}, which has {obstacle},", format)
+    if format == "onnx":
+        raise ExportError(
+            f"{source.id} has {obstacle}, which is not converted to ONNX. Leave out --format onnx to have it run by "
+            "OpenVINO."
+        )
+    check_extra(f"Exporting {source.id}, which has {obstacle},", format)
 
 
 def _look(source: Located) -> tuple[GGUFHeader | None, dict[str, Any]]:
@@ -203,15 +196,11 @@ def check_extra(why: str, format: str) -> None:  # noqa: A002
         ExportError: with the command that installs them.
     """
     if missing := _missing(format):
-        raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_extra_of(format))}")
+        raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_EXTRAS[format][0])}")
 
 
 def _missing(format: str) -> list[str]:  # noqa: A002
-    return [name for name in _EXTRAS[_extra_of(format)] if not _is_installed(name)]
-
-
-def _extra_of(format: str) -> str:  # noqa: A002
-    return "onnx-export" if format == "onnx" else "export"
+    return [name for name in _EXTRAS[format][1] if not _is_installed(name)]
 
 
 def _is_installed(package: str) -> bool:
@@ -268,7 +257,7 @@ def make_plan(
             if role != "main"
             else f"{source.id} reads images, which is not for {format} yet. Leave out --format {format}."
         )
-    direct = format == "openvino" and weights != "keep" and vision is None
+    direct = weights != "keep" and vision is None
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
     plan = Plan(
         role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision, direct

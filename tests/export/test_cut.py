@@ -64,7 +64,7 @@ def test_auto_is_no_slower_than_plain_and_gains_where_rows_are_cheap() -> None:
 def test_the_command(make_checkpoint: Any, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(make_checkpoint("of-9", num_hidden_layers=9))
     assert run(["tune", checkpoint, "--weights", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])  # the builder, in this process here, prints, too
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
     made = {(row["format"], row["weights"]) for row in said["forms"]}
     assert made >= {("openvino", "int8"), ("openvino", "int4")}
     assert {"onnx", *(form for form, _ in made)} == {"openvino", "onnx"} | said["left_out"].keys()

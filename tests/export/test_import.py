@@ -434,7 +434,7 @@ def test_adding_rows_twice_changes_nothing(genai: Path) -> None:
 
 def test_without_onnx_the_way_out_is_named(genai: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ExportError, match=r'pip install ".*\[onnx-export\]"'):
+    with pytest.raises(ExportError, match=r'pip install ".*\[onnx\]"'):
         import_bundle(genai, output=tmp_path / "bundle")
 
 

@@ -88,7 +88,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "starcoder2": _SLIDING,
 }  # fmt: skip
 
-IN_ONNX: dict[str, dict[str, Any]] = {"qwen2": {"use_sliding_window": False}}  # changes for ONNX, which has no windows
+# Changes for ONNX, which has no windows.
+IN_ONNX: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "phi3": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+    "stablelm": {"hidden_size": 128, "partial_rotary_factor": 0.5},  # 16 numbers of each head
+}
 
 
 def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:

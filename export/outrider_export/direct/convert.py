@@ -1,8 +1,8 @@
-"""Child process: a GGUF file or a checkpoint folder of a Llama-like decoder to stateful OpenVINO IR, without PyTorch.
+"""Child process: a GGUF file or a checkpoint folder of a Llama-like decoder to OpenVINO IR or ONNX, without PyTorch.
 
-Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
-openvino_model; `adapter`, the folder of a LoRA adapter that is merged into it, if any; and, for the model that brings
-the tokenizer, `tokenizer`: see `outrider_export.tokenizer_job`.
+Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
+`output`, the folder for openvino_model or model.onnx; `adapter`, the folder of a LoRA adapter that is merged into it,
+if any; and, for the model that brings the tokenizer, `tokenizer`: see `outrider_export.tokenizer_job`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from outrider.errors import ExportError
+from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.direct.describe import Decoder, describe
 from outrider_export.direct.gguf_config import decoder_of
@@ -18,9 +20,13 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.save import save
 from outrider_export.direct.weights import HEAD, CheckpointWeights, Weights
 from outrider_export.gguf_file import read_header
+from outrider_export.onnx_files import MODEL, import_onnx
+from outrider_export.onnx_inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
 from outrider_export.sources import read_config
 from outrider_export.tokenizer_job import add_tokenizer
+
+_ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -33,14 +39,41 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output.mkdir(parents=True)
     if decoder.context_length is not None:
         progress.note(f"Its context length is {decoder.context_length:,}: see 'LongRoPE' in docs/models.md.")
-    progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices_of(weights)))
-    packed = pack(weights, job["weights"], output / "openvino_model.bin", progress.advance)
-    progress.phase("write")
-    save(*build(decoder, weights, packed), output / "openvino_model.xml")
+    matrices = matrices_of(weights)
+    progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
+    if job["format"] == "onnx":
+        _write_onnx(weights, job, output, progress)
+    else:
+        packed = pack(weights, job["weights"], output / "openvino_model.bin", progress.advance)
+        progress.phase("write")
+        save(*build(decoder, weights, packed), output / "openvino_model.xml")
     if "tokenizer" in job:
         progress.phase("tokenizer")
         add_tokenizer(job)
-    return {"tied_embeddings": HEAD not in packed, "layers": describe_layers(decoder)}
+    return {"tied_embeddings": HEAD not in matrices, "layers": describe_layers(decoder)}
+
+
+def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: Progress) -> None:
+    """Write model.onnx and model.onnx.data."""
+    from outrider_export.direct import onnx_graph, onnx_pack
+
+    decoder = weights.decoder
+    if any(decoder.windows):
+        said = SLIDING.format(windows=describe_windows(decoder.windows))
+        raise ExportError(f"Models of architecture '{decoder.form.name}' have {said}")
+    if decoder.rotary_size % _ROTATED:
+        raise ExportError(
+            f"Each head of this model rotates {decoder.rotary_size} numbers, ONNX Runtime a multiple of {_ROTATED}: "
+            "leave out --format onnx to have it run by OpenVINO."
+        )
+    rotations = onnx_graph.rotations(decoder.ropes, decoder.context_length or job["geometry"]["context_length"])
+    packed, offsets = onnx_pack.pack(weights, job["weights"], output / f"{MODEL}.data", progress.advance, rotations)
+    progress.phase("write")
+    others = {name: (values, offsets[name]) for name, values in rotations.items()}
+    model = onnx_graph.build(decoder, weights, packed, others)
+    add_rows(model)
+    add_extra_rows(model)
+    import_onnx().save(model, output / MODEL)
 
 
 def open_weights(path: Path, is_gguf: bool) -> Weights:

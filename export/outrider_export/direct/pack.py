@@ -10,7 +10,6 @@ are being rounded. See `outrider_export.direct.save`.
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,15 +23,15 @@ from outrider_export.codes import rounded
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD, layer_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import openvino as ov
     from numpy.typing import NDArray
 
     from outrider_export.direct.save import Stored
+    from outrider_export.direct.weights import Rows, Weights
     from outrider_export.direct.weights import Stored as Matrix
-    from outrider_export.direct.weights import Weights
 
     Numbers = NDArray[Any]
 
@@ -104,11 +103,26 @@ def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]
     shapes = {name: matrix.shape for name, matrix in found.items()}
     kinds = {name: _kind_of(name, kind, columns) for name, (_, columns) in shapes.items()}
     packed = _allocate(path, {name: ((rows, columns), *kinds[name]) for name, (rows, columns) in shapes.items()})
+    read_all(found, lambda name, part, values: _round(values, packed[name], part), advance)
+    return packed
+
+
+def read_all(
+    matrices: Mapping[str, Matrix], take: Callable[[str, slice, Rows], None], advance: Callable[[int], None]
+) -> None:
+    """Read matrices some rows at a time, on all processors. take: is given a matrix's name, the rows, and their values.
+
+    Raises:
+        ExportError: when one is of a type that cannot be read.
+        OSError: when the disk is full.
+    """
+
+    def read(name: str, part: slice) -> None:
+        take(name, part, matrices[name].read(part))
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {
-            pool.submit(_round, found[name], packed[name], part): size
-            for name in found
-            for part, size in _parts(found[name])
+            pool.submit(read, name, part): size for name, matrix in matrices.items() for part, size in _parts(matrix)
         }
         try:
             for job in as_completed(jobs):
@@ -117,7 +131,6 @@ def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return packed
 
 
 def matrices_of(weights: Weights) -> list[str]:
@@ -140,24 +153,35 @@ def _kind_of(name: str, kind: str, columns: int) -> tuple[str, int]:
 
 def _allocate(path: Path, wanted: dict[str, tuple[tuple[int, int], str, int]]) -> dict[str, Packed]:
     """Room in a new file for matrices of these shapes, kinds and groups."""
-    layouts = {name: _layout(*each) for name, each in wanted.items()}
-    sizes = {name: [_aligned(dtype, shape) for dtype, shape in layout] for name, layout in layouts.items()}
-    total = max(sum(map(sum, sizes.values())), 1)
+    arrays = allocate(path, [layout for each in wanted.values() for layout in _layout(*each)], lambda _: _ALIGNMENT)
+    made = {}
+    for (name, (shape, kind, group)), first in zip(wanted.items(), range(0, len(arrays), 3), strict=True):
+        (codes, zero_points, scales), offsets = zip(*arrays[first : first + 3], strict=True)
+        made[name] = Packed(kind, shape, group, codes, zero_points, scales, offsets)
+    return made
+
+
+def allocate(
+    path: Path, layouts: Iterable[tuple[type[np.generic], tuple[int, ...]]], alignment: Callable[[int], int]
+) -> list[tuple[Numbers, int]]:
+    """Arrays of these types and shapes, mapped to a new file, and their offsets in it. alignment: of so many bytes.
+
+    Raises:
+        OSError: when the disk is full.
+    """
+    places, end = [], 0
+    for dtype, shape in layouts:
+        num_bytes = np.dtype(dtype).itemsize * math.prod(shape)
+        begin = -(-end // alignment(num_bytes)) * alignment(num_bytes)
+        places.append((dtype, shape, begin))
+        end = begin + num_bytes
+    end = max(-(-end // alignment(0)), 1) * alignment(0)
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):  # elsewhere, a full disk ends the process when it is written
-            os.posix_fallocate(file.fileno(), 0, total)
-        file.truncate(total)
+            os.posix_fallocate(file.fileno(), 0, end)
+        file.truncate(end)
     data = np.memmap(path, dtype=np.uint8, mode="r+")
-    made, at = {}, 0
-    for name, layout in layouts.items():
-        *offsets, end = itertools.accumulate(sizes[name], initial=at)
-        codes, zero_points, scales = (
-            np.ndarray(each, dtype, data, offset) for (dtype, each), offset in zip(layout, offsets, strict=True)
-        )
-        shape, kind, group = wanted[name]
-        made[name] = Packed(kind, shape, group, codes, zero_points, scales, tuple(offsets))
-        at = end
-    return made
+    return [(np.ndarray(shape, dtype, data, begin), begin) for dtype, shape, begin in places]
 
 
 def _layout(shape: tuple[int, int], kind: str, group: int) -> list[tuple[type[np.generic], tuple[int, int]]]:
@@ -169,12 +193,6 @@ def _layout(shape: tuple[int, int], kind: str, group: int) -> list[tuple[type[np
     return [(np.uint8, (rows, columns // (2 if kind == "int4" else 1))), (np.uint8, groups), (np.float16, groups)]
 
 
-def _aligned(dtype: type[np.generic], shape: tuple[int, int]) -> int:
-    """Bytes of an array, up to where the next may begin."""
-    size = np.dtype(dtype).itemsize * math.prod(shape)
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
 def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
     """Slices of rows, with their bytes in the file."""
     rows, columns = matrix.shape
@@ -184,8 +202,7 @@ def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
         yield slice(first, first + count), matrix.num_bytes * count // rows
 
 
-def _round(matrix: Matrix, packed: Packed, part: slice) -> None:
-    values = matrix.read(part)
+def _round(values: Rows, packed: Packed, part: slice) -> None:
     if packed.kind in _FLOATS:
         packed.codes[part] = values
         return

@@ -26,7 +26,7 @@ def import_(main: str, draft: str | None, output: str | None, as_json: bool, **o
 
     MAIN is a folder in the format of onnxruntime-genai, or of onnx-community on the Hugging Face hub, or a hub id.
     """
-    with needs("The export half of outrider is not installed", "onnx-export", ExportError):
+    with needs("The export half of outrider is not installed", "onnx", ExportError):
         from outrider_export import default_output, import_bundle
     output = output or str(default_output(main, draft))
     make(lambda bars: import_bundle(main, draft, output=output, progress=bars, **options), output, as_json)

@@ -1,0 +1,162 @@
+"""Rounds the matrices of a decoder to the weights of a model in ONNX, those of MatMulNBits, in the file of its weights.
+
+int8 is 8 bits, symmetric, in blocks of 64 with a float32 scale each; int4 is 4 bits, asymmetric, in blocks of 32, with
+embedding and output matrix in 8 bits. Kernels round the activations to 8 bits, too, row by row (accuracy level 4), for
+which processors have instructions.
+
+In 8 bits, blocks of 64 instead of 32 read a tenth less. A row still has the same bits alone and with others, so plain
+decoding needs no second row. With blocks of 128 it does, and narrow models lose too much: in SmolLM2-135M the median
+cosine of the logits with the float32 model's is 0.9989, against 0.9993 with 64.
+
+Of Qwen2.5-Coder-0.5B in 4 bits, the logits' mean KL divergence from the torch model on a page of text is 0.073
+symmetric, 0.046 asymmetric, at the same speed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider_export.codes import rounded
+from outrider_export.direct.pack import allocate, matrices_of, read_all
+from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, Stored, layer_name
+from outrider_export.onnx_files import alignment
+from outrider_export.onnx_matrices import BLOCK, in_blocks, quantise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider_export.direct.weights import Indices, Rows, Weights
+
+_WIDE_BLOCK = 64
+_LARGEST = 15  # code of 4 bits
+_PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix of a model in ONNX. bits: 8 or 4; 0 for float32. block: columns that share a scale.
+
+    arrays: constants by the end of their names, each with its offset in the file. In 8 and 4 bits "weight": uint8
+    [rows, blocks, bytes], "scales": float32 [rows, blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte.
+    In float32 "weight": [columns, rows] for a product, [rows, columns] for an embedding.
+    """
+
+    shape: tuple[int, ...]
+    bits: int
+    block: int
+    arrays: Mapping[str, tuple[NDArray[Any], int]]
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether float32 weights have a row for each token."""
+        return self.arrays["weight"][0].shape == self.shape
+
+    def put(self, part: slice, values: Rows) -> None:
+        """Round some rows, float32 [n, columns]."""
+        weight = self.arrays["weight"][0]
+        if not self.bits:
+            if self.is_embedding:
+                weight[part] = values
+            else:
+                weight[:, part] = values.T
+        elif self.bits == 8:
+            weight[part], self.arrays["scales"][0][part] = quantise(values, self.block)
+        else:
+            padded = in_blocks(values, self.block).reshape(len(values), -1)
+            codes, zero_points, self.arrays["scales"][0][part] = rounded(padded, self.block, _LARGEST)
+            weight[part] = _pairs(codes).reshape(len(values), -1, self.block // 2)
+            self.arrays["zero_points"][0][part] = _pairs(zero_points)
+
+
+def pack(
+    weights: Weights, kind: str, path: Path, advance: Callable[[int], None], others: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, Packed], dict[str, int]]:
+    """Round all matrices of a decoder, by their names, and write other arrays behind them; returns their offsets, too.
+
+    kind: "int8", "int4" or "fp32". path: a new file. advance: called with bytes read. Queries, keys and values of a
+    layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention.
+
+    Raises:
+        ExportError: when a matrix is missing, or of a type that cannot be read.
+        OSError: when the disk is full.
+    """
+    found = _joined(weights)
+    layouts = {name: _layout(name, matrix, kind, is_tied=HEAD not in found) for name, matrix in found.items()}
+    wanted = [layout for _, _, arrays in layouts.values() for layout in arrays.values()]
+    wanted += [(values.dtype.type, values.shape) for values in others.values()]
+    places = iter(allocate(path, wanted, alignment))
+    packed = {
+        name: Packed(found[name].shape, bits, block, dict(zip(arrays, places, strict=False)))
+        for name, (bits, block, arrays) in layouts.items()
+    }
+    offsets = {}
+    for name, values in others.items():
+        array, offsets[name] = next(places)
+        array[...] = values
+    read_all(found, lambda name, part, values: packed[name].put(part, values), advance)
+    return packed, offsets
+
+
+def _joined(weights: Weights) -> dict[str, Stored]:
+    """All matrices, with queries, keys and values as one where no norm is between product and attention."""
+    found = {name: weights.matrix(name) for name in matrices_of(weights)}
+    made: dict[str, Stored] = {}
+    for name, matrix in found.items():
+        layer, part = name.rsplit(".self_attn.", 1) if ".self_attn." in name else (name, "")
+        if f"self_attn.{part}" in ATTENTION[:3] and weights.vector(f"{layer}.self_attn.q_norm.weight") is None:
+            made.setdefault(f"{layer}.{_PACKED}", _rows_of([found[f"{layer}.{each}"] for each in ATTENTION[:3]]))
+        else:
+            made[name] = matrix
+    return made
+
+
+def packed_name(i: int) -> str:
+    """The name of the matrix that gives queries, keys and values of layer i."""
+    return layer_name(i, _PACKED)
+
+
+def _rows_of(parts: Seq[Stored]) -> Stored:
+    """Matrices of as many columns as one, below each other."""
+    ends = np.cumsum([part.shape[0] for part in parts]).tolist()
+    begins = [0, *ends[:-1]]
+
+    def read(rows: slice | Indices) -> Rows:
+        if not isinstance(rows, slice):
+            raise TypeError("some rows of matrices that are read as one")
+        spans = ((max(rows.start, a) - a, min(rows.stop, b) - a) for a, b in zip(begins, ends, strict=True))
+        return np.concatenate([part.read(slice(a, b)) for part, (a, b) in zip(parts, spans, strict=True) if a < b])
+
+    return Stored((ends[-1], parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
+
+
+def _layout(
+    name: str, matrix: Stored, kind: str, *, is_tied: bool
+) -> tuple[int, int, dict[str, tuple[type[np.generic], tuple[int, ...]]]]:
+    """A matrix's bits and block, and the types and shapes of its constants."""
+    rows, columns = matrix.shape
+    if kind == "fp32":
+        return 0, columns, {"weight": (np.float32, (rows, columns) if name == EMBEDDING else (columns, rows))}
+    bits = 4 if kind == "int4" and name not in (EMBEDDING, HEAD) else 8
+    block = _WIDE_BLOCK if kind == "int8" and (is_tied or name != EMBEDDING) else BLOCK
+    blocks = math.ceil(columns / block)
+    arrays: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+        "weight": (np.uint8, (rows, blocks, block * bits // 8)),
+        "scales": (np.float32, (rows, blocks)),
+    }
+    if bits == 4:
+        arrays["zero_points"] = (np.uint8, (rows, math.ceil(blocks / 2)))
+    return bits, block, arrays
+
+
+def _pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes of 4 bits [rows, n], two a byte [rows, ⌈n / 2⌉], the first in the lower half."""
+    codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
+    return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
