@@ -88,7 +88,7 @@ def fetch_checkpoint(bundle: Bundle, role: str, checkpoint: str | Path, progress
         OptionError: if it is neither a path nor a hub id.
         ExportError: if it does not exist, or the export extra is missing.
     """
-    check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
+    check_extra(f"Comparing with {checkpoint}", "openvino")
     source = fetch(locate(checkpoint), False, ForModel(progress or Silent(), role))
     if source.kind != "gguf" and not (source.fetched / "config.json").is_file():
         raise ExportError(f"{source.path} is not a checkpoint: it has no config.json. Name the folder that has it.")

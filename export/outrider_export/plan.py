@@ -48,7 +48,7 @@ _SCRATCH_BYTES = {
 }  # fmt: skip
 _EXTRAS = {
     "openvino": ("export", ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf")),
-    "onnx": ("onnx", ("onnx",)),
+    "onnx": ("onnx", ("onnxruntime", "onnx")),
 }
 TOKENIZER_BYTES = 40_000_000
 PARALLEL_PLACES = 8  # tokens that one call of a draft model with `parallel_mask` drafts, as in its training

@@ -258,7 +258,7 @@ class _Builder:
                 "block_size": matrix.block,
             }
             found = self._node("MatMulNBits", f"{name}/product", x, *inputs, accuracy_level=_ROUNDED, **sizes)
-        elif matrix.is_embedding:
+        elif matrix.is_by_rows:
             found = self._node("FusedMatMul", f"{name}/product", x, *inputs, transB=1)
         else:
             found = self._node("MatMul", f"{name}/product", x, *inputs)

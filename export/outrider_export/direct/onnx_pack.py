@@ -46,7 +46,7 @@ class Packed:
 
     arrays: constants by the end of their names, each with its offset in the file. In 8 and 4 bits "weight": uint8
     [rows, blocks, bytes], "scales": float32 [rows, blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte.
-    In float32 "weight": [columns, rows] for a product, [rows, columns] for an embedding.
+    In float32 "weight": [columns, rows], or [rows, columns] where `is_by_rows`.
     """
 
     shape: tuple[int, ...]
@@ -55,15 +55,15 @@ class Packed:
     arrays: Mapping[str, tuple[NDArray[Any], int]]
 
     @property
-    def is_embedding(self) -> bool:
-        """Whether float32 weights have a row for each token."""
+    def is_by_rows(self) -> bool:
+        """Whether float32 weights are [rows, columns], as an embedding's; those of a square matrix are, too."""
         return self.arrays["weight"][0].shape == self.shape
 
     def put(self, part: slice, values: Rows) -> None:
         """Round some rows, float32 [n, columns]."""
         weight = self.arrays["weight"][0]
         if not self.bits:
-            if self.is_embedding:
+            if self.is_by_rows:
                 weight[part] = values
             else:
                 weight[:, part] = values.T
