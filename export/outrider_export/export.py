@@ -31,6 +31,7 @@ from outrider_export.plan import (
     check_format,
     check_route,
     check_weights,
+    fetch_config,
     make_plan,
     space_needed,
 )
@@ -81,7 +82,9 @@ def export_bundle(
     merged = None if adapter is None else check_adapter(adapter, weights)
     num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
     for role, source, form, asked in named:
-        check_route(role, source, form, asked, trust_remote_code=trust_remote_code)
+        is_model = role == "main" or asked == "keep" or source.kind == "gguf"
+        if is_model or not is_head(fetch_config(source)):
+            check_route(role, source, form, asked, trust_remote_code=trust_remote_code)
     try:
         with Target(Path(output), overwrite) as target:
             for leftover in target.leftovers:

@@ -52,7 +52,7 @@ def compare_with_checkpoint(
     holder = find_holder(bundle, role, config)
     told = progress or Silent()
     device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
-    source = checkpoint if isinstance(checkpoint, Located) else fetch_checkpoint(bundle, role, checkpoint, told)
+    source = checkpoint if isinstance(checkpoint, Located) else fetch_checkpoint(role, checkpoint, told)
     with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
         job = {
             "bundle": str(holder.folder),
@@ -81,7 +81,7 @@ def compare_with_checkpoint(
     )
 
 
-def fetch_checkpoint(bundle: Bundle, role: str, checkpoint: str | Path, progress: Progress | None = None) -> Located:
+def fetch_checkpoint(role: str, checkpoint: str | Path, progress: Progress | None = None) -> Located:
     """Locate a checkpoint to compare a model with, and download it if necessary.
 
     Raises:

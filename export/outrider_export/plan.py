@@ -144,7 +144,8 @@ def check_route(
         check_extra(f"Exporting {source.id} to ONNX", format)
     elif not _missing(format):
         return
-    header, config = _look(source)
+    header = read_header(source.fetched) if source.kind == "gguf" else None
+    config = {} if header else read_json(fetch_config(source).fetched / "config.json")
     obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
     if obstacle is None:
         return
@@ -156,11 +157,9 @@ def check_route(
     check_extra(f"Exporting {source.id}, which has {obstacle},", format)
 
 
-def _look(source: Located) -> tuple[GGUFHeader | None, dict[str, Any]]:
-    """A GGUF file's header, or a checkpoint's configuration, which is all that is downloaded."""
-    if source.kind == "gguf":
-        return read_header(source.fetched), {}
-    return None, read_json(fetch(source, False, Silent(), ("config.json",)).fetched / "config.json")
+def fetch_config(source: Located) -> Located:
+    """A checkpoint's folder with its configuration, which is all that is downloaded."""
+    return fetch(source, False, Silent(), ("config.json",))
 
 
 def why_not_direct(

@@ -23,6 +23,7 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.errors import ExportError
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider_export import export_bundle
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import onnx_main
 from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
@@ -162,6 +163,16 @@ def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> 
     (drafter,) = bundle.manifest.drafters
     assert (drafter.kind, drafter.model.format, drafter.features) == ("medusa", "openvino", ("last_hidden_state",))
     assert run(bundle.model_path(bundle.manifest.main), ["last_hidden_state"])[0].shape == (24, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["openvino", "onnx"])
+def test_an_export_takes_a_drafter_without_pytorch(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
+    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package in ("onnx", "onnxruntime"))
+    head = write_head(tmp_path / "head", "medusa")
+    assert export_bundle(tied, head, output=tmp_path / "bundle", format=form).manifest.drafters[0].kind == "medusa"
 
 
 # Matrices

@@ -222,7 +222,7 @@ def fetch_checkpoints(
     progress = _Steps(lambda: None, quiet)
     for role in checkpoints:
         find_holder(bundle, role, config)
-    return {role: fetch_checkpoint(bundle, role, name, progress) for role, name in checkpoints.items()}
+    return {role: fetch_checkpoint(role, name, progress) for role, name in checkpoints.items()}
 
 
 def check_fidelity(
