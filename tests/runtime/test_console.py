@@ -97,3 +97,16 @@ def test_a_benchmark_keeps_a_line_for_each_row(width: int, is_whole: bool, monke
     assert sum(line.startswith("  summarization") and "1.25×" in line for line in lines) == 2
     assert ("quartiles" in stream.getvalue().split("Left out")[0]) == is_whole
     assert ("Left out, as the terminal is narrow: quartiles" in stream.getvalue()) != is_whole
+
+
+def test_without_a_terminal_progress_is_a_line_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, now = io.StringIO(), iter([0.0, 30.0, 70.0, 80.0, 140.0])
+    monkeypatch.setattr(console, "err", Console(file=stream, markup=False, highlight=False))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(now))
+    with console.progress_bar("answers measured", 10) as advance:
+        for _ in range(4):
+            advance()
+    assert stream.getvalue().splitlines() == [
+        "answers measured: 2 of 10, about 5 min left",
+        "answers measured: 4 of 10, about 4 min left",
+    ]

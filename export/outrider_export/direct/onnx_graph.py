@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from outrider_export.direct.onnx_pack import packed_name
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, layer_name
+from outrider_export.direct.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, layer_name
 from outrider_export.onnx_files import import_onnx, point_to
 from outrider_export.onnx_graph import FLOAT, INT64
 
@@ -148,11 +148,9 @@ class _Builder:
         decoder = self.decoder
         heads, kv_heads = decoder.num_heads, decoder.num_kv_heads
         if packed_name(i) in self.packed:
-            biases = [self.weights.vector(f"{layer_name(i, f'self_attn.{each}_proj')}.bias") for each in "qkv"]
-            given = [each for each in biases if each is not None]
-            rows = [self._product(packed_name(i), x, np.concatenate(given) if given else None), "", ""]
+            rows = [self._product(packed_name(i), x, self._bias_of_packed(i)), "", ""]
         else:
-            rows = [self._project(i, f"self_attn.{each}_proj", x) for each in "qkv"]
+            rows = [self._project(i, part, x) for part in ATTENTION[:3]]
             rows[:2] = self._normed(i, "q", rows[0], heads), self._normed(i, "k", rows[1], kv_heads)
         caches = [f"{kind}.{i}.{half}" for kind in ("past_key_values", "present") for half in ("key", "value")]
         rotation: list[str] = []
@@ -172,6 +170,15 @@ class _Builder:
             do_rotary=int(bool(rotation)),
         )
         return self._project(i, "self_attn.o_proj", found)
+
+    def _bias_of_packed(self, i: int) -> NDArray[np.float32] | None:
+        """The biases of queries, keys and values; zeros for those that have none; None if no one has any."""
+        heads = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.num_kv_heads
+        found = [self.weights.vector(f"{layer_name(i, part)}.bias") for part in ATTENTION[:3]]
+        if all(each is None for each in found):
+            return None
+        zeros = [np.zeros(count * self.decoder.head_size, np.float32) for count in heads]
+        return np.concatenate([none if each is None else each for each, none in zip(found, zeros, strict=True)])
 
     def _normed(self, i: int, kind: str, x: str, num_heads: int) -> str:
         """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""

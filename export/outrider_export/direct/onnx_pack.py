@@ -108,14 +108,10 @@ def pack(
 def _joined(weights: Weights) -> dict[str, Stored]:
     """All matrices, with queries, keys and values as one where no norm is between product and attention."""
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
-    made: dict[str, Stored] = {}
-    for name, matrix in found.items():
-        layer, part = name.rsplit(".self_attn.", 1) if ".self_attn." in name else (name, "")
-        if f"self_attn.{part}" in ATTENTION[:3] and weights.vector(f"{layer}.self_attn.q_norm.weight") is None:
-            made.setdefault(f"{layer}.{_PACKED}", _rows_of([found[f"{layer}.{each}"] for each in ATTENTION[:3]]))
-        else:
-            made[name] = matrix
-    return made
+    for i in range(len(weights.decoder.layers)):
+        if weights.vector(layer_name(i, "self_attn.q_norm.weight")) is None:
+            found[packed_name(i)] = _rows_of([found.pop(layer_name(i, part)) for part in ATTENTION[:3]])
+    return found
 
 
 def packed_name(i: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -20,6 +21,7 @@ from rich.text import Text
 _WIDTH = shutil.get_terminal_size((0, 24)).columns
 out = Console(markup=False, emoji=False, highlight=False, soft_wrap=not _WIDTH, width=_WIDTH or 160)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False)
+_SECONDS_A_LINE = 60.0  # between lines of progress, without a terminal
 
 
 def print_json(value: Any) -> None:
@@ -115,14 +117,36 @@ def print_setting(setting: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress_bar(label: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """A bar with the time left, on standard error; yields a function to call after each step."""
+    """A bar with the time left, on standard error; yields a function to call after each step.
+
+    Without a terminal, a line is printed every minute.
+    """
     if quiet:
         yield lambda: None
+        return
+    if not err.is_terminal:
+        yield _lines(label, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)
+
+
+def _lines(label: str, total: int) -> Callable[[], None]:
+    """A function to call after each of `total` steps, which prints a line from time to time."""
+    began = printed = time.monotonic()
+    done = 0
+
+    def step() -> None:
+        nonlocal done, printed
+        done, now = done + 1, time.monotonic()
+        if now - printed >= _SECONDS_A_LINE:
+            left = (now - began) / done * (total - done)
+            err.print(f"{label}: {done} of {total}, about {round(left / 60)} min left", soft_wrap=True)
+            printed = now
+
+    return step
 
 
 def _rounded(value: Any) -> Any:
