@@ -121,20 +121,22 @@ def _most_rows(backend: Backend) -> int:
     Libraries choose other kernels for many rows, too. All numbers below a limit are taken to be alike, and all above.
     """
     token_ids = random_tokens(backend, _BEFORE + 1)
-    few = _row_among(backend, token_ids, ROWS[-1])
-    if _row_among(backend, token_ids, _MANY[-1]) == few:
-        return 0
-    below = bisect.bisect_left(_MANY, True, key=lambda count: _row_among(backend, token_ids, count) != few)
-    return _MANY[below - 1] if below else 0
-
-
-def _row_among(backend: Backend, token_ids: Seq[int], count: int) -> bytes:
-    """The bits of the last token's row in a call of `count` rows, the others of which are a prompt's."""
-    others = random_tokens(backend, count - 1)
-    with closing(open_slot(backend, len(token_ids))) as slot, closing(open_slot(backend, count)) as other:
+    with closing(open_slot(backend, len(token_ids))) as slot:
         backend.submit([Chunk(slot, token_ids[:-1], num_rows=0)]).wait()
-        chunks = [Chunk(slot, token_ids[-1:], num_rows=1), Chunk(other, others, num_rows=0)]
-        return backend.submit(chunks).wait().row(0).full().tobytes()
+
+        def row_among(count: int) -> bytes:
+            """The bits of the last token's row in a call of `count` rows, the others of which are a prompt's."""
+            slot.trim(_BEFORE)
+            with closing(open_slot(backend, count)) as other:
+                others = Chunk(other, random_tokens(backend, count - 1), num_rows=0)
+                chunks = [Chunk(slot, token_ids[-1:], num_rows=1), others]
+                return backend.submit(chunks).wait().row(0).full().tobytes()
+
+        few = row_among(ROWS[-1])
+        if row_among(_MANY[-1]) == few:
+            return 0
+        below = bisect.bisect_left(_MANY, True, key=lambda count: row_among(count) != few)
+        return _MANY[below - 1] if below else 0
 
 
 def _groups(backend: Backend, calls: Seq[tuple[int, int]], *, generated: bool = False) -> list[tuple[int, ...]]:
