@@ -43,7 +43,7 @@ _ALL = (
     Architecture("bloom", "BLOOM"),
     Architecture("cohere", "Command R", features=False),
     Architecture("cohere2", "Command R7B, Command A", "mixed", features=False),
-    Architecture("ernie4_5", "ERNIE 4.5 0.3B", like="llama"),
+    Architecture("ernie4_5", "ERNIE 4.5 0.3B", onnx=True, like="llama"),
     Architecture("exaone4", "EXAONE 4.0", "mixed", lifted=True),
     Architecture("falcon", "Falcon 7B", features=False),
     Architecture("gemma", "Gemma 1", onnx=True, lifted=True),

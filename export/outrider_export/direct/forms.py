@@ -32,18 +32,20 @@ class Form:
 
     Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
 
-    gguf: its `general.architecture`; "" if its GGUF files are not read. gguf_interleaved: llama.cpp rotates pairs of
-    neighbours in this architecture, so its files have the rows of queries and keys in that order. norm: "rms", or
-    "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint. scale_embedding:
-    embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys and values
-    (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
-    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th.
-    rotated: which layers rotate queries and keys: "all", "sliding", or by `no_rope_layers`. local_theta: layers with a
-    window rotate by frequencies of their own. defaults: what Transformers takes for keys that config.json lacks.
+    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are rotated,
+    so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files have. norm:
+    "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint.
+    scale_embedding: embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys
+    and values (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding
+    window where `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but
+    each n-th. rotated: which layers rotate queries and keys: "all", "sliding", or by `no_rope_layers`. local_theta:
+    layers with a window rotate by frequencies of their own. defaults: what Transformers takes for keys that
+    config.json lacks.
     """
 
     name: str
     gguf: str = ""
+    interleaved: bool = False
     gguf_interleaved: bool = False
     norms: Norms = field(default_factory=Norms)
     norm: str = "rms"
@@ -65,6 +67,10 @@ _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
+        Form(
+            "ernie4_5", interleaved=True,
+            defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+        ),
         Form(
             "exaone4", norms=_AFTER, windows=4, rotated="sliding",
             defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},

@@ -171,7 +171,7 @@ class CheckpointWeights(Weights):
     """The weights of a checkpoint folder with safetensors files, one or several."""
 
     def __init__(self, folder: Path, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=False)
+        super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
         self._tensors = tensors_of(folder)
         self._files: dict[Path, NDArray[np.uint8]] = {}
