@@ -240,21 +240,14 @@ def make_plan(
             config, num_weights = read_config(path), count_weights(path)
             vocabulary, header, encoder = Vocabulary.of_folder(path), None, None
             if kind_of(config) is not None:
-                if format != "openvino":
-                    raise ExportError(
-                        f"{source.id} is an encoder-decoder model, and Outrider runs these in OpenVINO's format only. "
-                        "Leave out --format."
-                    )
                 geometry = _checked(geometry_of(config, path))
                 encoder = _checked(describe_encoder(path, config, vocabulary))
             else:
                 geometry = geometry_of_config(config, path)
                 vision = _checked(vision_of(path, config, weights, vocabulary))
-    if vision is not None and (role != "main" or format != "openvino"):
+    if vision is not None and role != "main":
         raise ExportError(
             f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
-            if role != "main"
-            else f"{source.id} reads images, which is not for {format} yet. Leave out --format {format}."
         )
     direct = weights != "keep" and vision is None
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None

@@ -303,7 +303,11 @@ def test_what_cannot_be_exported_is_said(t5: Path, whisper: Path, tied: Path, tm
     from outrider_export import export_bundle
 
     for sources, options, message in (
-        ((t5,), {"format": "onnx"}, "OpenVINO's format only"),
+        (
+            (t5,),
+            {"format": "onnx"},
+            "'T5ForConditionalGeneration', which is not converted to ONNX",
+        ),
         ((t5, tied), {}, "no encoder-decoder model"),
         ((tied, t5), {}, "of the same kind"),
         ((t5, whisper), {}, "another vocabulary"),

@@ -137,5 +137,5 @@ def test_other_layouts_are_refused(checkpoint: Path, draft: Path, tmp_path: Path
         export_bundle(tmp_path / "alone", output=tmp_path / "out")
     with pytest.raises(outrider.ExportError, match="the draft model reads text only"):
         export_bundle(draft, checkpoint, output=tmp_path / "out")
-    with pytest.raises(outrider.ExportError, match="reads images, which is not for onnx yet"):
+    with pytest.raises(outrider.ExportError, match="'SmolVLMForConditionalGeneration', which is not converted to ONNX"):
         export_bundle(checkpoint, output=tmp_path / "out", format="onnx")

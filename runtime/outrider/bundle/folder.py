@@ -227,7 +227,7 @@ def _read_ids(path: Path, length: int, of_each: str, lowest: int, end: int) -> N
         try:
             np.lib.format.read_magic(file)
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        except (SyntaxError, TokenError) as error:  # NumPy reads the header as Python
+        except (SyntaxError, TokenError, ValueError) as error:  # NumPy reads the header as Python
             raise ValueError("its header is damaged") from error
         if dtype != np.int32 or shape != (length,):
             raise BundleError(
