@@ -5,7 +5,8 @@
 Each row is a runtime; each figure comes from processes of their own, one after the other, which begin with empty
 caches: seconds from a process's start to its first token and to its 33rd, of the first and of the second start, then
 tokens per second of the second, its memory (GB of its own, and of mapped files), and the size on disk of the package
-with all that it requires. LLAMA_PYTHON is an interpreter whose environment has llama-cpp-python; without one that
+with all that it requires. Outrider runs the model in int8 on OpenVINO, and if that is installed, in int4 on ONNX
+Runtime. LLAMA_PYTHON is an interpreter whose environment has llama-cpp-python; without one that
 runtime is left out, and without DRAFT.gguf the pair is. For an idle machine, so it is run by hand.
 """
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 NUM_TOKENS = 33
@@ -32,7 +34,18 @@ def finish():
 """
 _OUTRIDER = """
 import outrider
-engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT") or None)
+engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT"))
+for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
+    times.extend([time.time()] * len(chunk.tokens))
+finish()
+"""
+_ONNX = """
+import outrider, outrider_export
+bundle = os.path.join(os.environ["CACHE"], "onnx")
+if not os.path.exists(bundle):
+    options = {"output": bundle, "format": "onnx", "weights": "int4"}
+    outrider_export.export_bundle(os.environ["MODEL"], os.environ.get("DRAFT"), **options)
+engine = outrider.load(bundle)
 for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
     times.extend([time.time()] * len(chunk.tokens))
 finish()
@@ -91,9 +104,12 @@ def size_of(python: str, package: str) -> float:
 
 def main(model: str, draft: str | None, llama: str | None) -> None:
     """Print the table."""
-    runs: list[tuple[str, str, str, str, dict[str, str]]] = [("outrider", sys.executable, _OUTRIDER, "outrider", {})]
-    if draft:
-        runs.append(("outrider, pair", sys.executable, _OUTRIDER, "outrider", {"DRAFT": draft}))
+    runs: list[tuple[str, str, str, str, dict[str, str]]] = []
+    programs = [("outrider", _OUTRIDER)] + ([("outrider, ONNX", _ONNX)] if find_spec("onnxruntime") else [])
+    for name, program in programs:
+        runs.append((name, sys.executable, program, "outrider", {}))
+        if draft:
+            runs.append((f"{name}, pair", sys.executable, program, "outrider", {"DRAFT": draft}))
     runs.append(("openvino-genai", sys.executable, _GENAI, "openvino-genai", {}))
     if llama:
         runs.append(("llama.cpp", llama, _LLAMA, "llama-cpp-python", {}))
@@ -108,7 +124,7 @@ def main(model: str, draft: str | None, llama: str | None) -> None:
         "mapped GB",
         "MB",
     )
-    print(f"{'':16}" + "".join(f"{column:>13}" for column in columns))
+    print(f"{'':20}" + "".join(f"{column:>13}" for column in columns))
     for name, python, program, package, options in runs:
         with tempfile.TemporaryDirectory() as cache:
             environment = {**os.environ, "MODEL": model, "CACHE": cache, "OUTRIDER_CACHE": cache, **options}
@@ -120,7 +136,7 @@ def main(model: str, draft: str | None, llama: str | None) -> None:
             memory: dict[str, float] = found["memory"]  # type: ignore[assignment]
             figures += [(len(times) - 1) / (times[-1] - times[0]), memory["RssAnon"], memory["RssFile"]]
         figures.append(size_of(python, package))
-        print(f"{name:16}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
+        print(f"{name:20}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
 
 
 if __name__ == "__main__":
