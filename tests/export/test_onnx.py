@@ -23,6 +23,7 @@ from outrider.cli import run
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.diet import put_on_diet
+from outrider_export.direct.convert import open_weights
 from outrider_export.direct.onnx_pack import Packed
 from outrider_export.onnx_files import Weights, load
 from outrider_export.onnx_matrices import cut_output, dequantise, quantise
@@ -239,6 +240,17 @@ def test_4_bits_are_read_as_they_were_written(rows: int, columns: int, seed: int
     model = helper.make_model(helper.make_graph([node], "one", [], [], tensors))
     off = np.abs(dequantise(Weights(model, Path()), node) - matrix)
     assert (off <= 0.51 * np.repeat(arrays["scales"], 32, axis=1)[:, :columns]).all()
+
+
+def test_blocks_of_q4_0_stay_as_they_are(make_checkpoint: Any, make_gguf: Any, convert: Any) -> None:
+    checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
+    path = make_gguf("keep", checkpoint, quantisation="Q4_0")
+    bundle, _ = convert(path, format="onnx", weights="int4")
+    folder = bundle.folder / "main"
+    weights, given = Weights(load(folder / "model.onnx"), folder), open_weights(path, is_gguf=True)
+    nodes = {node.name.removesuffix("/product"): node for node in weights.model.graph.node}
+    for name in ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"):
+        assert np.array_equal(dequantise(weights, nodes[name]), given.matrix(name).read(slice(None)))
 
 
 # The cut output matrix

@@ -1,8 +1,8 @@
 """Rounds the matrices of a decoder to the weights of a model in ONNX, those of MatMulNBits, in the file of its weights.
 
 int8 is 8 bits, symmetric, in blocks of 64 with a float32 scale each; int4 is 4 bits, asymmetric, in blocks of 32, with
-embedding and output matrix in 8 bits. Kernels round the activations to 8 bits, too, row by row (accuracy level 4), for
-which processors have instructions.
+embedding and output matrix in 8 bits. Blocks of GGUF's Q4_0 stay as they are, without further loss. Kernels round the
+activations to 8 bits, too, row by row (accuracy level 4), for which processors have instructions.
 
 In 8 bits, blocks of 64 instead of 32 read a tenth less. A row still has the same bits alone and with others, so plain
 decoding needs no second row. With blocks of 128 it does, and narrow models lose too much: in SmolLM2-135M the median
@@ -36,23 +36,26 @@ if TYPE_CHECKING:
     from outrider_export.direct.weights import Indices, Rows, Weights
 
 _WIDE_BLOCK = 64
-_LARGEST = 15  # code of 4 bits
+_LARGEST, _MIDDLE = 15, 8  # codes of 4 bits
+_EXACT = 1e-3  # steps by which weights may differ from their codes
 _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix of a model in ONNX. bits: 8 or 4; 0 for float32. block: columns that share a scale.
+    """A matrix of a model in ONNX.
 
-    arrays: constants by the end of their names, each with its offset in the file. In 8 and 4 bits "weight": uint8
-    [rows, blocks, bytes], "scales": float32 [rows, blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte.
-    In float32 "weight": [columns, rows], or [rows, columns] where `is_by_rows`.
+    bits: 8 or 4; 0 for float32. block: columns that share a scale. arrays: constants by the end of their names, each
+    with its offset in the file. In 8 and 4 bits "weight": uint8 [rows, blocks, bytes], "scales": float32 [rows,
+    blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte. In float32 "weight": [columns, rows], or [rows,
+    columns] where `is_by_rows`. had_4_bits: whether the source has 4 bits, too.
     """
 
     shape: tuple[int, ...]
     bits: int
     block: int
     arrays: Mapping[str, tuple[NDArray[Any], int]]
+    had_4_bits: bool = False
 
     @property
     def is_by_rows(self) -> bool:
@@ -70,10 +73,12 @@ class Packed:
         elif self.bits == 8:
             weight[part], self.arrays["scales"][0][part] = quantise(values, self.block)
         else:
-            padded = in_blocks(values, self.block).reshape(len(values), -1)
-            codes, zero_points, self.arrays["scales"][0][part] = rounded(padded, self.block, _LARGEST)
+            blocks = in_blocks(values, self.block)
+            codes, zero_points, scales = rounded(blocks.reshape(len(values), -1), self.block, _LARGEST)
+            if self.had_4_bits:
+                _restore(blocks, codes.reshape(blocks.shape), zero_points, scales)
             weight[part] = _pairs(codes).reshape(len(values), -1, self.block // 2)
-            self.arrays["zero_points"][0][part] = _pairs(zero_points)
+            self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = _pairs(zero_points), scales
 
 
 def pack(
@@ -94,7 +99,7 @@ def pack(
     wanted += [(values.dtype.type, values.shape) for values in others.values()]
     places = iter(allocate(path, wanted, alignment))
     packed = {
-        name: Packed(found[name].shape, bits, block, dict(zip(arrays, places, strict=False)))
+        name: Packed(found[name].shape, bits, block, dict(zip(arrays, places, strict=False)), _has_4_bits(found[name]))
         for name, (bits, block, arrays) in layouts.items()
     }
     offsets = {}
@@ -150,6 +155,30 @@ def _layout(
     if bits == 4:
         arrays["zero_points"] = (np.uint8, (rows, math.ceil(blocks / 2)))
     return bits, block, arrays
+
+
+def _has_4_bits(matrix: Stored) -> bool:
+    """Whether a file has a matrix in 4 bits and scales."""
+    return matrix.num_bytes * 8 < 5 * math.prod(matrix.shape)
+
+
+def _restore(
+    blocks: NDArray[np.float32],
+    codes: NDArray[np.uint8],
+    zero_points: NDArray[np.uint8],
+    scales: NDArray[np.float16],
+) -> None:
+    """Write the codes and scales that blocks of Q4_0 had in their file, in place: d · (code − 8), the largest code 0.
+
+    Other blocks are not changed. blocks, codes: [rows, blocks, columns]; zero_points, scales: [rows, blocks].
+    """
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
+    steps = np.divide(blocks, largest, out=np.zeros_like(blocks), where=largest != 0) * -_MIDDLE
+    whole = np.rint(steps)
+    known = (np.abs(steps - whole).max(-1) < _EXACT) & (whole.max(-1) < _MIDDLE) & (largest[..., 0] != 0)
+    codes[known] = whole[known] + _MIDDLE
+    zero_points[known] = _MIDDLE
+    scales[known] = largest[known, 0] / -_MIDDLE
 
 
 def _pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
