@@ -38,6 +38,14 @@ def test_a_recipe_is_made_once(run: Callable[..., int]) -> None:
     assert [run({"a": 1}), run({"a": 1}), run({"a": 2}), run({"a": 1})] == [1, 0, 1, 0]
 
 
+def test_compiled_sources_that_are_being_written_change_nothing(run: Callable[..., int], tmp_path: Path) -> None:
+    made = [run({"a": 1})]
+    compiled = tmp_path / "package" / "__pycache__"
+    compiled.mkdir()
+    (compiled / "export.cpython-311.pyc.139842").write_bytes(b"half")  # as Python names it until it is whole
+    assert [*made, run({"a": 1})] == [1, 0]
+
+
 def test_it_is_made_again_when_a_source_has_changed(run: Callable[..., int], tmp_path: Path) -> None:
     assert run({"a": 1}) == 1
     (tmp_path / "package" / "export.py").write_text("two")

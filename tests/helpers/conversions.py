@@ -49,7 +49,7 @@ def sha256_of(path: Path) -> str:
     """Of a file, or of all files of a folder; of their names, too, and of its own."""
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file() and file.suffix != ".pyc":
+        if file.is_file() and file.parent.name != "__pycache__":  # another process may be writing into it
             content = file.read_bytes()
             found.update(f"{file.relative_to(path.parent).as_posix()} {len(content)}\n".encode())
             found.update(content)
