@@ -244,7 +244,7 @@ def test_4_bits_are_read_as_they_were_written(rows: int, columns: int, seed: int
 
 def test_blocks_of_q4_0_stay_as_they_are(make_checkpoint: Any, make_gguf: Any, convert: Any) -> None:
     checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
-    path = make_gguf("keep", checkpoint, quantisation="Q4_0")
+    path = make_gguf("keep-q4_0", checkpoint, quantisation="Q4_0")
     bundle, _ = convert(path, format="onnx", weights="int4")
     folder = bundle.folder / "main"
     weights, given = Weights(load(folder / "model.onnx"), folder), open_weights(path, is_gguf=True)
