@@ -6,8 +6,8 @@ Each row is a runtime; each figure comes from processes of their own, one after 
 caches: seconds from a process's start to its first token and to its 33rd, of the first and of the second start, then
 tokens per second of the second, its memory (GB of its own, and of mapped files), and the size on disk of the package
 with all that it requires. Outrider runs the model in int8 on OpenVINO, and if that is installed, in int4 on ONNX
-Runtime. LLAMA_PYTHON is an interpreter whose environment has llama-cpp-python; without one that
-runtime is left out, and without DRAFT.gguf the pair is. For an idle machine, so it is run by hand.
+Runtime. LLAMA_PYTHON is an interpreter whose environment has llama-cpp-python; without one that runtime is left out,
+and without DRAFT.gguf the pair is. For an idle machine, so it is run by hand.
 """
 
 import json
@@ -32,24 +32,29 @@ def finish():
     print(json.dumps({"times": times, "memory": memory}), flush=True)
     os._exit(0)
 """
-_OUTRIDER = """
-import outrider
-engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT"))
+_STREAM = """
 for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
     times.extend([time.time()] * len(chunk.tokens))
 finish()
 """
-_ONNX = """
+_OUTRIDER = (
+    """
+import outrider
+engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT"))
+"""
+    + _STREAM
+)
+_ONNX = (
+    """
 import outrider, outrider_export
 bundle = os.path.join(os.environ["CACHE"], "onnx")
 if not os.path.exists(bundle):
     options = {"output": bundle, "format": "onnx", "weights": "int4"}
     outrider_export.export_bundle(os.environ["MODEL"], os.environ.get("DRAFT"), **options)
 engine = outrider.load(bundle)
-for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
-    times.extend([time.time()] * len(chunk.tokens))
-finish()
 """
+    + _STREAM
+)
 _GENAI = """
 import openvino_genai
 pipeline = openvino_genai.LLMPipeline(os.environ["MODEL"], "CPU", CACHE_DIR=os.environ["CACHE"])

@@ -20,12 +20,17 @@ def pack(codes: NDArray[np.uint8], kind: Any = None) -> Any:
     """A constant from codes in one byte each. kind: its type, by default `u4`."""
     import openvino
 
-    flat = codes.reshape(-1)
-    flat = np.append(flat, np.zeros(flat.size % 2, dtype=np.uint8))
     kind = openvino.Type.u4 if kind is None else kind
-    tensor = openvino.Tensor(flat[::2] | flat[1::2] << 4, openvino.Shape(list(codes.shape)), kind)
+    tensor = openvino.Tensor(paired(codes.reshape(-1)), openvino.Shape(list(codes.shape)), kind)
     # A copy: a constant that shares the memory does not keep it alive.
     return openvino.op.Constant(tensor, shared_memory=False)
+
+
+def paired(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes of 4 bits [..., n], two a byte [..., ⌈n / 2⌉]."""
+    if codes.shape[-1] % 2:
+        codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
+    return codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
 
 
 def rounded(

@@ -21,7 +21,7 @@ from outrider_export.onnx_files import PIECE, Weights
 from outrider_export.onnx_graph import find_head
 
 BLOCK = 32
-_ZERO = 128  # the middle of 8 bits
+ZERO = 128  # the code of 0 in 8 bits
 _ALL = "export with --draft-vocab all."
 
 
@@ -36,9 +36,9 @@ def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[n
     for piece in _pieces(matrix):
         given = in_blocks(matrix[piece], block)
         largest = np.take_along_axis(given, np.abs(given).argmax(-1)[..., None], -1)
-        scale = largest / -_ZERO
+        scale = largest / -ZERO
         steps = np.divide(given, scale, out=np.zeros_like(given), where=scale != 0)
-        values[piece] = np.clip(np.rint(steps) + _ZERO, 0, 255).astype(np.uint8)
+        values[piece] = np.clip(np.rint(steps) + ZERO, 0, 255).astype(np.uint8)
         scales[piece] = scale[..., 0]
     return values, scales
 

@@ -42,10 +42,7 @@ _BYTES = {
     "openvino": {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0},
     "onnx": {"int8": 1.15, "int4": 0.9, "fp32": 4.0},
 }
-# Through PyTorch.
-_SCRATCH_BYTES = {
-    "int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0
-}  # fmt: skip
+_SCRATCH_BYTES = {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0}  # through PyTorch
 _EXTRAS = {
     "openvino": ("export", ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf")),
     "onnx": ("onnx", ("onnxruntime", "onnx")),

@@ -67,9 +67,8 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
             "leave out --format onnx to have it run by OpenVINO."
         )
     rotations = onnx_graph.rotations(decoder.ropes, decoder.context_length or job["geometry"]["context_length"])
-    packed, offsets = onnx_pack.pack(weights, job["weights"], output / f"{MODEL}.data", progress.advance, rotations)
+    packed, others = onnx_pack.pack(weights, job["weights"], output / f"{MODEL}.data", progress.advance, rotations)
     progress.phase("write")
-    others = {name: (values, offsets[name]) for name, values in rotations.items()}
     model = onnx_graph.build(decoder, weights, packed, others)
     add_rows(model)
     add_extra_rows(model)

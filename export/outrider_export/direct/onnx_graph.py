@@ -20,6 +20,7 @@ from outrider_export.direct.onnx_pack import packed_name
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, layer_name
 from outrider_export.onnx_files import import_onnx, point_to
 from outrider_export.onnx_graph import FLOAT, INT64
+from outrider_export.onnx_matrices import ZERO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,6 @@ _CONTRIB, _OPSET, _IR_VERSION = "com.microsoft", 22, 10
 _CONTRIBUTED = ("FusedMatMul", "GroupQueryAttention", "MatMulNBits", "SkipSimplifiedLayerNormalization")
 _INT32 = 6  # onnx.TensorProto's number for it
 _ROUNDED = 4  # accuracy level: activations are rounded to 8 bits
-_MIDDLE = 128  # the code of 0 in 8 bits
 
 
 def rotations(ropes: Mapping[str, Rope], context_length: int) -> dict[str, NDArray[np.float32]]:
@@ -89,13 +89,14 @@ class _Builder:
         decoder, helper = self.decoder, self.onnx.helper
         lengths = self._lengths()
         stream = self._scaled("embedding_scale", self._embedding(), decoder.embedding_scale)
-        norms = [layer_name(i, decoder.form.norms.before_attention) for i in range(len(decoder.layers))] + [FINAL_NORM]
-        read = self._norm(norms[0], stream)
+        norms = decoder.form.norms
+        firsts = [layer_name(i, norms.before_attention) for i in range(len(decoder.layers))] + [FINAL_NORM]
+        read = self._norm(firsts[0], stream)
         for i, layer in enumerate(decoder.layers):
-            attended = self._attention(i, layer, read, lengths)
-            stream, read = self._added(i, "after_attention", stream, attended, "before_mlp")
-            fed = self._feed_forward(i, read)
-            stream, read = self._added(i, "after_mlp", stream, fed, norms[i + 1])
+            attended = self._norm(layer_name(i, norms.after_attention), self._attention(i, layer, read, lengths))
+            stream, read = self._added(stream, attended, layer_name(i, norms.before_mlp))
+            fed = self._norm(layer_name(i, norms.after_mlp), self._feed_forward(i, read))
+            stream, read = self._added(stream, fed, firsts[i + 1])
         self._logits(read)
         caches = [f"{i}.{half}" for i in range(len(decoder.layers)) for half in ("key", "value")]
         heads, size, width = decoder.num_kv_heads, decoder.head_size, self.packed[self._head].shape[0]
@@ -130,7 +131,7 @@ class _Builder:
         if not matrix.bits:
             return codes
         values = self._node("Cast", f"{EMBEDDING}/float", codes, to=FLOAT)
-        values = self._node("Sub", f"{EMBEDDING}/centred", values, self._constant("middle", np.float32(_MIDDLE)))
+        values = self._node("Sub", f"{EMBEDDING}/centred", values, self._constant("middle", np.float32(ZERO)))
         scales = self._node("Gather", f"{EMBEDDING}/scales", f"{EMBEDDING}.scales", ids)
         last = self._ints("axis_last", [-1])
         values = self._node(
@@ -200,28 +201,22 @@ class _Builder:
         wide = self._node("Mul", f"{name}/wide", gate, self._project(i, "mlp.up_proj", x))
         return self._project(i, "mlp.down_proj", wide)
 
-    def _added(self, i: int, after: str, stream: str, x: str, norm: str) -> tuple[str, str]:
-        """The residual stream with x added, and what the next part reads of it.
-
-        after: the norm of x, of `Norms`. norm: of what is read: a field of `Norms`, or a name.
-        """
-        norms, scale = self.decoder.form.norms, self.decoder.residual_scale
-        name = layer_name(i, after)
-        x = self._scaled(f"{name}/scaled", self._norm(layer_name(i, getattr(norms, after)), x), scale)
-        norm = layer_name(i, getattr(norms, norm)) if hasattr(norms, norm) else norm
+    def _added(self, stream: str, x: str, norm: str) -> tuple[str, str]:
+        """The residual stream with x added, and what the next part reads of it, behind a norm."""
+        total = f"{x}/sum"
+        x = self._scaled(f"{x}/scaled", x, self.decoder.residual_scale)
         if norm.endswith(".") or self.decoder.form.norm != "rms":
-            stream = self._node("Add", f"{name}/sum", stream, x)
-            return stream, self._norm(norm, stream)
+            return self._node("Add", total, stream, x), self._norm(norm, total)
         read = self._node(
             "SkipSimplifiedLayerNormalization",
             norm,
             stream,
             x,
             self._vector(f"{norm}.weight"),
-            more=["", "", f"{name}/sum"],
+            more=["", "", total],
             epsilon=self.decoder.eps,
         )
-        return f"{name}/sum", read
+        return total, read
 
     def _norm(self, name: str, x: str) -> str:
         """A norm of the last axis; x itself where the architecture has none of this name."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider_export.codes import rounded
+from outrider_export.codes import paired, rounded
 from outrider_export.direct.pack import allocate, matrices_of, read_all
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, Stored, layer_name
 from outrider_export.onnx_files import alignment
@@ -77,14 +77,14 @@ class Packed:
             codes, zero_points, scales = rounded(blocks.reshape(len(values), -1), self.block, _LARGEST)
             if self.had_4_bits:
                 _restore(blocks, codes.reshape(blocks.shape), zero_points, scales)
-            weight[part] = _pairs(codes).reshape(len(values), -1, self.block // 2)
-            self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = _pairs(zero_points), scales
+            weight[part] = paired(codes).reshape(len(values), -1, self.block // 2)
+            self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales
 
 
 def pack(
     weights: Weights, kind: str, path: Path, advance: Callable[[int], None], others: Mapping[str, NDArray[Any]]
-) -> tuple[dict[str, Packed], dict[str, int]]:
-    """Round all matrices of a decoder, by their names, and write other arrays behind them; returns their offsets, too.
+) -> tuple[dict[str, Packed], dict[str, tuple[NDArray[Any], int]]]:
+    """Round all matrices of a decoder, by their names, and write other arrays behind them; these with their offsets.
 
     kind: "int8", "int4" or "fp32". path: a new file. advance: called with bytes read. Queries, keys and values of a
     layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention.
@@ -102,12 +102,11 @@ def pack(
         name: Packed(found[name].shape, bits, block, dict(zip(arrays, places, strict=False)), _has_4_bits(found[name]))
         for name, (bits, block, arrays) in layouts.items()
     }
-    offsets = {}
-    for name, values in others.items():
-        array, offsets[name] = next(places)
-        array[...] = values
+    placed = dict(zip(others, places, strict=True))
+    for name, (array, _) in placed.items():
+        array[...] = others[name]
     read_all(found, lambda name, part, values: packed[name].put(part, values), advance)
-    return packed, offsets
+    return packed, placed
 
 
 def _joined(weights: Weights) -> dict[str, Stored]:
@@ -179,9 +178,3 @@ def _restore(
     codes[known] = whole[known] + _MIDDLE
     zero_points[known] = _MIDDLE
     scales[known] = largest[known, 0] / -_MIDDLE
-
-
-def _pairs(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes of 4 bits [rows, n], two a byte [rows, ⌈n / 2⌉], the first in the lower half."""
-    codes = np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
-    return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)

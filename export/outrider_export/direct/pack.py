@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider_export.codes import pack as pack_codes
-from outrider_export.codes import rounded
+from outrider_export.codes import paired, rounded
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD, layer_name
 
 if TYPE_CHECKING:
@@ -207,5 +207,5 @@ def _round(values: Rows, packed: Packed, part: slice) -> None:
         packed.codes[part] = values
         return
     codes, zero_points, scales = rounded(values, packed.group, _LARGEST[packed.kind])
-    packed.codes[part] = codes if packed.kind == "int8" else codes[:, ::2] | codes[:, 1::2] << 4
+    packed.codes[part] = codes if packed.kind == "int8" else paired(codes)
     packed.zero_points[part], packed.scales[part] = zero_points, scales
