@@ -33,11 +33,11 @@ from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading
 from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
+from outrider_export.distill.gpu_writer import open_writer
 from outrider_export.distill.prompts import Filter, Prompt, is_refusal, make_follow_ups, make_prompts
 from outrider_export.distill.recipe import LEAST_ANSWER, Recipe, Stored, read_stored, write_stored
 from outrider_export.distill.shards import Conversation, Shard
 from outrider_export.distill.texts import Task, Text, is_loop
-from outrider_export.distill.writer import Writer
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts
@@ -88,7 +88,7 @@ def write_data(
 
     prompts: the user's, half of all as long as there are some; the main model makes up the others. excluded: prompts
     that are never asked. progress: called about once a second; whatever it raises ends the writing, and the shard under
-    way is lost. batch_size, memory, device: see `Writer`.
+    way is lost. batch_size, memory, device: see `open_writer`.
 
     Raises:
         ExportError: when the folder has the data of another recipe, the disk is full, nothing is left to ask or no
@@ -152,7 +152,7 @@ class _Job:
 
     def _open(self) -> None:
         """Open the main model. All shards are written in batches of the size that was chosen at first."""
-        self._writer = Writer(self._bundle, **self._options)
+        self._writer = open_writer(self._bundle, **self._options)
         self._stored = dataclasses.replace(self._stored, batch_size=self._writer.batch_size)
         write_stored(self._folder, self._stored)
 

@@ -3,7 +3,7 @@
     teacher = read_teacher(read_bundle("my-bundle"))
 
 Weights are found by what the graph does with them, as names differ with the program that wrote it. Compressed ones are
-unpacked to float32. Only the ends of the model are read: embedding, output matrix, final norm, and its last layers.
+unpacked to float32. Heads need only the ends of the model: embedding, output matrix, final norm, and its last layers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 
 _SMALLEST = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}  # where a graph does not show them
 
 
-def read_teacher(bundle: Bundle) -> Teacher:
-    """What heads need of a bundle's main model.
+def read_teacher(bundle: Bundle, num_layers: int | None = NUM_LAYERS) -> Teacher:
+    """What heads need of a bundle's main model. num_layers: of its last layers; None: all.
 
     Raises:
         ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
@@ -43,7 +43,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
     import torch
 
     hidden, attended = geometry.hidden_size, geometry.num_heads * geometry.head_size
-    first = max(geometry.num_layers - NUM_LAYERS, 0)
+    first = 0 if num_layers is None else max(geometry.num_layers - num_layers, 0)
     layers = [graph.layer(i, attended) for i in range(first, geometry.num_layers)]
     shape = Shape(
         hidden_size=hidden,
@@ -83,7 +83,7 @@ class _Graph:
         self.output_matrix: ov.Node = matrix
 
     def layer(self, index: int, attended: int) -> dict[str, NDArray[np.float32]]:
-        """A decoder layer's weights by the names of Llama's checkpoints; no biases.
+        """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products.
 
         attended: numbers of the heads' outputs, side by side.
         """
@@ -95,14 +95,19 @@ class _Graph:
         named = self._layers[index]
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
         weights = {f"{name}.weight": _unpack(found.node, found.num_in) for name, found in named.items()}
+        biases = {f"{name}.bias": _bias_behind(found.node, found.num_out) for name, found in named.items()}
+        weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
 
     def norm_before(self, product: ov.Node) -> NDArray[np.float32]:
-        """The weights float32 [h] of the norm whose output a product reads."""
+        """The weights float32 [h] of the norm whose output a product reads. Graphs lack those that are all 1."""
         node = multiplied_by(product).get_node()
-        for value in node.input_values() if node.get_type_name() == "Multiply" else ():
+        factors = list(node.input_values()) if node.get_type_name() == "Multiply" else []
+        for value in factors:
             if (found := _constant(value)) is not None and found.size > 1:
                 return found.reshape(-1)
+        if any(_width(value) == 1 for value in factors):  # one over the root of the mean of squares
+            return np.ones(max(map(_width, factors)), dtype=np.float32)
         raise ExportError(
             "The main model's graph has no RMS norm before its products, as Llama and Qwen have it. Train a draft "
             "model: --kind draft --from DRAFT."
@@ -149,6 +154,22 @@ def _unpack(product: ov.Node, width: int) -> NDArray[np.float32]:
     for each in targets:
         each.replace_source_output(before)
     return np.ascontiguousarray(compiled([np.eye(width, dtype=np.float32)[:, None]])[0][:, 0].T)
+
+
+def _bias_behind(product: ov.Node, size: int) -> NDArray[np.float32] | None:
+    """The numbers float32 [size] that are added to a product; None if there are none."""
+    for target in product.output(0).get_target_inputs():
+        if (node := target.get_node()).get_type_name() == "Add":
+            for found in map(_constant, node.input_values()):
+                if found is not None and found.size == size:
+                    return found.reshape(-1)
+    return None
+
+
+def _width(value: ov.Output) -> int:
+    """The length of a value's rows; 0 if that is not known."""
+    last = value.get_partial_shape()[-1]
+    return int(last.get_length()) if last.is_static else 0
 
 
 def _short(number: Any) -> float:

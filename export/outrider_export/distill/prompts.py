@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.inputs.text import Tokenizer
-    from outrider_export.distill.writer import Writer
+    from outrider_export.distill.gpu_writer import AnyWriter
 
 USER, MODEL = "user", "model"
 # A made-up turn is complete at a line's end. Shorter ones are mostly fragments.
@@ -197,7 +197,7 @@ def is_refusal(answer: str) -> bool:
 
 
 def make_prompts(
-    writer: Writer,
+    writer: AnyWriter,
     count: int,
     *,
     seed: int,
@@ -259,7 +259,7 @@ def _before_a_turn(tokenizer: Tokenizer) -> str:
 class _LineEnds:
     """The tokens that end a made-up turn: the model's own, and those with a line's end. Decoded as they come."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: AnyWriter) -> None:
         self._tokenizer = writer.tokenizer
         self._known = dict.fromkeys(writer.end_token_ids, True)
 

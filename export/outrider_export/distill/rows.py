@@ -17,7 +17,7 @@ from outrider.types import Logits
 NUM_KEPT = 32
 # Nats below the likeliest token. Those farther away count as 0: each has less than 1.2e-7 of its probability.
 _MARGIN = 16.0
-_LEAST = 1e-4  # the smallest probability to keep, as a share of the likeliest token's
+LEAST = 1e-4  # the smallest probability to keep, as a share of the likeliest token's
 
 
 class Near(NamedTuple):
@@ -61,7 +61,7 @@ def likeliest(near: Near) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     At most `NUM_KEPT`, and those only that have 1e-4 of the likeliest one's probability.
     """
     weights = np.exp(near.logits)
-    kept = np.flatnonzero(weights > _LEAST)
+    kept = np.flatnonzero(weights > LEAST)
     if len(kept) > NUM_KEPT:
         kept = kept[np.argpartition(weights[kept], -NUM_KEPT)[-NUM_KEPT:]]
     kept = kept[np.lexsort((kept, -weights[kept]))]

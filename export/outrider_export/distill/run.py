@@ -32,6 +32,7 @@ from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.card import card, describe
 from outrider_export.distill.data import Data
+from outrider_export.distill.gpu_writer import gpu_speed
 from outrider_export.distill.plan import Options, Plan, check_options, freeze, make_the_plan
 from outrider_export.distill.prediction import (
     SHARE,
@@ -234,7 +235,7 @@ class _Run:
 
     def _num_tokens(self) -> int:
         """As many tokens as were asked for, or as the hours allow."""
-        speed = _KEPT * writing_speed(self._bundle)
+        speed = _KEPT * (gpu_speed(self._bundle) or writing_speed(self._bundle))
         wanted, possible = self._options.num_tokens, int(speed * 3600 * self._options.hours * _DATA_HOURS)
         self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
         if possible < wanted:

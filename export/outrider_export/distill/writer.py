@@ -37,7 +37,7 @@ _TRIAL_CONTEXT, _TRIAL_CALLS = 192, 4
 _WORTH = 1.05  # a larger batch takes more memory, and is chosen where it is so much faster
 _GIGABYTE = 1e9
 _UNKNOWN = 4.0  # GB for the cache if the system does not say how much memory is free
-_LARGEST_HALF = 65504.0
+LARGEST_HALF = 65504.0
 
 
 class Writer:
@@ -67,13 +67,7 @@ class Writer:
         self.features = tuple(features)
         self.tokenizer = Tokenizer(bundle.tokenizer_path)
         self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
-        context = bundle.manifest.main.geometry.context_length
-        self.max_prompt_tokens = min(MAX_PROMPT_TOKENS, context - max_new_tokens)
-        if self.max_prompt_tokens < 1:
-            raise ExportError(
-                f"max_new_tokens={max_new_tokens:,} leaves no room for a prompt in the main model's context of "
-                f"{context:,} tokens. Lower it."
-            )
+        self.max_prompt_tokens = longest_prompt(bundle, max_new_tokens)
         self._max_new_tokens = max_new_tokens
         self._backend = _open(bundle, self.features, device or DeviceConfig())
         sizes = tuple(size for size in BATCH_SIZES if size <= max_batch_size) or BATCH_SIZES[:1]
@@ -122,11 +116,7 @@ class Writer:
     def _admit(self, waiting: _Waiting, running: list[Running], max_new_tokens: int, seed: int) -> None:
         """Begin texts until the batch or the cache is full."""
         while len(running) < self.batch_size and (task := waiting.first) is not None:
-            if not 0 < len(task.token_ids) <= self.max_prompt_tokens:
-                raise ExportError(
-                    f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to "
-                    f"{self.max_prompt_tokens:,}. Leave it out."
-                )
+            check_prompt(task, self.max_prompt_tokens)
             slot = self._backend.open(len(task.token_ids) + max_new_tokens)
             if slot is None:  # until others end
                 return
@@ -141,7 +131,7 @@ class Writer:
         for each, chunk in parts:
             if self.features:
                 states = step.features(chunk)
-                each.keep(states.clip(-_LARGEST_HALF, _LARGEST_HALF, out=states).astype(np.float16))
+                each.keep(states.clip(-LARGEST_HALF, LARGEST_HALF, out=states).astype(np.float16))
             each.unread = each.unread[len(chunk.token_ids) :]
             if chunk.num_rows:
                 each.go_on(step.row(row).full(), ends)
@@ -219,6 +209,26 @@ def _fastest(speeds: dict[int, float]) -> int:
     for size, speed in itertools.islice(speeds.items(), 1, None):
         best = size if speed > _WORTH * speeds[best] else best
     return best
+
+
+def longest_prompt(bundle: Bundle, max_new_tokens: int) -> int:
+    """Tokens that a prompt may have. Raises ExportError if answers of this length leave no room for one."""
+    context = bundle.manifest.main.geometry.context_length
+    if max_new_tokens >= context:
+        raise ExportError(
+            f"max_new_tokens={max_new_tokens:,} leaves no room for a prompt in the main model's context of "
+            f"{context:,} tokens. Lower it."
+        )
+    return min(MAX_PROMPT_TOKENS, context - max_new_tokens)
+
+
+def check_prompt(task: Task, longest: int) -> None:
+    """Raise ExportError for a prompt that is too long, or empty."""
+    if not 0 < len(task.token_ids) <= longest:
+        raise ExportError(
+            f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to {longest:,}. "
+            "Leave it out."
+        )
 
 
 def check_format(bundle: Bundle) -> None:
