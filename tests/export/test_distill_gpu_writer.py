@@ -1,5 +1,6 @@
 """What the writer for GPUs writes is what the writer for OpenVINO does. Here it runs on the CPU, in float32."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,11 @@ from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
 from outrider_export.distill import gpu_writer
-from outrider_export.distill.data import feature_names
+from outrider_export.distill.answers import write_data
+from outrider_export.distill.data import Data, feature_names, find_shards
 from outrider_export.distill.gpu_writer import GpuWriter, gpu_speed, open_writer
+from outrider_export.distill.prompts import Prompt
+from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.texts import Task, Text
 from outrider_export.distill.writer import Writer
 
@@ -123,8 +127,9 @@ def test_without_a_gpu_openvino_writes(bundle: Bundle, monkeypatch: pytest.Monke
     assert gpu_speed(bundle) is None
 
 
-def test_a_gpu_writes_where_the_model_is_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU is the CPU here, which knows no graphs."""
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is the CPU, which knows no graphs."""
 
     def on_cpu(given: Bundle, **options: Any) -> GpuWriter:
         return GpuWriter(given, **options, **CPU)
@@ -132,9 +137,30 @@ def test_a_gpu_writes_where_the_model_is_the_same(bundle: Bundle, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu_writer, "GpuWriter", on_cpu)
     monkeypatch.setattr(gpu_writer, "_TIMED_ANSWER", 3)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_a_gpu_writes_where_the_model_is_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_writer(bundle, max_new_tokens=4, batch_size=2), GpuWriter)
     assert isinstance(open_writer(bundle, max_new_tokens=4, batch_size=1, device=DeviceConfig()), Writer)
     assert (gpu_speed(bundle) or 0) > 0
     monkeypatch.setattr(GpuWriter, "agrees", lambda *_: False)
     assert isinstance(open_writer(bundle, max_new_tokens=4, batch_size=1), Writer)
     assert gpu_speed(bundle) is None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_gpu")
+def test_training_data_is_the_same(bundle: Bundle, tmp_path: Path) -> None:
+    """With prompts of the model's own, follow-ups, and a second shard. In f32 on both sides."""
+    recipe = Recipe(1600, frozenset({"taps", "last"}), seed=3, max_new_tokens=20)
+    prompts = [Prompt(each) for each in PROMPTS]
+    for name, device in (("gpu", None), ("openvino", PRECISE)):
+        write_data(tmp_path / name, bundle, recipe, prompts=prompts, batch_size=8, device=device)
+    shards, others = (find_shards(tmp_path / name) for name in ("gpu", "openvino"))
+    assert len(shards) == len(others) > 1
+    for one, other in zip(shards, others, strict=True):
+        assert (one / "prompts.jsonl").read_bytes() == (other / "prompts.jsonl").read_bytes()
+        for name in ("tokens", "answer", "starts", "greedy"):
+            np.testing.assert_array_equal(np.load(one / f"{name}.npy"), np.load(other / f"{name}.npy"))
+    assert Data(tmp_path / "gpu").num_answer_tokens >= 1600
