@@ -1,6 +1,7 @@
 """What the writer for GPUs writes is what the writer for OpenVINO does. Here it runs on the CPU, in float32."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from outrider_export.distill.gpu_writer import GpuWriter, gpu_speed, open_writer
 from outrider_export.distill.prompts import Prompt
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.texts import Task, Text
+from outrider_export.distill.torch_main import TorchMain
 from outrider_export.distill.writer import Writer
+from outrider_export.train.fit import _tokens_in_batch
 
 MOST = 40
 FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)
@@ -113,6 +116,15 @@ def test_logits_that_are_not_finite_are_an_error(bundle: Bundle, tasks: list[Tas
         list(broken.write(tasks[:1], seed=0))
 
 
+def test_too_little_memory_is_an_error(bundle: Bundle, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(TorchMain, "new_cache", full)
+    with pytest.raises(DeviceError, match="no room for 2 texts at a time.*CUDA_VISIBLE_DEVICES"):
+        list(GpuWriter(bundle, max_new_tokens=4, batch_size=2, **CPU).write(tasks[:1], seed=0))
+
+
 def test_another_model_does_not_agree(bundle: Bundle) -> None:
     """As one whose layers are of another kind than Llama's would."""
     made = GpuWriter(bundle, max_new_tokens=4, batch_size=1, **CPU)
@@ -147,6 +159,14 @@ def test_a_gpu_writes_where_the_model_is_the_same(bundle: Bundle, monkeypatch: p
     monkeypatch.setattr(GpuWriter, "agrees", lambda *_: False)
     assert isinstance(open_writer(bundle, max_new_tokens=4, batch_size=1), Writer)
     assert gpu_speed(bundle) is None
+
+
+@pytest.mark.parametrize(("memory", "times"), [(6e9, 1), (24e9, 3), (80e9, 8)])
+def test_training_takes_larger_batches_on_a_gpu(monkeypatch: pytest.MonkeyPatch, memory: float, times: int) -> None:
+    usual = _tokens_in_batch("eagle3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=int(memory)))
+    assert _tokens_in_batch("eagle3") == times * usual
 
 
 @pytest.mark.slow

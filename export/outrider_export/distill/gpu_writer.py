@@ -23,7 +23,7 @@ from outrider.errors import DeviceError, OutriderError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.taps import LAST
 from outrider.types import Noise
-from outrider_export.distill.main_model import read_teacher
+from outrider_export.distill.main_model import read_layers, read_teacher
 from outrider_export.distill.rows import LEAST, NUM_KEPT
 from outrider_export.distill.texts import Task, Text
 from outrider_export.distill.torch_main import TorchMain
@@ -102,7 +102,8 @@ class GpuWriter:
         self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
         self.max_prompt_tokens = longest_prompt(bundle, max_new_tokens)
         self._max_new_tokens = max_new_tokens
-        self._main = TorchMain(read_teacher(bundle, num_layers=None), device or torch.device("cuda"), dtype)
+        place = device or torch.device("cuda")
+        self._main = TorchMain(read_teacher(bundle), read_layers(bundle), place, dtype)
         self.batch_size = batch_size or self._largest_batch()
         self._batch: _Batch | None = None  # the latest, whose memory and graph are used again
 
@@ -115,7 +116,12 @@ class GpuWriter:
         stop: Container[int] | None = None,
         watch: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Text]:
-        """The texts, batch by batch. As `Writer.write`; texts that loop are written to their end."""
+        """The texts, batch by batch. As `Writer.write`; texts that loop are written to their end.
+
+        Raises:
+            ExportError: for a prompt of more than `max_prompt_tokens`.
+            DeviceError: when the GPU has too little memory, or logits are not finite.
+        """
         most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
         ends, waiting = self.end_token_ids if stop is None else stop, iter(tasks)
         while batch := list(itertools.islice(waiting, self.batch_size)):
@@ -139,8 +145,14 @@ class GpuWriter:
     def _write(
         self, tasks: list[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
     ) -> Iterator[Text]:
-        batch = self._prepared(tasks, most)
-        batch.begin(tasks, seed)
+        try:
+            batch = self._prepared(tasks)
+            batch.begin(tasks, seed)
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(
+                f"The GPU has no room for {self.batch_size} texts at a time. Free its memory, or set "
+                "CUDA_VISIBLE_DEVICES to nothing, so that the CPU writes and trains."
+            ) from error
         answers: list[list[int]] = [[] for _ in tasks]
         reasons = [""] * len(tasks)
         for place in range(most + 1):
@@ -158,14 +170,15 @@ class GpuWriter:
             batch.go_on()
         yield from batch.texts(tasks, answers, reasons)
 
-    def _prepared(self, tasks: Sequence[Task], most: int) -> _Batch:
+    def _prepared(self, tasks: Sequence[Task]) -> _Batch:
         """Memory for these texts; that of the batch before, where it fits."""
         longest = max(len(task.token_ids) for task in tasks)
         width = next((each for each in _WIDTHS if each >= longest), longest)
         num_rows = min(self.batch_size, 1 << (len(tasks) - 1).bit_length())
-        if self._batch is None or self._batch.sizes != (num_rows, width, most):
+        sizes = num_rows, width, self._max_new_tokens
+        if self._batch is None or self._batch.sizes != sizes:
             self._batch = None  # frees its memory first
-            self._batch = _Batch(self._main, self.features, (num_rows, width, most))
+            self._batch = _Batch(self._main, self.features, sizes)
         return self._batch
 
     def _largest_batch(self) -> int:

@@ -8,6 +8,8 @@ unpacked to float32. Heads need only the ends of the model: embedding, output ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,24 +31,18 @@ _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 
 _SMALLEST = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}  # where a graph does not show them
 
 
-def read_teacher(bundle: Bundle, num_layers: int | None = NUM_LAYERS) -> Teacher:
-    """What heads need of a bundle's main model. num_layers: of its last layers; None: all.
+def read_teacher(bundle: Bundle) -> Teacher:
+    """What heads need of a bundle's main model.
 
     Raises:
         ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
     """
-    main = bundle.manifest.main
-    check_format(bundle)
-    path = bundle.folder / main.folder / "openvino_model.xml"
-    geometry = main.geometry
-    graph = _Graph(read_ir(new_core(), path), geometry.num_layers)
+    main, geometry, graph = bundle.manifest.main, bundle.manifest.main.geometry, _Graph.of(bundle)
     import torch
 
-    hidden, attended = geometry.hidden_size, geometry.num_heads * geometry.head_size
-    first = 0 if num_layers is None else max(geometry.num_layers - num_layers, 0)
-    layers = [graph.layer(i, attended) for i in range(first, geometry.num_layers)]
+    layers = [graph.layer(i) for i in range(max(geometry.num_layers - NUM_LAYERS, 0), geometry.num_layers)]
     shape = Shape(
-        hidden_size=hidden,
+        hidden_size=geometry.hidden_size,
         intermediate_size=len(layers[-1]["mlp.gate_proj.weight"]),
         num_heads=geometry.num_heads,
         num_kv_heads=geometry.num_kv_heads,
@@ -59,19 +55,40 @@ def read_teacher(bundle: Bundle, num_layers: int | None = NUM_LAYERS) -> Teacher
     )
     return Teacher(
         shape,
-        torch.from_numpy(_embedding(path, shape)),
-        torch.from_numpy(_unpack(graph.output_matrix, hidden)),
+        torch.from_numpy(_embedding(_path(bundle), shape)),
+        torch.from_numpy(_unpacked([graph.output_matrix])[0]),
         torch.from_numpy(graph.norm_before(graph.output_matrix)),
         [{name: torch.from_numpy(each) for name, each in layer.items()} for layer in layers],
         main.vocab_size,
     )
 
 
-class _Graph:
-    """A decoder's graph, and where its weights are."""
+def read_layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """The weights of all layers of a bundle's main model, one by one, as `Teacher.layers` has the last ones.
 
-    def __init__(self, model: ov.Model, num_layers: int) -> None:
-        self._model, self._num_layers = model, num_layers
+    Raises:
+        ExportError: as `read_teacher`.
+    """
+    graph = _Graph.of(bundle)
+    import torch
+
+    for index in range(bundle.manifest.main.geometry.num_layers):
+        yield {name: torch.from_numpy(each) for name, each in graph.layer(index).items()}
+
+
+class _Graph:
+    """A decoder's graph, and where its weights are. attended: numbers of the heads' outputs, side by side."""
+
+    @staticmethod
+    def of(bundle: Bundle) -> _Graph:
+        """That of a bundle's main model."""
+        check_format(bundle)
+        geometry = bundle.manifest.main.geometry
+        model = read_ir(new_core(), _path(bundle))
+        return _Graph(model, geometry.num_layers, geometry.num_heads * geometry.head_size)
+
+    def __init__(self, model: ov.Model, num_layers: int, attended: int) -> None:
+        self._model, self._num_layers, self._attended = model, num_layers, attended
         self._layers: list[dict[str, Projection]] = []  # once they are asked for
         self._states = hidden_states_of(model, num_layers)
         matrix = output_matrix_of(model)
@@ -82,19 +99,17 @@ class _Graph:
             )
         self.output_matrix: ov.Node = matrix
 
-    def layer(self, index: int, attended: int) -> dict[str, NDArray[np.float32]]:
-        """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products.
-
-        attended: numbers of the heads' outputs, side by side.
-        """
+    def layer(self, index: int) -> dict[str, NDArray[np.float32]]:
+        """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products."""
         if not self._layers:
             try:
-                self._layers = projections_of(self._model, self._num_layers, attended=attended)
+                self._layers = projections_of(self._model, self._num_layers, attended=self._attended)
             except BundleError as error:
                 raise ExportError(f"{error} Train a draft model: --kind draft --from DRAFT.") from error
         named = self._layers[index]
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
-        weights = {f"{name}.weight": _unpack(found.node, found.num_in) for name, found in named.items()}
+        matrices = _unpacked([found.node for found in named.values()])
+        weights = {f"{name}.weight": matrix for name, matrix in zip(named, matrices, strict=True)}
         biases = {f"{name}.bias": _bias_behind(found.node, found.num_out) for name, found in named.items()}
         weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
@@ -133,6 +148,10 @@ class _Graph:
         return _SMALLEST["rope_theta"]
 
 
+def _path(bundle: Bundle) -> Path:
+    return bundle.folder / bundle.manifest.main.folder / "openvino_model.xml"
+
+
 def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
     """The embeddings of all tokens, float32 [vocab, h], as the first layer gets them."""
     token_ids = ops.parameter([-1], np.int64)
@@ -142,18 +161,12 @@ def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
     return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
 
 
-def _unpack(product: ov.Node, width: int) -> NDArray[np.float32]:
-    """The matrix of a product with rows of `width` numbers, float32 [out, width]: what it makes of an identity."""
-    rows = ops.parameter([-1, 1, width], np.float32)
-    # The graph goes on to be used, so it gets its own rows back.
-    before = multiplied_by(product)
-    targets = list(before.get_target_inputs())
-    for each in targets:
-        each.replace_source_output(rows.output(0))
-    compiled = new_core().compile_model(ov.Model([ops.result(product)], [rows]), "CPU", _EXACT)
-    for each in targets:
-        each.replace_source_output(before)
-    return np.ascontiguousarray(compiled([np.eye(width, dtype=np.float32)[:, None]])[0][:, 0].T)
+def _unpacked(products: list[ov.Node]) -> list[NDArray[np.float32]]:
+    """The matrices of products, float32 [out, in] each."""
+    matrices = [ops.result(ops.convert(each.input_value(1), np.float32)) for each in products]
+    found = new_core().compile_model(ov.Model(matrices, []), "CPU", _EXACT)({})
+    both = zip(found.to_tuple(), products, strict=True)
+    return [matrix.copy() if node.get_attributes()["transpose_b"] else matrix.T.copy() for matrix, node in both]
 
 
 def _bias_behind(product: ov.Node, size: int) -> NDArray[np.float32] | None:

@@ -1,6 +1,6 @@
 """The main model in PyTorch, with the weights of its bundle: on a GPU it writes hundreds of texts at once.
 
-    main = TorchMain(read_teacher(bundle, num_layers=None), torch.device("cuda"), torch.bfloat16)
+    main = TorchMain(read_teacher(bundle), read_layers(bundle), torch.device("cuda"), torch.bfloat16)
     cache = main.new_cache(num_rows=512, length=384)
     states = main.read(prompts, cache)
     states = main.step(token_ids, positions, cache)
@@ -21,6 +21,8 @@ from torch.nn import functional
 from outrider.models.backends.taps import LAST, after_layers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from outrider_export.train.layers import Teacher
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -29,15 +31,15 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 class TorchMain:
     """A main model whose weights are on a device, for inference. The residual stream is in float32.
 
-    teacher: with all of the model's layers. dtype: of weights, keys and values.
+    layers: the weights of all, one by one, so that they are not in memory twice. dtype: of weights, keys and values.
     """
 
-    def __init__(self, teacher: Teacher, device: Any, dtype: Any) -> None:
+    def __init__(self, teacher: Teacher, layers: Iterable[dict[str, Any]], device: Any, dtype: Any) -> None:
         self.shape, self.device, self.dtype = teacher.shape, device, dtype
         self._embedding = teacher.embedding.to(device, dtype)
         self._lm_head = teacher.lm_head[: teacher.num_tokens].to(device, dtype)
         self._norm = teacher.norm.to(device).float()
-        self._layers = [self._placed(layer) for layer in teacher.layers]
+        self._layers = [self._placed(layer) for layer in layers]
         half = self.shape.head_size // 2
         self._frequencies = self.shape.rope_theta ** (-torch.arange(half, device=device).float() / half)
 

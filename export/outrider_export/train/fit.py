@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
-GPU_BATCH = 8  # times as many on a GPU, whose kernels are too short otherwise
+# On a GPU, whose kernels are too short otherwise, batches are up to eight times as large: once for so many bytes.
+MOST_BATCHES, GPU_MEMORY = 8, 8_000_000_000
 TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "dspark": 1024, "draft": 1024}
 LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "dspark": 1.5e-3, "draft": 4e-5}  # others: 1e-3
 FURTHER_RATE = 4e-4  # of a head that was trained before
@@ -299,7 +300,11 @@ def _batches(kind: str, data: Data, seed: int, share: float) -> list[list[int]]:
 
 
 def _tokens_in_batch(kind: str) -> int:
-    return TOKENS_IN_BATCH.get(kind, TOKENS_IN_USUAL_BATCH) * (GPU_BATCH if torch.cuda.is_available() else 1)
+    usual = TOKENS_IN_BATCH.get(kind, TOKENS_IN_USUAL_BATCH)
+    if not torch.cuda.is_available():
+        return usual
+    memory = int(torch.cuda.get_device_properties(0).total_memory)
+    return usual * min(max(memory // GPU_MEMORY, 1), MOST_BATCHES)
 
 
 def evaluate(head: Any, data: Data) -> Accuracy:
