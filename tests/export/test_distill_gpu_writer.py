@@ -151,6 +151,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_writer, "_TIMED_ANSWER", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_gpu")
 def test_a_gpu_writes_where_the_model_is_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(open_writer(bundle, max_new_tokens=4, batch_size=2), GpuWriter)
