@@ -93,7 +93,11 @@ def test_texts_end_at_the_tokens_that_are_given(
     assert (len(text.token_ids), text.reason) == (text.num_prompt_tokens + 2, "length")
 
 
-def test_texts_without_hidden_states_are_the_same(bundle: Bundle, tasks: list[Task], expected: dict[int, Text]) -> None:
+def test_texts_without_hidden_states_are_the_same(
+    bundle: Bundle, tasks: list[Task], expected: dict[int, Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a batch of which three prompts are read at a time."""
+    monkeypatch.setattr(gpu_writer, "_READ_ROWS", 3)
     plain = GpuWriter(bundle, max_new_tokens=MOST, **CPU)
     assert plain.batch_size == 8
     for text in plain.write(tasks, seed=5):

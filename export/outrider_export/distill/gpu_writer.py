@@ -314,9 +314,8 @@ class _Batch:
 
     def _joined(self, states: dict[str, Any]) -> Any:
         """The wanted states side by side, float16 [B, T, width]."""
-        if not self._features:
-            return self._states[:, :1, :0]
-        found = torch.cat([states[name].float() for name in self._features], -1)
+        none = states[LAST][..., :0].float()  # of the right shape where no states are wanted
+        found = torch.cat([none, *(states[name].float() for name in self._features)], -1)
         return found.clamp(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
 
     def _capture(self) -> Any:
