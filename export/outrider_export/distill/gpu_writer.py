@@ -20,17 +20,16 @@ import torch
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError
-from outrider.inputs.text import Tokenizer
 from outrider.models.backends.taps import LAST
 from outrider.types import Noise
 from outrider_export.distill.main_model import read_layers, read_teacher
 from outrider_export.distill.rows import LEAST, NUM_KEPT
 from outrider_export.distill.texts import Task, Text
 from outrider_export.distill.torch_main import TorchMain
-from outrider_export.distill.writer import BATCH_SIZES, LARGEST_HALF, Writer, check_prompt, longest_prompt
+from outrider_export.distill.writer import LARGEST_HALF, MAX_PROMPT_TOKENS, TextWriter, Writer
 
 BATCH_SIZE = 512
-_WIDTHS = (64, 128, 256, 512, 1024)  # of prompts: each needs a graph of its own
+_WIDTHS = (64, 128, 256, 512, MAX_PROMPT_TOKENS)  # of prompts: each needs a graph of its own
 _READ_ROWS = 64  # prompts that are read at a time
 _CACHE_SHARE = 0.4  # of the free memory
 _TRIED, _TRIED_TOKENS = "Write a short story about a lighthouse.", 24
@@ -38,36 +37,20 @@ _MOST_DIFFERENT = 0.1  # of the last hidden states, relative: rounding makes a f
 _TIMED_PROMPT, _TIMED_ANSWER = 64, 64  # tokens
 
 
-def open_writer(
-    bundle: Bundle,
-    *,
-    features: Sequence[str] = (),
-    max_new_tokens: int = 256,
-    batch_size: int | None = None,
-    max_batch_size: int = BATCH_SIZES[-1],
-    memory: float | None = None,
-    device: DeviceConfig | None = None,
-) -> AnyWriter:
+def open_writer(bundle: Bundle, *, device: DeviceConfig | None = None, **options: Any) -> TextWriter:
     """A `GpuWriter` where there is a GPU that calculates what the bundle does, and `Writer` elsewhere.
 
     For the options and the errors, see `Writer`. max_batch_size and memory are not for GPUs; a device is one of
     OpenVINO's.
     """
-    found = _on_gpu(bundle, features, max_new_tokens, batch_size) if device is None else None
-    return found or Writer(
-        bundle,
-        features=features,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        max_batch_size=max_batch_size,
-        memory=memory,
-        device=device,
-    )
+    for_gpu = {name: options[name] for name in ("features", "max_new_tokens", "batch_size") if name in options}
+    found = _on_gpu(bundle, **for_gpu) if device is None else None
+    return found or Writer(bundle, device=device, **options)
 
 
 def gpu_speed(bundle: Bundle) -> float | None:
     """Tokens per second that a GPU writes with the bundle's main model; None without a GPU that can."""
-    if (writer := _on_gpu(bundle, (), _TIMED_ANSWER, None)) is None:
+    if (writer := _on_gpu(bundle, max_new_tokens=_TIMED_ANSWER)) is None:
         return None
     tasks = [Task(i, [0] * _TIMED_PROMPT) for i in range(writer.batch_size)]
     for _ in range(2):  # the first one makes kernels ready
@@ -77,7 +60,7 @@ def gpu_speed(bundle: Bundle) -> float | None:
     return sum(written) / (time.perf_counter() - began)
 
 
-class GpuWriter:
+class GpuWriter(TextWriter):
     """Writes texts with a bundle's main model in PyTorch, as `Writer` does. Not for several threads.
 
     features: names of hidden states to keep. batch_size: texts written at the same time; None: as many as the memory
@@ -97,13 +80,9 @@ class GpuWriter:
         device: Any = None,
         dtype: Any = torch.bfloat16,
     ) -> None:
-        self.features = tuple(features)
-        self.tokenizer = Tokenizer(bundle.tokenizer_path)
-        self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
-        self.max_prompt_tokens = longest_prompt(bundle, max_new_tokens)
-        self._max_new_tokens = max_new_tokens
+        super().__init__(bundle, features, max_new_tokens)
         place = device or torch.device("cuda")
-        self._main = TorchMain(read_teacher(bundle), read_layers(bundle), place, dtype)
+        self._main = TorchMain(read_teacher(bundle), read_layers(bundle), features, place, dtype)
         self.batch_size = batch_size or self._largest_batch()
         self._batch: _Batch | None = None  # the latest, whose memory and graph are used again
 
@@ -116,17 +95,12 @@ class GpuWriter:
         stop: Container[int] | None = None,
         watch: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Text]:
-        """The texts, batch by batch. As `Writer.write`; texts that loop are written to their end.
-
-        Raises:
-            ExportError: for a prompt of more than `max_prompt_tokens`.
-            DeviceError: when the GPU has too little memory, or logits are not finite.
-        """
+        """As `TextWriter`, batch by batch; texts that loop are written to their end."""
         most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
         ends, waiting = self.end_token_ids if stop is None else stop, iter(tasks)
         while batch := list(itertools.islice(waiting, self.batch_size)):
             for task in batch:
-                check_prompt(task, self.max_prompt_tokens)
+                self._check(task)
             yield from self._write(batch, seed, most, ends, watch)
 
     def agrees(self, bundle: Bundle) -> bool:
@@ -173,7 +147,7 @@ class GpuWriter:
     def _prepared(self, tasks: Sequence[Task]) -> _Batch:
         """Memory for these texts; that of the batch before, where it fits."""
         longest = max(len(task.token_ids) for task in tasks)
-        width = next((each for each in _WIDTHS if each >= longest), longest)
+        width = next(each for each in _WIDTHS if each >= longest)
         num_rows = min(self.batch_size, 1 << (len(tasks) - 1).bit_length())
         sizes = num_rows, width, self._max_new_tokens
         if self._batch is None or self._batch.sizes != sizes:
@@ -193,15 +167,12 @@ class GpuWriter:
         return min(BATCH_SIZE, 1 << max(num_rows.bit_length() - 1, 0))
 
 
-AnyWriter = Writer | GpuWriter
-
-
-def _on_gpu(bundle: Bundle, features: Sequence[str], max_new_tokens: int, batch_size: int | None) -> GpuWriter | None:
+def _on_gpu(bundle: Bundle, **options: Any) -> GpuWriter | None:
     """A writer on the GPU; None if there is none, or it does not run this model."""
     if not torch.cuda.is_available():
         return None
     try:
-        writer = GpuWriter(bundle, features=features, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        writer = GpuWriter(bundle, **options)
     except (OutriderError, torch.OutOfMemoryError):
         return None
     return writer if writer.agrees(bundle) else None
@@ -278,16 +249,11 @@ class _Batch:
             )
         for row, (task, answer, reason) in enumerate(zip(tasks, answers, reasons, strict=True)):
             before, count = len(task.token_ids), len(answer)
-            token_ids = np.array([*task.token_ids, *answer], dtype=np.int32)
-            top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
-            top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
-            top_ids[before - 1 : -1] = self._top_ids[row, :count].cpu().numpy()
-            top_probs[before - 1 : -1] = self._top_probs[row, :count].cpu().numpy()
+            top_ids, top_probs = (each[row, :count].cpu().numpy() for each in (self._top_ids, self._top_probs))
             states = None
             if self._features:
-                parts = self._prompt_states[row, :before], self._states[row, :count]
-                states = torch.cat(parts).cpu().numpy()
-            yield Text(task.number, before, token_ids, reason, top_ids, top_probs, states)
+                states = torch.cat([self._prompt_states[row, :before], self._states[row, :count]]).cpu().numpy()
+            yield Text.of(task, answer, reason, (top_ids, top_probs), states)
 
     def _advance(self) -> None:
         states = self._main.step(self._token_ids, self._positions, self._cache)

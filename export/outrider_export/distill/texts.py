@@ -65,6 +65,23 @@ class Text:
     top_probs: NDArray[np.float16]
     features: NDArray[np.float16] | None
 
+    @staticmethod
+    def of(
+        task: Task,
+        answer: Sequence[int],
+        reason: str,
+        top: tuple[NDArray[np.int32], NDArray[np.float16]],
+        features: NDArray[np.float16] | None,
+    ) -> Text:
+        """A task's finished text. top: the likeliest tokens and their probabilities, a row for each of the answer."""
+        before, count = len(task.token_ids), len(answer)
+        # The row behind token t is of token t + 1: the first stands behind the prompt's last token.
+        top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
+        top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
+        top_ids[before - 1 : -1], top_probs[before - 1 : -1] = top
+        token_ids = np.array([*task.token_ids, *answer], dtype=np.int32)
+        return Text(task.number, before, token_ids, reason, top_ids, top_probs, features)
+
 
 class Running:
     """A text that is being written, in its slot of the cache."""
@@ -113,11 +130,6 @@ class Running:
 
     def text(self) -> Text:
         """The finished text."""
-        before, count = len(self.task.token_ids), len(self.answer)
-        # The row behind token t is of token t + 1: the first stands behind the prompt's last token.
-        top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
-        top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
-        top_ids[before - 1 : -1], top_probs[before - 1 : -1] = self._top_ids[:count], self._top_probs[:count]
-        token_ids = np.array([*self.task.token_ids, *self.answer], dtype=np.int32)
-        states = None if self._states is None else self._states[: len(token_ids)]
-        return Text(self.task.number, before, token_ids, self.reason, top_ids, top_probs, states)
+        count = len(self.answer)
+        states = None if self._states is None else self._states[: len(self.task.token_ids) + count]
+        return Text.of(self.task, self.answer, self.reason, (self._top_ids[:count], self._top_probs[:count]), states)

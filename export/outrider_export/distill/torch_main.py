@@ -1,6 +1,6 @@
 """The main model in PyTorch, with the weights of its bundle: on a GPU it writes hundreds of texts at once.
 
-    main = TorchMain(read_teacher(bundle), read_layers(bundle), torch.device("cuda"), torch.bfloat16)
+    main = TorchMain(read_teacher(bundle), read_layers(bundle), tap_names(30), torch.device("cuda"), torch.bfloat16)
     cache = main.new_cache(num_rows=512, length=384)
     states = main.read(prompts, cache)
     states = main.step(token_ids, positions, cache)
@@ -19,9 +19,10 @@ import torch
 from torch.nn import functional
 
 from outrider.models.backends.taps import LAST, after_layers
+from outrider_export.train.layers import turn, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from outrider_export.train.layers import Teacher
 
@@ -31,17 +32,19 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 class TorchMain:
     """A main model whose weights are on a device, for inference. The residual stream is in float32.
 
-    layers: the weights of all, one by one, so that they are not in memory twice. dtype: of weights, keys and values.
+    layers: the weights of all, one by one, so that they are not in memory twice. features: names of the hidden states
+    that are returned, beside the last ones. dtype: of weights, keys and values.
     """
 
-    def __init__(self, teacher: Teacher, layers: Iterable[dict[str, Any]], device: Any, dtype: Any) -> None:
+    def __init__(
+        self, teacher: Teacher, layers: Iterable[dict[str, Any]], features: Collection[str], device: Any, dtype: Any
+    ) -> None:
         self.shape, self.device, self.dtype = teacher.shape, device, dtype
+        self._features = frozenset(features)
         self._embedding = teacher.embedding.to(device, dtype)
         self._lm_head = teacher.lm_head[: teacher.num_tokens].to(device, dtype)
         self._norm = teacher.norm.to(device).float()
         self._layers = [self._placed(layer) for layer in layers]
-        half = self.shape.head_size // 2
-        self._frequencies = self.shape.rope_theta ** (-torch.arange(half, device=device).float() / half)
 
     def new_cache(self, num_rows: int, length: int) -> Any:
         """Room for keys and values: [layers, 2, num_rows, K, length, d]."""
@@ -55,7 +58,7 @@ class TorchMain:
         Returns the hidden states [B, T, h] by the names of `outrider.models.backends.taps`.
         """
         num_rows, num_tokens = token_ids.shape
-        turns = self._turns(torch.arange(num_tokens, device=self.device))
+        positions = torch.arange(num_tokens, device=self.device)
 
         def attend(index: int, q: Any, k: Any, v: Any) -> Any:
             cache[index, 0, :num_rows, :, :num_tokens] = k
@@ -63,7 +66,7 @@ class TorchMain:
             k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        return self._run(token_ids, turns, attend)
+        return self._run(token_ids, positions, attend)
 
     def step(self, token_ids: Any, positions: Any, cache: Any) -> dict[str, Any]:
         """Read one more token of each row: int64 [B] each. Returns hidden states [B, 1, h] by name.
@@ -73,7 +76,6 @@ class TorchMain:
         s, num_rows = self.shape, len(token_ids)
         rows, places = (torch.arange(size, device=self.device) for size in (num_rows, cache.shape[4]))
         hidden = (places > positions[:, None])[:, None, None]  # [B, 1, 1, S]
-        turns = tuple(each[:, None] for each in self._turns(positions[:, None]))
 
         def attend(index: int, q: Any, k: Any, v: Any) -> Any:
             keys, values = cache[index]
@@ -82,7 +84,7 @@ class TorchMain:
             scores = (grouped @ keys.transpose(-1, -2)).float().masked_fill(hidden, -torch.inf)
             return (scores.softmax(-1).to(self.dtype) @ values).view(q.shape)
 
-        return self._run(token_ids[:, None], turns, attend)
+        return self._run(token_ids[:, None], positions[:, None], attend)
 
     def logits(self, last: Any) -> Any:
         """States behind the final norm [.., h] to float32 [.., vocab]."""
@@ -105,21 +107,16 @@ class TorchMain:
             **{name: layer[f"{name}.weight"].to(self.device).float() for name in _NORMS},
         }
 
-    def _turns(self, positions: Any) -> tuple[Any, Any]:
-        """Cosine and sine [.., d] of rotary positions; halves of d belong together."""
-        angles = positions[..., None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([cos, cos], -1).to(self.dtype), torch.cat([-sin, sin], -1).to(self.dtype)
-
-    def _run(self, token_ids: Any, turns: tuple[Any, Any], attend: Any) -> dict[str, Any]:
-        s, (cos, sin) = self.shape, turns
+    def _run(self, token_ids: Any, positions: Any, attend: Any) -> dict[str, Any]:
+        s = self.shape
+        cos, sin = (each.to(self.dtype) for each in turns(positions, s.head_size, s.rope_theta))
         x, states = functional.embedding(token_ids, self._embedding).float(), dict[str, Any]()
         for index, layer in enumerate(self._layers):
-            states[after_layers(index)] = x
+            if (name := after_layers(index)) in self._features:
+                states[name] = x
             projected = functional.linear(self._normed(x, layer["input_layernorm"]), layer["qkv"], layer["bias"])
             heads = projected.unflatten(-1, (-1, s.head_size)).transpose(1, 2)
-            turned = heads[:, : -s.num_kv_heads]
-            turned = turned * cos + turned.roll(s.head_size // 2, -1) * sin
+            turned = turn(heads[:, : -s.num_kv_heads], cos, sin)
             q, k = turned[:, : s.num_heads], turned[:, s.num_heads :]
             attended = attend(index, q, k, heads[:, -s.num_kv_heads :])
             x = x + functional.linear(attended.transpose(1, 2).flatten(2), layer["out"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -40,7 +41,59 @@ _UNKNOWN = 4.0  # GB for the cache if the system does not say how much memory is
 LARGEST_HALF = 65504.0
 
 
-class Writer:
+class TextWriter(ABC):
+    """What writes texts with a bundle's main model, on any device.
+
+    features: names of hidden states to keep.
+
+    Raises:
+        ExportError: for answers as long as the model's context.
+    """
+
+    batch_size: int  # texts written at the same time
+
+    def __init__(self, bundle: Bundle, features: Sequence[str], max_new_tokens: int) -> None:
+        self.features = tuple(features)
+        self.tokenizer = Tokenizer(bundle.tokenizer_path)
+        self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
+        context = bundle.manifest.main.geometry.context_length
+        self.max_prompt_tokens = min(MAX_PROMPT_TOKENS, context - max_new_tokens)
+        if self.max_prompt_tokens < 1:
+            raise ExportError(
+                f"max_new_tokens={max_new_tokens:,} leaves no room for a prompt in the main model's context of "
+                f"{context:,} tokens. Lower it."
+            )
+        self._max_new_tokens = max_new_tokens
+
+    @abstractmethod
+    def write(
+        self,
+        tasks: Iterable[Task],
+        *,
+        seed: int,
+        max_new_tokens: int | None = None,
+        stop: Container[int] | None = None,
+        watch: Callable[[int], None] = lambda _: None,
+    ) -> Iterator[Text]:
+        """The texts, in any order.
+
+        max_new_tokens: no more than the writer was made with. stop: tokens that end an answer; by default the model's
+        own. watch: told after each call how many tokens it wrote.
+
+        Raises:
+            ExportError: for a prompt of more than `max_prompt_tokens`.
+            DeviceError: when the device fails.
+        """
+
+    def _check(self, task: Task) -> None:
+        if not 0 < len(task.token_ids) <= self.max_prompt_tokens:
+            raise ExportError(
+                f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to "
+                f"{self.max_prompt_tokens:,}. Leave it out."
+            )
+
+
+class Writer(TextWriter):
     """Writes texts with a bundle's main model. Opens the model once; not for several threads.
 
     features: names of hidden states to keep. batch_size: texts written at the same time; None: the fastest of
@@ -64,11 +117,7 @@ class Writer:
         memory: float | None = None,
         device: DeviceConfig | None = None,
     ) -> None:
-        self.features = tuple(features)
-        self.tokenizer = Tokenizer(bundle.tokenizer_path)
-        self.end_token_ids = frozenset(bundle.manifest.tokenizer.eos_token_ids)
-        self.max_prompt_tokens = longest_prompt(bundle, max_new_tokens)
-        self._max_new_tokens = max_new_tokens
+        super().__init__(bundle, features, max_new_tokens)
         self._backend = _open(bundle, self.features, device or DeviceConfig())
         sizes = tuple(size for size in BATCH_SIZES if size <= max_batch_size) or BATCH_SIZES[:1]
         self.batch_size = self._allocate((batch_size,) if batch_size else sizes, memory)
@@ -87,15 +136,7 @@ class Writer:
         stop: Container[int] | None = None,
         watch: Callable[[int], None] = lambda _: None,
     ) -> Iterator[Text]:
-        """The texts in the order in which they end. Ended ones are replaced at once, so that batches stay full.
-
-        max_new_tokens: no more than the writer was made with. stop: tokens that end an answer; by default the model's
-        own. watch: told after each call how many tokens it wrote.
-
-        Raises:
-            ExportError: for a prompt of more than `max_prompt_tokens`.
-            DeviceError: when the device fails.
-        """
+        """As `TextWriter`, in the order in which they end. Ended ones are replaced at once: batches stay full."""
         most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
         ends = self.end_token_ids if stop is None else stop
         waiting, running = _Waiting(tasks), list[Running]()
@@ -116,7 +157,7 @@ class Writer:
     def _admit(self, waiting: _Waiting, running: list[Running], max_new_tokens: int, seed: int) -> None:
         """Begin texts until the batch or the cache is full."""
         while len(running) < self.batch_size and (task := waiting.first) is not None:
-            check_prompt(task, self.max_prompt_tokens)
+            self._check(task)
             slot = self._backend.open(len(task.token_ids) + max_new_tokens)
             if slot is None:  # until others end
                 return
@@ -209,26 +250,6 @@ def _fastest(speeds: dict[int, float]) -> int:
     for size, speed in itertools.islice(speeds.items(), 1, None):
         best = size if speed > _WORTH * speeds[best] else best
     return best
-
-
-def longest_prompt(bundle: Bundle, max_new_tokens: int) -> int:
-    """Tokens that a prompt may have. Raises ExportError if answers of this length leave no room for one."""
-    context = bundle.manifest.main.geometry.context_length
-    if max_new_tokens >= context:
-        raise ExportError(
-            f"max_new_tokens={max_new_tokens:,} leaves no room for a prompt in the main model's context of "
-            f"{context:,} tokens. Lower it."
-        )
-    return min(MAX_PROMPT_TOKENS, context - max_new_tokens)
-
-
-def check_prompt(task: Task, longest: int) -> None:
-    """Raise ExportError for a prompt that is too long, or empty."""
-    if not 0 < len(task.token_ids) <= longest:
-        raise ExportError(
-            f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to {longest:,}. "
-            "Leave it out."
-        )
 
 
 def check_format(bundle: Bundle) -> None:

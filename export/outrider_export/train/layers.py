@@ -151,13 +151,23 @@ class Attention(Module):
 
 def rotate(x: Any, positions: Any, theta: float) -> Any:
     """x [B, heads, T, d] turned by its positions, int64 [T] or [B, T]; halves of d belong together, as in Llama."""
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
+    return turn(x, *turns(positions, x.shape[-1], theta))
+
+
+def turns(positions: Any, head_size: int, theta: float) -> tuple[Any, Any]:
+    """Cosines and sines by which `turn` turns: float32 [T, d / 2], or [B, 1, T, d / 2] for positions [B, T]."""
+    half = head_size // 2
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float32, device=positions.device) / half)
     angles = positions.unsqueeze(-1).float() * frequencies
     if angles.dim() == 3:
         angles = angles.unsqueeze(1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
+    return angles.cos(), angles.sin()
+
+
+def turn(x: Any, cos: Any, sin: Any) -> Any:
+    """See `rotate`."""
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
