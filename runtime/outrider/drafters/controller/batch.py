@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
@@ -13,7 +14,7 @@ from outrider.types import Drafter, SteadyRows
 _ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """The answers of one round, and what draft tokens cost in their batch.
 
@@ -88,7 +89,7 @@ class Batch:
             self._by_rows[rows] = self.plain if rows == self.least else self.cost.together([rows], self.context)
         return self._by_rows[rows]
 
-    @property
+    @cached_property
     def _free(self) -> int:
         """Rows up to which draft tokens cost nothing: those that the plain call is padded to.
 
@@ -105,7 +106,7 @@ class Batch:
         """How often such a call changes the number of rows, with the plain call behind it."""
         return (rows != self.before) / _ROUNDS if stays else (rows != self.before) + (rows != self.least)
 
-    @property
+    @cached_property
     def cheapest(self) -> float:
         """The least seconds that any draft adds to a plain round."""
         if not self.cost.one_call:
