@@ -212,6 +212,18 @@ def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
     assert batch.allot(fourteen) == [2, 0, 0] + [0] * 11
 
 
+def test_a_copy_begins_with_a_part_where_that_takes_less_time() -> None:
+    """Up to two tokens cost nothing, more cost 40 ms. A round costs 20 ms."""
+    cost = cost_of({3: 20.0, 4: 60.0, 32: 60.0})
+    batch = Batch(cost, 1, 100.0, cost.together([1]), rate=50.0, least=1, before=1, change=0.0)
+    assert batch.first_part([0.8, 0.9, 0.9] + [0.95] * 8, 11) == 2  # 0.648 times 60 ms, or 40 ms
+    assert batch.first_part([0.8, 0.9, 0.95] + [0.95] * 8, 11) == 11  # 0.684
+    assert batch.first_part([0.1, 0.9], 2) == 2  # for nothing
+    dear = cost_of({1: 20.0, 2: 30.0, 12: 60.0})
+    batch = Batch(dear, 1, 100.0, dear.together([1]), rate=50.0, least=1, before=1, change=0.0)
+    assert batch.first_part([0.3] + [0.99] * 10, 11) == 0  # the main model shows first whether it is right
+
+
 def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
     """An answer that begins by repeating the question rarely repeats all of it."""
     answer = Answer(Record(), tokens=1.0, seconds=0.01)

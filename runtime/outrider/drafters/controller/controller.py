@@ -218,15 +218,18 @@ class Controller(DraftPolicy):
         """How many tokens of each copy to draft.
 
         Tokens that pay by a careful estimate are always drafted. Others have a budget, so that an answer whose copies
-        are all wrong is hardly slower.
+        are all wrong is hardly slower. A single answer's copy may begin with a part; see `Batch`.
         """
         answers = [self._answers[request.sequence] for request in requests]
         confidences = [confidences_of(c)[: min(r.limit, LONGEST)] for c, r in zip(copies, requests, strict=True)]
         both = [*zip(answers, confidences, strict=True)]
-        best = batch.allot([answer.copy_chances(each) for answer, each in both])
+        chances = [answer.copy_chances(each) for answer, each in both]
+        best = batch.allot(chances)
         if not any(best):  # lower chances are worth even less
             self._rest = min(int(math.log(1 + batch.rate * batch.cheapest, _PER_MATCHED)), _LONGEST_REST)
             return best
+        if batch.together == 1:
+            best = [batch.first_part(chances[0], best[0])]
         budget, added = sum(answer.budget for answer in answers), batch.added(best)
         if added <= budget:
             return best
