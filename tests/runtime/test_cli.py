@@ -316,6 +316,21 @@ def test_a_reader_that_leaves_is_no_error(tiny: Path) -> None:
     assert process.stderr.read() == f"Loading {tiny}.\n"
 
 
+SENDS_NOTHING = """
+import sys
+from outrider.cli import main
+try:
+    main(["--version"])
+except SystemExit:
+    import openvino
+    sys.exit(sys.modules["openvino_telemetry"] is not None)
+"""
+
+
+def test_the_command_sends_no_usage_statistics() -> None:
+    subprocess.run([sys.executable, "-c", SENDS_NOTHING], check=True, timeout=300)
+
+
 def test_the_unexpected_is_one_line_too(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

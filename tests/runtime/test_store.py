@@ -338,6 +338,27 @@ def test_a_fork_shares_the_file(tmp_path: Path) -> None:
     assert sorted(answers_in(path)) == [[1], [2], [3]]
 
 
+IMPORTED_IN_A_FORK = """
+import concurrent.futures.thread, logging, os, random, sys
+os.register_at_fork(before=lambda: __import__("outrider.drafters.store"))
+for _ in range(2):
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+from outrider.drafters import AnswerStore
+AnswerStore(sys.argv[1], "ab" * 32).add([1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_a_fork_that_began_before_the_import_is_none_of_its_business(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    command = [sys.executable, "-c", IMPORTED_IN_A_FORK, str(path)]
+    done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert answers_in(path) == [[1]]
+
+
 def test_a_file_that_another_program_holds_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     Errors are one line on standard error. OUTRIDER_DEBUG=1 shows tracebacks.
     """
+    # With this package, importing OpenVINO sends usage statistics, from a fork of this process.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     sys.exit(run(arguments))
 
 

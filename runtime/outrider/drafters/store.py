@@ -31,8 +31,25 @@ _MIN_MERGED = 4096  # recent tokens; fewer have a separate index, which is rebui
 # Closing a file drops all of the process's locks on it (POSIX), so only one store at a time uses its file. Forks wait
 # for this lock, so that they start with it free and with no open database.
 _FILES = threading.Lock()
+_forking = False  # whether a fork has taken the lock
+
+
+def _before_fork() -> None:
+    global _forking
+    _FILES.acquire()
+    _forking = True
+
+
+def _after_fork() -> None:
+    """Free the lock, unless the fork began before these functions were registered: OpenVINO's telemetry forks, too."""
+    global _forking
+    if _forking:
+        _forking = False
+        _FILES.release()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_FILES.acquire, after_in_parent=_FILES.release, after_in_child=_FILES.release)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class AnswerStore:
