@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,22 +86,14 @@ class GpuWriter(TextWriter):
         self.batch_size = batch_size or self._largest_batch()
         self._batch: _Batch | None = None  # the latest, whose memory and graph are used again
 
-    def write(
-        self,
-        tasks: Iterable[Task],
-        *,
-        seed: int,
-        max_new_tokens: int | None = None,
-        stop: Container[int] | None = None,
-        watch: Callable[[int], None] = lambda _: None,
+    def _write(
+        self, tasks: Iterator[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
     ) -> Iterator[Text]:
-        """As `TextWriter`, batch by batch; texts that loop are written to their end."""
-        most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
-        ends, waiting = self.end_token_ids if stop is None else stop, iter(tasks)
-        while batch := list(itertools.islice(waiting, self.batch_size)):
+        """Batch by batch; texts that loop are written to their end."""
+        while batch := list(itertools.islice(tasks, self.batch_size)):
             for task in batch:
                 self._check(task)
-            yield from self._write(batch, seed, most, ends, watch)
+            yield from self._write_batch(batch, seed, most, ends, watch)
 
     def agrees(self, bundle: Bundle) -> bool:
         """Whether the model here calculates what the bundle's own does, on a short text of the latter."""
@@ -116,7 +108,7 @@ class GpuWriter(TextWriter):
         wanted = torch.from_numpy(np.asarray(text.features, dtype=np.float32)).to(found)
         return bool((found - wanted).norm() <= _MOST_DIFFERENT * wanted.norm())
 
-    def _write(
+    def _write_batch(
         self, tasks: list[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
     ) -> Iterator[Text]:
         try:

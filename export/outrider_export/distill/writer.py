@@ -65,7 +65,6 @@ class TextWriter(ABC):
             )
         self._max_new_tokens = max_new_tokens
 
-    @abstractmethod
     def write(
         self,
         tasks: Iterable[Task],
@@ -84,6 +83,14 @@ class TextWriter(ABC):
             ExportError: for a prompt of more than `max_prompt_tokens`.
             DeviceError: when the device fails.
         """
+        most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
+        return self._write(iter(tasks), seed, most, self.end_token_ids if stop is None else stop, watch)
+
+    @abstractmethod
+    def _write(
+        self, tasks: Iterator[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
+    ) -> Iterator[Text]:
+        """As `write`. most: tokens of an answer. ends: tokens that end one."""
 
     def _check(self, task: Task) -> None:
         if not 0 < len(task.token_ids) <= self.max_prompt_tokens:
@@ -127,18 +134,10 @@ class Writer(TextWriter):
         """Bytes of the KV cache that a text of a typical prompt takes. Times the batch size: what the cache needs."""
         return (_TYPICAL_PROMPT + self._max_new_tokens) * self._backend.bytes_per_token
 
-    def write(
-        self,
-        tasks: Iterable[Task],
-        *,
-        seed: int,
-        max_new_tokens: int | None = None,
-        stop: Container[int] | None = None,
-        watch: Callable[[int], None] = lambda _: None,
+    def _write(
+        self, tasks: Iterator[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
     ) -> Iterator[Text]:
-        """As `TextWriter`, in the order in which they end. Ended ones are replaced at once: batches stay full."""
-        most = min(max_new_tokens or self._max_new_tokens, self._max_new_tokens)
-        ends = self.end_token_ids if stop is None else stop
+        """In the order in which they end. Ended ones are replaced at once: batches stay full."""
         waiting, running = _Waiting(tasks), list[Running]()
         try:
             while True:
@@ -222,8 +221,8 @@ class Writer(TextWriter):
 class _Waiting:
     """Tasks in their order; the first one is looked at before it is taken."""
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._tasks = iter(tasks)
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._tasks = tasks
         self.first: Task | None = next(self._tasks, None)
 
     def advance(self) -> None:
