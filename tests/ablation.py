@@ -87,6 +87,7 @@ GOOD, MEDIOCRE, BAD, WRONG = 0.2, 0.6, 1.5, 50.0  # noise of draft models
 STRANGERS = tuple((3 + i, 12 + 4 * i) for i in range(8))
 TURNS = tuple((40 * i, (0, 20)[i % 2]) for i in range(6))
 PARTLY = ((0, GOOD), (200, WRONG))  # the noise of a draft model that is wrong behind long prompts
+LONG = ((3, 400), (5, 400))
 EQUAL = tuple((3 + i, 150) for i in range(8))
 FAR = tuple((200 + 5 * i, 150) for i in range(4))
 SHORT_TURNS = tuple((15 * i, (0, 5)[i % 2]) for i in range(20))
@@ -115,6 +116,7 @@ SCENARIOS = [
     Scenario("copies: sure and wrong", None, copier=Liar),
     Scenario("copies and model: now copies", GOOD, periods=((0, 0), (60, 25), (150, 0)), options=SMALL),
     Scenario("copies and model: copies only", WRONG, periods=((0, 30),)),
+    Scenario("copies and model: now long copies", GOOD, LONG, periods=((60, 40), (360, 0)), options=SMALL),
     Scenario("prompt: good model", GOOD, answers=((120, 60),) * 6, known=True),
     Scenario("prompt: mediocre model", MEDIOCRE, answers=((120, 60),) * 6, known=True),
     Scenario("prompt: good model, short answers", GOOD, answers=((120, 8),) * 6, known=True),

@@ -224,6 +224,22 @@ def test_a_copy_begins_with_a_part_where_that_takes_less_time() -> None:
     assert batch.first_part([0.3] + [0.99] * 10, 11) == 0  # the main model shows first whether it is right
 
 
+def test_a_model_that_does_not_pay_is_not_tried_while_copies_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try of two tokens would replace a copy of 15. Once a copy was wrong, the model is tried again."""
+    world = World([(0, 0.2), (60, 50.0), (500, 0.2)], copies=Suffix(), periods=[(100, 40), (500, 0)])
+    tried: list[int] = []
+
+    def propose(requests: Seq[DraftRequest]) -> list[Draft]:
+        tried.extend(len(request.sequence) for request in requests)
+        return DraftModel.propose(world.model, requests)
+
+    monkeypatch.setattr(world.model, "propose", propose)
+    drafted, _, _ = world.decode(num=700)
+    assert drafted == world.decode(drafted=False, num=700)[0]
+    assert not [at for at in tried if 200 <= at < 500]
+    assert [at for at in tried if at >= 500]
+
+
 def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
     """An answer that begins by repeating the question rarely repeats all of it."""
     answer = Answer(Record(), tokens=1.0, seconds=0.01)

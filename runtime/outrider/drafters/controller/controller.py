@@ -323,7 +323,9 @@ class Controller(DraftPolicy):
         known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
         least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
         is_worth = own.reading and value > others
-        if not is_worth and ((ahead and ahead.is_vain) or not own.probes(value, least, answer.budget)):
+        # A try would replace a copy: while copies are right, it waits.
+        waits = (ahead and ahead.is_vain) or (answer.goes_on and others > 0)
+        if not is_worth and (waits or not own.probes(value, least, answer.budget)):
             return value, False, PricedTurn(request)
         # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
         there = longest if price.at_once else num_ahead
