@@ -23,7 +23,8 @@ class Batch:
     cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
     without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
     rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
-    steady: pads calls further; None: nothing does. _added, _by_rows: what `_added_by` and `_seconds` have returned.
+    steady: pads calls further; None: nothing does. seconds: of calls by their rows, as far as they are known, where the
+    machine's scale is 1. _added: what `_added_by` has returned.
     """
 
     cost: PassCost
@@ -35,8 +36,8 @@ class Batch:
     before: int
     change: float
     steady: SteadyRows | None = None
+    seconds: dict[int, float] = field(default_factory=dict)
     _added: dict[tuple[int, bool], float] = field(init=False, default_factory=dict)
-    _by_rows: dict[int, float] = field(init=False, default_factory=dict)
 
     def allot(self, chances: Seq[Seq[float]]) -> list[int]:
         """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
@@ -101,9 +102,11 @@ class Batch:
 
     def _seconds(self, rows: int) -> float:
         """Seconds of one call, where changes cost nothing."""
-        if rows not in self._by_rows:
-            self._by_rows[rows] = self.plain if rows == self.least else self.cost.together([rows], self.context)
-        return self._by_rows[rows]
+        if rows == self.least:
+            return self.plain
+        if rows not in self.seconds:
+            self.seconds[rows] = self.cost.together([rows], self.context) / self.cost.scale
+        return self.cost.scale * self.seconds[rows]
 
     @cached_property
     def _free(self) -> int:

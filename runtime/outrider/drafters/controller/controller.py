@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from outrider.models.measure import Contention, PassCost
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
 
+_SIMILAR = 32  # tokens by which contexts may differ that are priced alike
 _QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less is read at once
 _KNOWN = 60.0  # tokens that a model has drafted, from which on its acceptance is known
 _CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected to gain as much, it is read at once
@@ -76,6 +77,7 @@ class Controller(DraftPolicy):
         self._rest = 0  # rounds that begin until copies are considered again
         self._copy_budget = CopyBudget(clock)
         self._is_new = False  # whether an answer has begun
+        self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
@@ -196,7 +198,8 @@ class Controller(DraftPolicy):
         least = cost.rule.num_rows([1] * together)
         steady, change = self._main.capabilities.steady, cost.scale * (cost.change or 0.0)
         before = steady.current if steady else self._rows_before
-        return Batch(cost, together, context, plain, rate, least, before, change, steady)
+        seconds = self._seconds.setdefault(int(context) // _SIMILAR, {})
+        return Batch(cost, together, context, plain, rate, least, before, change, steady, seconds)
 
     def _copies(self, copier: Drafter, requests: Seq[DraftRequest], batch: Batch) -> list[Draft]:
         """A copy for each request, as far as a token could be worth its row."""
@@ -320,13 +323,14 @@ class Controller(DraftPolicy):
             gain = (value - max(others, 0.0)) * left / (1 + own.share.mean)
             own.reading = gain > (1 if is_missed else _CLEARLY) * rate * price_left
             value = value if own.reading else 0.0
-        known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
-        least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
         is_worth = own.reading and value > others
-        # A try would replace a copy: while copies are right, it waits.
-        waits = (ahead and ahead.is_vain) or (answer.goes_on and others > 0)
-        if not is_worth and (waits or not own.probes(value, least, answer.budget)):
-            return value, False, PricedTurn(request)
+        if not is_worth:
+            known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
+            least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
+            # A try would replace a copy: while copies are right, it waits.
+            waits = (ahead and ahead.is_vain) or (answer.goes_on and others > 0)
+            if waits or not own.probes(value, least, answer.budget):
+                return value, False, PricedTurn(request)
         # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
         there = longest if price.at_once else num_ahead
         second = own.record.seconds.mean if request.trees and ahead is None else 0.0
