@@ -216,7 +216,7 @@ def test_conversations_are_saved_and_loaded(session: Session, engine: outrider.E
 
 
 def test_figures_are_those_of_the_result(session: Session) -> None:
-    run(session, "/set drafter suffix", "the same the same the same", "the same the same the same")
+    run(session, "/set drafter suffix", "/set num_assistant_tokens 4", *["the same the same the same"] * 2)
     shown, result = run(session, "/stats"), session.last
     assert result
     stats = result.stats
