@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 BUDGET = 0.01  # share of an answer's time for drafts that may not pay
 _MEMORY = 0.9  # weight of earlier rounds after another one: the rate is that of about ten rounds
-_PROBE = 8  # rounds between tries of a draft model that does not pay
+_FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class ModelAnswer:
     reading: bool = False
     luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))
     regret: float = 0.0
+    patience: int = _FIRST_PROBE
     waited: int = 0
     worked: bool = False
 
@@ -64,12 +65,12 @@ class ModelAnswer:
         cost: seconds of a try; 0 for a model that has paid in other answers. budget: seconds that may be lost.
         """
         if not self.reading or value > 0:
-            self.waited = 0
+            self.waited, self.patience = 0, _FIRST_PROBE
             return False
         self.waited += 1
-        if self.waited < _PROBE or (cost and cost > budget and not self.worked):
+        if self.waited < self.patience or (cost and cost > budget and not self.worked):
             return False
-        self.waited = 0
+        self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
         return True
 
     def add(self, draft: Draft, path: Seq[int]) -> None:
@@ -81,8 +82,10 @@ class ModelAnswer:
         # A draft of masks alone: the tokens that they give are drafted, and judged, in the next round.
         is_half = bool(draft.num_masks) and not len(draft)
         self.worked = bool(path) or is_half
-        if self.worked:
-            self.waited = _PROBE  # try again at once
+        if path:
+            self.waited = self.patience = _FIRST_PROBE  # try again at once
+        elif is_half:
+            self.waited = self.patience
 
     @property
     def careful_share(self) -> float:
