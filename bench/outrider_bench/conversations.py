@@ -21,6 +21,7 @@ import numpy as np
 from outrider.bundle.folder import Bundle
 from outrider.config import Config
 from outrider.engine.engine import Engine
+from outrider.models.measure.slots import open_slot
 from outrider.types import Chunk
 
 _FIT = 20  # conversations that fit in the cache
@@ -131,8 +132,9 @@ def _time_trims(engine: Engine) -> Iterator[dict[str, float]]:
     if model.format == "onnx":  # it has a table of positions; OpenVINO's models continue beyond their context
         most = min(most, model.geometry.context_length)
     for context in _CONTEXTS:
-        if context + _DRAFT > most or (slot := backend.open(context + _DRAFT)) is None:
+        if context + _DRAFT > most:
             continue
+        slot = open_slot(backend, context + _DRAFT)
         slot.skip_to(context)
         seconds = []
         for _ in range(_TRIMS):

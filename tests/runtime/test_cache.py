@@ -11,11 +11,8 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.rereading import Rereading
-from outrider.models.backends import infer_calls
-from outrider.models.measure.readings import read
 from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import (
-    CallCancelled,
     Chunk,
     Prompt,
     Sequence,
@@ -61,30 +58,6 @@ def test_a_conversation_says_what_it_would_have_said(
     assert (use.num_requests, use.num_hits) == (10, 8)
 
 
-def test_a_cancelled_call_leaves_its_slot_as_it_was(
-    openvino_engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    main, ids = openvino_engine.main, random_ids(11, 600)
-    monkeypatch.setattr(infer_calls, "_PATIENCE", 0)  # milliseconds
-    slot = main.open(len(ids))
-    assert slot
-    try:
-        main.submit([Chunk(slot, ids[:70], num_rows=0)]).wait(lambda: False)
-        for _ in range(100):  # a call may end before it is asked for the first time
-            try:
-                main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: True)
-            except CallCancelled:
-                break
-            slot.trim(70)
-        else:
-            pytest.fail("no call was cancelled")
-        assert slot.length == 70
-        row = main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: False).row(0).full().copy()
-    finally:
-        slot.close()
-    assert np.array_equal(row, read(main, ids, [len(ids)], num_rows=1)[0])
-
-
 @pytest.mark.slow
 def test_a_long_prompt_is_cancelled_at_once(smollm2: Path) -> None:
     prompt = random_ids(12, 4000)
@@ -98,7 +71,7 @@ def test_a_long_prompt_is_cancelled_at_once(smollm2: Path) -> None:
 
         threading.Timer(0.3, end).start()
         assert engine.generate(prompt, max_new_tokens=5, cancel=cancel).finish_reason == "cancelled"
-        assert time.monotonic() - ended[0] < 2  # the call alone takes longer
+        assert time.monotonic() - ended[0] < 2  # all of the prompt in one call takes longer
         again = engine.generate(prompt, max_new_tokens=5, ignore_eos=True).token_ids
     with outrider.load(smollm2, cache_size=0.5, drafter=None) as engine:
         assert engine.generate(prompt, max_new_tokens=5, ignore_eos=True).token_ids == again

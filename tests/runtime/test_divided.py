@@ -1,16 +1,13 @@
 """Calls of more rows than a rule allows are made as several calls, with the rows of one."""
 
-from collections.abc import Sequence
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.models.backends.paged_call import PagedCall
-from outrider.models.divided import DividedCall, divide
+from outrider.models.divided import divide
 from outrider.testing.fake import FakeBackend
-from outrider.types import CallCancelled, Chunk, Exactness, Pending, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Rounding, RowRule
 
 RULES = [
     RowRule(most=64),
@@ -67,22 +64,3 @@ def test_a_tree_stays_whole() -> None:
     assert [[len(chunk.token_ids) for chunk in call] for call in calls] == [[64], [64], [2, 4]]
     calls = divide([Chunk(prompt.slot, [5] * 60, 1), tree], RowRule(most=64))
     assert [[len(chunk.token_ids) for chunk in call] for call in calls] == [[60], [4]]
-
-
-def test_a_call_that_is_cancelled_between_its_parts_leaves_slots_as_before() -> None:
-    backend = FakeBackend(24)
-    slot = backend.open(300)
-    backend.submit([Chunk(slot, [1, 2, 3], 0)]).wait()
-    made: list[Pending] = []
-
-    def submit(chunks: Sequence[Chunk]) -> Pending:
-        if made:
-            raise CallCancelled
-        made.append(backend.submit(chunks))
-        return made[-1]
-
-    call = DividedCall(submit, divide([Chunk(slot, [4] * 100, 1)], RowRule(most=64)))
-    assert not call.done
-    with pytest.raises(CallCancelled):
-        call.wait()
-    assert slot.length == 3

@@ -330,9 +330,9 @@ def test_a_call_is_awaited_whatever_fails_beside_it(
             self.pending = submit(chunks)
             begun.append(self)
 
-        def wait(self, unless: Callable[[], bool] | None = None) -> Any:
+        def wait(self) -> Any:
             begun.remove(self)
-            return self.pending.wait(unless)
+            return self.pending.wait()
 
     def fail(*_: Any) -> None:
         raise RuntimeError("of ours")

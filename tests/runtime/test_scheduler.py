@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from in_the_loop import new_request
 from outrider.decoding.loop import step
-from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
+from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, PIECE_SECONDS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
 from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
 from outrider.models.measure import PassCost
@@ -86,10 +86,27 @@ def test_one_budget_of_rows(
 
 @given(st.lists(sizes, min_size=1, max_size=12), st.integers(32, 2000))
 def test_prompts_get_all_rows_if_nobody_decodes(prompts: list[int], most: int) -> None:
-    """Whatever a row takes, and however short a round may be."""
-    scheduler = Scheduler(most, 0.001, cost_of(1.0))
+    """However short a round may be."""
+    scheduler = Scheduler(most, 0.001, cost_of(1e-6, call=1e-4))
     pieces = scheduler.share(prompts, [False] * len(prompts), [0] * len(prompts))
-    assert sum(prompts) == sum(pieces) or sum(pieces) > most - LEAST_PIECE * 2
+    assert sum(prompts) == sum(pieces) or sum(pieces) >= min(most, 1024) - LEAST_PIECE * 2
+
+
+@given(st.floats(1e-4, 0.1), st.sampled_from(RULES), st.floats(0.3, 3))
+def test_a_piece_of_a_prompt_takes_half_a_second_at_most(row: float, rule: RowRule, slower: float) -> None:
+    """No call is interrupted, so whoever cancels waits for its end. Learned from calls that take longer than measured.
+
+    A piece is the least one, doubled some times.
+    """
+    cost, least = cost_of(row, call=0.0, rule=rule), rule.sequence(LEAST_PIECE)
+    scheduler, sizes = Scheduler(100_000, "auto", cost), []
+    for _ in range(40):
+        (size,) = scheduler.share([1_000_000], [False], [0])
+        scheduler.took(size * slower * row)
+        sizes.append(size)
+    assert all(size % least == 0 and (size // least).bit_count() == 1 for size in sizes)
+    most = PIECE_SECONDS / (slower * row)
+    assert sizes[-1] == least or most / 2.2 < sizes[-1] < 1.1 * most
 
 
 @given(st.lists(st.tuples(sizes, st.integers(0, 60)), min_size=1, max_size=12), st.integers(64, 1000))

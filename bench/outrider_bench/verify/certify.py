@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +32,7 @@ from outrider_bench.modes.make import make_modes
 from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import Prompt
+from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from outrider_bench.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test
@@ -39,6 +40,7 @@ LENGTHS = (1, 3, 8)  # draft tokens per round
 COUPLED = {"temperature": 0.7, "top_p": 0.9, "sampling": "coupled"}
 TOY_PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 TOY_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
+_CANCELLED_TOKENS = 32  # of answers, those after cancelled ones included
 NUM_TOKENS = 3  # of the joint distribution of the sampling checks
 LOSSY_THRESHOLDS = {"threshold": (1.0, 0.5, 0.1), "typical": (0.3, 0.09)}
 
@@ -120,6 +122,25 @@ def check_coupled(
     """`check_greedy` for text sampled at temperature 0.7 and top-p 0.9, with two seeds. `advance`: twice as often."""
     settings = [COUPLED | {"seed": seed} for seed in (0, 1)]
     return _check_identity(subject, engine, "coupled identity", prompts, settings, max_new_tokens, advance)
+
+
+def check_cancelled(engine: Engine, prompts: Seq[Prompt], num_cancels: int, advance: Callable[[], None]) -> Check:
+    """Whether answers after cancelled ones are those of plain decoding. advance: called after each of `num_cancels`."""
+    options = {"max_new_tokens": _CANCELLED_TOKENS, "adapter": engine.config.generation.adapter}
+    known = known_answers(engine, [_encode(engine, prompt) for prompt in prompts], **options)
+    loaded = [name for name in engine.bundled_drafters if name in engine.drafters]
+    drafters = [*loaded, *COPYING, "auto", None]
+    wrong = cancel_and_compare(engine, known, drafters, num_cancels, 0, advance, **options)
+    detail = f"{num_cancels} answers cancelled at random moments: "
+    if not wrong:
+        detail += "those after and beside them are plain decoding's"
+    else:
+        first = wrong[0]
+        detail += (
+            f"{len(wrong)} after or beside them were wrong, first that of {prompts[first.prompt].id}, {first.after}"
+        )
+    figures = {"num_cancels": num_cancels, "wrong": [asdict(each) for each in wrong]}
+    return Check("cancelled answers leave no trace", not wrong, detail, figures)
 
 
 def _check_identity(

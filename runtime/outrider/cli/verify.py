@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from outrider_export.sources import Located
 
 
-OWN_CHECKS = ("batching", "greedy", "coupled", "sampling")
+OWN_CHECKS = ("batching", "greedy", "coupled", "cancelled", "sampling")
 CHECKS = (*OWN_CHECKS, "fidelity")
+NUM_CANCELS = 24  # of the check cancelled
 
 
 def _read_checks(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -91,6 +92,7 @@ def verify(
 
     batching: the logits of the same tokens, read in calls of different sizes, bit by bit. greedy, coupled: drafted text
     compared with plain decoding's, for every drafter, several draft lengths, and both chosen at random in every round.
+    cancelled: answers after and beside cancelled ones compared with plain decoding's.
     sampling: the joint distribution of sampled tokens compared with the exact one, on a built-in toy pair; the distance
     of the lossy modes is only reported. A correct sampler fails one such test in 10,000. fidelity: cosine and most
     likely token of the logits, for prompts and answers, compared with the checkpoint (a hub id, a folder or a .gguf
@@ -128,6 +130,9 @@ def verify(
             made.append(certify.check_batching(certify.main_of(engine), context))
     for subject in subjects:
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
+    if "cancelled" in checks:
+        with progress_bar("answers cancelled", NUM_CANCELS, quiet=as_json) as advance:
+            made.append(certify.check_cancelled(engine, chosen, NUM_CANCELS, advance))
     if "sampling" in checks:
         tokenizer = engine.bundle.tokenizer_path if peer else None
         with (

@@ -22,7 +22,6 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
     requests share one target pass. Plain decoding is a round with an empty draft.
 
     Raises:
-        CallCancelled: when all requests of the target pass were cancelled during it. Nothing is committed.
         DeviceError: when a model's call fails. Other errors end only the request that they belong to.
     """
     began = time.perf_counter()
@@ -37,7 +36,7 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         fill_masks([(grammar, draft) for grammar, draft in judged if grammar])
         draft_ahead([(reading.request, reading.turn) for reading in readings], target_pass, observer)
     finally:  # whatever happens: the next round writes where this one reads
-        target = target_pass.wait(lambda: all(reading.request.is_given_up for reading in readings))
+        target = target_pass.wait()
     took = main.seconds - main_began
     for reading in readings:
         request, commit_began = reading.request, time.perf_counter()

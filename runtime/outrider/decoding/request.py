@@ -145,14 +145,6 @@ class Request:
         except Exception as error:  # the tokenizer's, or that of the app's `cancel`
             self.fail(error)
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether nobody waits for the answer any more, or it cannot be known."""
-        try:
-            return self.abandoned or self._is_cancelled()
-        except RequestError:  # `end_if_cancelled` says so
-            return True
-
     def _is_cancelled(self) -> bool:
         """Whether the app has set `cancel`, an object that may be its own. Raises RequestError if that raises."""
         if self.cancel is None:

@@ -6,7 +6,8 @@
 
 Answers never wait for rows. Prompts get the rest of `max_num_batched_tokens`, while answers are decoded no more than
 the round has time for: a piece of a prompt is computed in the same call, and everybody waits for its end (Agrawal et
-al. 2024, "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve").
+al. 2024, "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve"). Without answers, a piece still
+takes half a second at most: a call is never interrupted, so whoever cancels, or comes next, waits for its end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import replace
 from outrider.models.measure import NEAR, PassCost
 
 SMOOTH = 0.1  # seconds: ten tokens a second are more than anyone reads
+PIECE_SECONDS = 0.5  # seconds of a piece without answers beside it
 TIMES = 2.0  # a round with a piece of a prompt may take so many times as long as one without
 LEAST_ROWS = 64  # for prompts beside answers, if these are in the budget; whatever they take
 LEAST_PIECE = 32  # tokens; shorter ones cost nearly as much, as each piece reads all keys and values before it
@@ -31,9 +33,9 @@ class Scheduler:
     """Shares the rows of each round's call.
 
     max_num_batched_tokens: most rows of a call, unless the answers alone need more, or the rule of the model's calls
-    allows fewer. max_round_seconds: of a round in
-    which answers are decoded; "auto": 0.1, or twice the round's time without prompts if that is more. cost: of the
-    model's calls; without it, only rows are limited. part: of these seconds, for this model's calls.
+    allows fewer. max_round_seconds: of a round in which answers are decoded; "auto": 0.1, or twice the round's time
+    without prompts if that is more. cost: of the model's calls; without it, only rows are limited. part: of these
+    seconds, for this model's calls.
 
     In every round there is a piece of a prompt, if one is left: of `LEAST_ROWS` tokens if there is no time for more,
     and of `LEAST_PIECE` if there is no room. Three quarters of the rows go to prompts in order of arrival, one quarter
@@ -91,11 +93,12 @@ class Scheduler:
 
     def took(self, seconds: float) -> None:
         """Learn from the seconds of the call that was shared last."""
-        if not (self._cost and self._is_limited and seconds > 0):
+        if not self._cost or seconds <= 0:
             return
         added = seconds - self._answer_seconds
         if not self.num_prompt_rows or added <= 0:  # the answers alone took no longer than a call with prompts
-            self._cost.follow(self._answer_seconds, seconds)
+            if self._is_limited:
+                self._cost.follow(self._answer_seconds, seconds)
             return
         # One call may have waited for other work, or have compiled kernels: no single one counts for much.
         change = added / (self.num_prompt_rows * self._row_seconds)
@@ -114,14 +117,20 @@ class Scheduler:
     def _rows_left(self, answers: Seq[int], begun: float) -> int:
         """Rows for prompts beside these answers."""
         rows = self._max_rows - (self._cost.rule.num_rows(answers) if self._cost and answers else sum(answers))
-        if self._cost is None or not self._is_limited:
+        if self._cost is None:
             return rows
+        if not self._is_limited:
+            return min(rows, self._doubled(int(PIECE_SECONDS / self._row_seconds)))
         alone = begun + self._answer_seconds
         if isinstance(self._max_seconds, str):
             seconds = max(SMOOTH * self._part, TIMES * alone)
         else:
             seconds = self._max_seconds * self._part
         return min(rows, max(int((seconds - alone) / self._row_seconds), LEAST_ROWS))
+
+    def _doubled(self, rows: int) -> int:
+        """The most rows up to these that are the least piece, doubled some times: few sizes, however times vary."""
+        return self._least << max(rows // self._least, 1).bit_length() - 1
 
     def _split(self, wanted: Seq[int], rows: int) -> list[int]:
         """Share rows among prompts."""

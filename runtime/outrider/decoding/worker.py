@@ -19,7 +19,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
 from outrider.models.kv import PrefixStore
-from outrider.types import Backend, CallCancelled
+from outrider.types import Backend
 
 _REST = 0.1  # seconds without a request, before ended answers are read again
 _AHEAD = 8  # rounds that a request may be ahead of its reader
@@ -213,8 +213,6 @@ class Worker:
         try:
             if running:
                 step(main, running, self._scheduler, self.observer)
-        except CallCancelled:
-            pass  # they end as cancelled
         except BaseException as error:  # an error in the models' calls, which all requests share
             for request in running:
                 request.fail(error)

@@ -107,6 +107,11 @@ class CompiledBundle:
         return self._preparation.vision
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a model's device has failed, so that the bundle has to be loaded again."""
+        return any(model.backend.has_failed for model in self.loaded.values())
+
+    @property
     def models(self) -> dict[str, ModelEntry]:
         """The models that are loaded, "main" and by the drafters' names."""
         return {role: model.part.model for role, model in self.loaded.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from outrider.types import Backend, Call, CallObserver, Chunk, Pending, Step
@@ -39,11 +38,11 @@ class _WatchedCall:
         """Whether `wait` would return at once."""
         return self._pending.done
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> Step:
-        """Block until the rows are there, or cancel the call."""
+    def wait(self) -> Step:
+        """Block until the rows are there."""
         waited = _now()
         try:
-            step = self._pending.wait(unless)
+            step = self._pending.wait()
         except BaseException as error:
             self._tell(waited, error)
             raise

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.types import CallCancelled
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
@@ -75,7 +73,6 @@ class DividedCall:
 
     def __init__(self, submit: Callable[[Seq[Chunk]], Pending], calls: Seq[Seq[Chunk]]) -> None:
         self._submit, self._calls = submit, calls
-        self._begins = {id(chunk.slot): chunk.slot.length for call in calls for chunk in call}
         self._first = submit(calls[0])
 
     @property
@@ -83,21 +80,13 @@ class DividedCall:
         """Whether `wait` would return at once: never, as calls are left."""
         return False
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> Step:
+    def wait(self) -> Step:
         """Submit the other calls, and block until all rows are there; see `Pending`."""
         pending, joined = self._first, _JoinedStep()
-        try:
-            for call, following in zip(self._calls, [*self._calls[1:], None], strict=True):
-                step = pending.wait(unless)
-                joined.add(call, step)
-                if following is not None:
-                    pending = self._submit(following)
-        except CallCancelled:
-            for call in self._calls:
-                for chunk in call:
-                    if chunk.parents is None:
-                        chunk.slot.trim(self._begins[id(chunk.slot)])
-            raise
+        for call, following in zip(self._calls, [*self._calls[1:], None], strict=True):
+            joined.add(call, pending.wait())
+            if following is not None:
+                pending = self._submit(following)
         return joined
 
 

@@ -165,7 +165,11 @@ class Models:
         """
         model.num_users += 1
         try:
-            while model.engine is None:
+            while model.engine is None or model.engine.has_failed:
+                if model.engine is not None:
+                    log.warning("%s is loaded again, as its device has failed.", model.name)
+                    await self._unload(model)
+                    continue
                 if model.loading is None:
                     model.loading = asyncio.create_task(self._load(model))
                 await asyncio.shield(model.loading)  # the client may leave: others wait for the model too

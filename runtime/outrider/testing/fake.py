@@ -52,7 +52,7 @@ class FakeSlot:
         self.num_published = min(self.num_published, length)
 
     def skip_to(self, length: int) -> None:
-        """Pretend that the slot holds `length` tokens."""
+        """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`."""
         self.token_ids, self.shifts = [0] * length, [0] * length
 
     def fork(self, count: int, length: int) -> int:  # noqa: ARG002
@@ -253,7 +253,7 @@ class FakeBackend:
         of_slots: dict[int, NDArray[np.float32]] = field(default_factory=dict)
         done = True
 
-        def wait(self, unless: Callable[[], bool] | None = None) -> FakeBackend.Step:  # noqa: ARG002
+        def wait(self) -> FakeBackend.Step:
             """Return at once."""
             return self
 

@@ -10,9 +10,9 @@ The roles know these types and not each other; `outrider.engine.assembly` wires 
 
 from outrider.types.backend import (
     Backend,
+    BenchmarkSlot,
     CacheUse,
     Call,
-    CallCancelled,
     CallObserver,
     Chunk,
     CompiledModel,
@@ -56,10 +56,10 @@ __all__ = [
     "NO_PROMPT",
     "UNKNOWN_KEY",
     "Backend",
+    "BenchmarkSlot",
     "CacheKey",
     "CacheUse",
     "Call",
-    "CallCancelled",
     "CallObserver",
     "Capabilities",
     "ChatTokenizer",

@@ -72,9 +72,6 @@ class Slot(Protocol):
         Tokens that were published, or cached when the slot was opened, cannot be trimmed: other slots may share them.
         """
 
-    def skip_to(self, length: int) -> None:
-        """Benchmarks only: pretend that the slot holds `length` tokens."""
-
     def fork(self, count: int, length: int) -> int:
         """Take room for branches beside the first one of the next call's tree, up to `count` of up to `length` tokens.
 
@@ -93,6 +90,13 @@ class Slot(Protocol):
 
     def close(self) -> None:
         """Release the slot. Closing twice does no harm."""
+
+
+class BenchmarkSlot(Slot, Protocol):
+    """A slot of a benchmark or measurement, whose content does not matter. Requests never have one."""
+
+    def skip_to(self, length: int) -> None:
+        """Pretend that the slot holds `length` tokens. Nothing of it is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +190,18 @@ class Step(Protocol):
         """
 
 
-class CallCancelled(Exception):
-    """A call was cancelled, as nobody waits for it any more. Its slots are as before, or empty."""
-
-
 class Pending(Protocol):
-    """A running call."""
+    """A running call. It runs to its end: an interrupted call may leave the device's graph half prepared."""
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return at once."""
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> Step:
+    def wait(self) -> Step:
         """Block until the rows are there.
 
-        unless: asked ten times a second; once it is true, a device that can cancels the call.
-
         Raises:
-            CallCancelled: when it has done so.
-            DeviceError: when the device failed.
+            DeviceError: when the device failed. The slots are then as before the call, or shorter.
         """
 
 
@@ -267,6 +264,7 @@ class CompiledModel(PaddedBackend, Protocol):
     device: str
     precision: str  # of calculations: "f32", "bf16", …
     cache_precision: str  # of keys and values
+    has_failed: bool  # after a failed call, if the model has to be loaded again
     logits_width: int
 
     @property

@@ -73,6 +73,7 @@ class VisionEncoder:
         try:
             self._request.infer([pixels])
         except RuntimeError as error:
+            self._request = None  # a failed call may leave a graph that computes other numbers: compile it again
             raise DeviceError(f"{self._device} cannot encode an image: {one_line(error)}") from error
         made: NDArray[Any] = self._request.get_output_tensor(0).data
         return made.astype(np.float32)  # a copy: the next image's are written there

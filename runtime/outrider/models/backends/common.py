@@ -26,6 +26,7 @@ class MeasuredBackend:
     seconds = 0.0
     can_pad_apart = False
     can_divide = False
+    has_failed = False
     can: Capabilities
 
     @property
@@ -69,7 +70,7 @@ class BufferStep(WithoutFeatures):
             return WithoutFeatures.features(self, chunk)
         return np.concatenate(hidden, axis=1)
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> BufferStep:  # noqa: ARG002
+    def wait(self) -> BufferStep:
         """The rows are there already."""
         return self
 
@@ -89,7 +90,7 @@ class BufferPending:
         """Whether `wait` would return at once."""
         return self._future.done()
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> BufferStep:  # noqa: ARG002
+    def wait(self) -> BufferStep:
         """Block until the rows are there; see `Pending`."""
         return self._future.result()
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle.manifest import EncoderEntry
-from outrider.errors import BundleError, DeviceError, OptionError, RequestError, one_line
+from outrider.errors import BundleError, OptionError, RequestError
 from outrider.models.backends.common import BufferStep, SequentialBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.encoder_states import Cross, Encoder
+from outrider.models.backends.infer_calls import GraphState
 from outrider.models.backends.taps import read_ir
 from outrider.models.kv import Unbranched
 from outrider.system.core import new_core
@@ -43,7 +44,7 @@ class CrossSlot(Unbranched):
         self.length = min(self.length, length)
 
     def skip_to(self, length: int) -> None:
-        """Benchmarks only: pretend that the slot holds `length` tokens."""
+        """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`."""
         self.length = length
 
     def publish(self, token_ids: Seq[int]) -> None:
@@ -116,7 +117,8 @@ class EncoderDecoder(SequentialBackend):
         except (RuntimeError, TypeError) as error:
             raise compile_error(core, device, model_path.parent.name, error) from error
         self._request = self._compiled.create_infer_request()
-        self.encoder = Encoder(core, encoder_path, model_path, encoder, device, hints)
+        self._graph = GraphState(device)
+        self.encoder = Encoder(core, encoder_path, model_path, encoder, device, hints, self._graph)
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = self._compiled.output("logits").get_partial_shape()[2].get_length()
         self.precision = str(self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
@@ -154,6 +156,11 @@ class EncoderDecoder(SequentialBackend):
     def prefixes(self) -> None:
         """None: its prefixes cannot be saved."""
         return
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call has failed: the model has to be loaded again."""
+        return self._graph.has_failed
 
     @property
     def cache(self) -> CacheUse:
@@ -243,10 +250,11 @@ class EncoderDecoder(SequentialBackend):
             **{name: buffer[: slot.length] for name, buffer in slot.past.items()},
             **slot.cross.arrays,
         }
+        self._graph.check()
         try:
             made = self._request.infer(inputs, share_inputs=True, share_outputs=True)
         except RuntimeError as error:
-            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+            raise self._graph.failed(error) from error
         end = slot.length + count
         for name, buffer in slot.past.items():
             buffer[slot.length : end] = made[name.replace("past.", "new.", 1)][:count]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.bundle.manifest import EncoderEntry
+    from outrider.models.backends.infer_calls import GraphState
     from outrider.types import Source
 
 _TRIAL_POSITIONS = 128  # of a text that measurements stand in for
@@ -38,7 +39,7 @@ class Cross:
 class Encoder:
     """An encoder with one decoder's cross-attention.
 
-        encoder = Encoder(core, encoder_path, model_path, entry, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        encoder = Encoder(core, path, model_path, entry, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}, GraphState("CPU"))
         cross = encoder.read(source)
 
     The encoder is compiled when it runs for the first time: that of a draft model never runs if it is the main model's.
@@ -56,7 +57,9 @@ class Encoder:
         entry: EncoderEntry,
         device: str,
         hints: Mapping[str, Any],
+        graph: GraphState,
     ) -> None:
+        self._graph = graph
         self.entry, self._core, self._path, self._device, self._hints = entry, core, path, device, dict(hints)
         self._cross = self._compile(model_path.with_name(CROSS_NAME))
         self._encoder: ov.CompiledModel | None = None
@@ -103,8 +106,9 @@ class Encoder:
 
     def _run(self, compiled: ov.CompiledModel, values: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
         """The outputs by name, copied."""
+        self._graph.check()
         try:
             made = compiled(np.ascontiguousarray(values))
         except RuntimeError as error:
-            raise DeviceError(f"{self._device} failed: {one_line(error)}") from error
+            raise self._graph.failed(error) from error
         return {port.get_any_name(): np.array(array, dtype=np.float32) for port, array in made.items()}

@@ -1,24 +1,52 @@
-"""The calls of an OpenVINO request: started, waited for or cancelled, and timed. The wait for a call may come later."""
+"""The calls of an OpenVINO request: started, waited for, and timed. The wait for a call may come later.
+
+A call is never cancelled: `InferRequest.cancel` leaves nodes of the CPU plugin's graph prepared for shapes that were
+not computed, and all requests of a compiled model share that graph. Later calls fail, or return other numbers
+(docs/exactness.md has a program that shows it). Calls are kept short instead; see `decoding.scheduler`. A call that
+fails half-way leaves the same: `GraphState` refuses those after it.
+"""
 
 import time
-from collections.abc import Callable
 
 import openvino as ov
 
 from outrider.errors import DeviceError, one_line
-from outrider.types import CallCancelled
 
-_PATIENCE = 100  # milliseconds until it is asked whether a call is still wanted
+
+class GraphState:
+    """Whether a compiled graph can be trusted: not after a call that failed, as its nodes may be half prepared."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self._reason = device, ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call has failed."""
+        return bool(self._reason)
+
+    def check(self) -> None:
+        """Raise DeviceError if a call has failed."""
+        if self._reason:
+            raise DeviceError(
+                f"{self._device} failed in an earlier call ({self._reason}), after which its results may be wrong. "
+                "Load the model again."
+            )
+
+    def failed(self, error: Exception) -> DeviceError:
+        """Note that a call has failed. Returns the error to raise."""
+        self._reason = self._reason or one_line(error)
+        return DeviceError(f"{self._device} failed: {one_line(error)}")
 
 
 class InferCalls:
     """The calls of a request on a device, one at a time.
 
-    A call takes until its end if that is watched, otherwise until `wait` returns.
+    A call takes until its end if that is watched, otherwise until `wait` returns. graph: of all requests that share
+    the compiled graph.
     """
 
-    def __init__(self, request: ov.InferRequest, device: str) -> None:
-        self._request, self._device = request, device
+    def __init__(self, request: ov.InferRequest, graph: GraphState) -> None:
+        self._request, self.graph = request, graph
         self._at = [0.0]  # when the last call ended, in seconds of `time.perf_counter`
 
     def watch(self, wanted: bool) -> None:
@@ -44,21 +72,15 @@ class InferCalls:
 
     def start(self) -> None:
         """Start a call, or raise DeviceError."""
+        self.graph.check()
         try:
             self._request.start_async()
         except RuntimeError as error:
-            raise DeviceError(f"{self._device} failed: {one_line(error)}") from error
+            raise self.graph.failed(error) from error
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> None:
-        """Wait for the running call, or cancel it; raises as `Pending.wait`."""
-        is_cancelled = False
+    def wait(self) -> None:
+        """Wait for the running call; raises as `Pending.wait`."""
         try:
-            while unless is not None and not self._request.wait_for(_PATIENCE):
-                if is_cancelled := unless():
-                    self._request.cancel()
-                    break
             self._request.wait()
         except RuntimeError as error:
-            if is_cancelled:
-                raise CallCancelled from error
-            raise DeviceError(f"{self._device} failed: {one_line(error)}") from error
+            raise self.graph.failed(error) from error

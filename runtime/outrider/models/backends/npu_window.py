@@ -12,7 +12,6 @@ from outrider.models.kv import Unbranched
 from outrider.types import LogitsRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
@@ -48,7 +47,7 @@ class WindowSlot(Unbranched):
         """Do nothing: the next prompt can start from the last prompt's prefix in any case."""
 
     def skip_to(self, length: int) -> None:
-        """Benchmarks only: pretend that the slot holds about `length` tokens, up to a window's end."""
+        """Pretend that the slot holds about `length` tokens, up to a window's end; see `BenchmarkSlot`."""
         self._backend.end_prefill()
         self.token_ids = [0] * self._backend.sizes.window_begin(length)
         self.num_stored, self.num_read = self.length, 0
@@ -91,7 +90,7 @@ class WindowPending:
         """Whether `wait` would return at once."""
         return self._last is None or self._backend.is_idle
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> WindowStep:  # noqa: ARG002
+    def wait(self) -> WindowStep:
         """Block until the rows are there; see `Pending`."""
         last, self._last = self._last, None
         if last is not None:

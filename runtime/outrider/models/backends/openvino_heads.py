@@ -123,10 +123,10 @@ class OpenVINOPlaces(OpenVINOPaged):
             return super().submit(chunks)
         return self._others[min(place, len(self._others)) - 1].submit(chunks)
 
-    def finish(self, began: float, unless: Callable[[], bool] | None = None) -> PagedStep:
+    def finish(self, began: float) -> PagedStep:
         """Wait for the call that began at `began`. Its seconds are the first head's, too."""
         before = self.seconds
-        step = super().finish(began, unless)
+        step = super().finish(began)
         if self._first is not None:
             self._first.seconds += self.seconds - before
         return step

@@ -32,7 +32,7 @@ class OpenVINOLayers(OpenVINOPaged):
         if main.segments is None:
             raise ValueError("the model is not cut into segments")
         compiled = main.segments.only(self.layers)
-        self._begin(main.core, compiled, main.device, main.vocab_size, adapters=main.adapters)
+        self._begin(main.core, compiled, main.device, main.vocab_size, adapters=main.adapters, graph=main._calls.graph)
 
     def allocate(self, max_tokens: int) -> None:  # noqa: ARG002
         """Bind the main model's cache, which was allocated before."""

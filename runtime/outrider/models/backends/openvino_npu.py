@@ -21,7 +21,7 @@ from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.models.backends.attention import check_states
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import facts_of
-from outrider.models.backends.infer_calls import InferCalls
+from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.models.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.models.kv import PrefixCounts
@@ -91,7 +91,7 @@ class OpenVINONpu(MeasuredBackend):
         self._states = {state.name: state for state in self._request.query_state()}
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
-        self._calls = InferCalls(self._request, self.device)
+        self._calls = InferCalls(self._request, GraphState(self.device))
         self._max_tokens = 0
         self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
@@ -151,6 +151,11 @@ class OpenVINONpu(MeasuredBackend):
     def prefixes(self) -> None:
         """None: its prefixes cannot be saved."""
         return
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call has failed: the model has to be loaded again."""
+        return self._calls.graph.has_failed
 
     @property
     def cache(self) -> CacheUse:
@@ -327,7 +332,8 @@ class OpenVINONpu(MeasuredBackend):
         self._request.set_tensor("beam_idx", ov.Tensor(np.zeros(1, dtype=np.int32)))
 
     def _call(self, function: Any) -> None:
+        self._calls.graph.check()
         try:
             function()
         except RuntimeError as error:
-            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+            raise self._calls.graph.failed(error) from error

@@ -20,7 +20,7 @@ from outrider.models.backends.adapters import ADAPTERS, Adapters
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
-from outrider.models.backends.infer_calls import InferCalls
+from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate
 from outrider.models.backends.paged_call import PagedCall
@@ -35,7 +35,6 @@ from outrider.system.core import new_core
 from outrider.types import (
     NO_PROMPT,
     CacheUse,
-    CallCancelled,
     Capabilities,
     Chunk,
     Exactness,
@@ -129,14 +128,15 @@ class OpenVINOPaged(MeasuredBackend):
         features: tuple[str, ...] = (),
         mask_token_ids: tuple[int, ...] = (),
         adapters: Adapters | None = None,
+        graph: GraphState | None = None,
     ) -> None:
-        """Make a request of a compiled model."""
+        """Make a request of a compiled model. graph: the state of the graph, if it is another model's, too."""
         self.adapters = adapters
         self.core, self._compiled = core, compiled
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
         self._request = compiled.create_infer_request()
-        self._calls = InferCalls(self._request, device)
+        self._calls = InferCalls(self._request, graph or GraphState(device))
         self._outputs = Outputs(
             compiled,
             self._request,
@@ -194,6 +194,11 @@ class OpenVINOPaged(MeasuredBackend):
         cuts = {"cuts": ",".join(map(str, self.segments.cuts))} if self.segments else {}
         adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
         return found | top | cuts | adapters | {"cache": self.cache_precision}
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call has failed: the model has to be loaded again."""
+        return self._calls.graph.has_failed
 
     @property
     def segments(self) -> Segments | None:
@@ -291,6 +296,8 @@ class OpenVINOPaged(MeasuredBackend):
         return self._submit(chunks) if len(calls) == 1 else DividedCall(self._submit, calls)
 
     def _submit(self, chunks: Seq[Chunk]) -> PagedPending:
+        for chunk in chunks:
+            chunk.slot.check_writable()
         inputs, places = self._inputs_of(chunks)
         for name, values in inputs.items():
             self._bound.set(name, values)
@@ -339,17 +346,14 @@ class OpenVINOPaged(MeasuredBackend):
         """Whether no call is running."""
         return self._calls.is_idle
 
-    def finish(self, began: float, unless: Callable[[], bool] | None = None) -> PagedStep:
-        """Wait for the call that began at `began`, or cancel it; see `Pending.wait`."""
+    def finish(self, began: float) -> PagedStep:
+        """Wait for the call that began at `began`; see `Pending.wait`."""
         try:
-            self._calls.wait(unless)
-        except (CallCancelled, DeviceError) as error:
-            is_cancelled = isinstance(error, CallCancelled)
+            self._calls.wait()
+        except DeviceError:
             for chunk, begin in zip(self._chunks, self._begins, strict=True):
-                if is_cancelled and chunk.parents is None and self.cache_precision in PRECISIONS:
-                    chunk.slot.trim(begin)
-                else:
-                    chunk.slot.skip_to(chunk.slot.length)  # its content is undefined now
+                # Writing to a quantised block rounds its other tokens again.
+                chunk.slot.discard(begin, whole_blocks=self.cache_precision not in PRECISIONS)
             raise
         self.seconds += self._calls.seconds_since(began)
         if self._unpacked is not None:

@@ -165,8 +165,17 @@ class PagedCache:
         finally:
             slot.close()
 
+    def clear(self) -> None:
+        """As `Prefixes` says."""
+        self._pool.clear()
+
     def copy_block(self, source: int, target: int) -> None:
-        """Copy a block of all layers. Not during a call. Raises DeviceError if the device cannot."""
+        """Copy a block of all layers to one that is not published. Not during a call.
+
+        Raises:
+            DeviceError: when the device cannot.
+        """
+        self._pool.check_unpublished(target - _NUM_SCRATCH)
         try:
             for tensor in self._tensors.values():
                 tensor.copy_block(source, target)
@@ -225,8 +234,18 @@ class PagedSlot(SlotTokens):
         """Record the tokens that a call writes."""
         super().append(embed_keys(token_ids, self.embeds, self.length))
 
+    def check_writable(self) -> None:
+        """Raise AssertionError if the next token would be written to a shared block."""
+        self._table.check_writable(self.length)
+
+    def discard(self, begin: int, *, whole_blocks: bool) -> None:
+        """Drop what a failed call may have written: all from token `begin` on, or from the beginning of its block."""
+        self._join()
+        kept = begin - begin % self._cache.block_size if whole_blocks else begin
+        super().trim(max(kept, self._table.num_shared))
+
     def skip_to(self, length: int) -> None:
-        """Benchmarks only: pretend that the slot holds `length` tokens.
+        """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`.
 
         Their blocks are written once. Pages that never were are one page of zeros, which is read much faster.
         """

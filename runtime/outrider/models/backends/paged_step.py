@@ -139,6 +139,6 @@ class PagedPending:
         """Whether `wait` would return at once."""
         return self._backend.is_idle
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> PagedStep:
-        """Block until the rows are there, or cancel the call; see `Pending`."""
-        return self._backend.finish(self._began, unless)
+    def wait(self) -> PagedStep:
+        """Block until the rows are there; see `Pending`."""
+        return self._backend.finish(self._began)

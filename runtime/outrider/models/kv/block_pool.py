@@ -22,9 +22,9 @@ class BlockPool:
         table.close(token_ids)
 
     Published full blocks form a tree. A block's parent holds the tokens before it. Published blocks are never written
-    again, and tables share them by reference. The last block of a prefix may be part full; a table copies what it needs
-    of it. Blocks that no table uses stay in the tree until their room is needed. Then the least recently used ones are
-    evicted, the end of a prefix before its beginning.
+    again (`check_unpublished` and `BlockTable.check_writable` hold it), and tables share them by reference. The last
+    block of a prefix may be part full; a table copies what it needs of it. Blocks that no table uses stay in the tree
+    until their room is needed. Then the least recently used ones are evicted, the end of a prefix before its beginning.
 
     If the cache cannot grow, the pool works with the blocks it has, if these are enough.
 
@@ -49,6 +49,7 @@ class BlockPool:
         # Last in, first out: a block that was used before is in memory already.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._roots: dict[bytes, _Root] = {}  # of each scope's tree, while that has blocks
+        self._published: set[int] = set()  # numbers of the blocks in all trees
         self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
         self.num_evicted = 0
 
@@ -124,6 +125,16 @@ class BlockPool:
             numbers.append(last.number)
         return numbers
 
+    def check_unpublished(self, number: int) -> None:
+        """Raise AssertionError for a published block: it is read-only."""
+        if number in self._published:
+            raise AssertionError(f"block {number} is published, and would be written to")
+
+    def clear(self) -> None:
+        """Drop all published blocks that no table uses."""
+        while self._idle:
+            self._free.append(self._remove(next(iter(self._idle))))
+
     def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
         """The published full blocks that a text begins with."""
         found: list[_Block] = []
@@ -173,6 +184,7 @@ class BlockPool:
     def _remove(self, block: _Block) -> int:
         """Remove an idle leaf from the tree."""
         del self._idle[block]
+        self._published.remove(block.number)
         parent = block.parent
         if parent is not None:
             parent.remove(block)
@@ -194,6 +206,7 @@ class BlockPool:
             block = parent.children.get(key)
             if block is None:
                 block = parent.add(number, key)
+                self._published.add(number)
             else:
                 self._free.append(number)  # another table has published the same tokens in the meantime
             self._hold([block])
@@ -207,6 +220,7 @@ class BlockPool:
             same, num_common = parent.nearest(rest)
             if same is None or num_common < len(rest):
                 same = parent.add(own.pop(0), rest)
+                self._published.add(same.number)
                 self._idle[same] = None
             elif same in self._idle:
                 self._idle.move_to_end(same)
@@ -239,6 +253,11 @@ class BlockTable:
     def num_shared(self) -> int:
         """Tokens in shared blocks, which are never written."""
         return len(self._shared) * self._pool.block_size
+
+    def check_writable(self, begin: int) -> None:
+        """Raise AssertionError if the text's token `begin` is in a shared block: those are read-only."""
+        if begin < self.num_shared:
+            raise AssertionError(f"token {begin} would be written to a shared block, of {self.num_shared} tokens")
 
     @property
     def first_own_block(self) -> int:

@@ -73,7 +73,7 @@ class SlotTokens(Unbranched):
         self._num_published = min(self._num_published, length)
 
     def skip_to(self, length: int) -> None:
-        """Benchmarks only: pretend that the slot holds `length` tokens."""
+        """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`."""
         self._token_ids = [UNKNOWN_KEY] * length
         self._num_published = 0
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from outrider.types import NO_PROMPT, Backend, Prompt, Slot, Step
+from outrider.types import NO_PROMPT, Backend, BenchmarkSlot, Prompt, Slot, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,12 +23,12 @@ def random_tokens(backend: Backend, count: int) -> list[int]:
     return token_ids
 
 
-def open_slot(backend: Backend, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot:
+def open_slot(backend: Backend, max_tokens: int, prompt: Prompt = NO_PROMPT) -> BenchmarkSlot:
     """A slot with room for `max_tokens`."""
     slot = backend.open(max_tokens, prompt)
     if slot is None:
         raise AssertionError("the cache has no room: nothing else may run beside a measurement")
-    return slot
+    return cast("BenchmarkSlot", slot)  # each backend's own slots are
 
 
 def copied_rows(step: Step, begin: int, end: int) -> list[NDArray[np.float32]]:

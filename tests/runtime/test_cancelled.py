@@ -1,0 +1,130 @@
+"""Cancelled answers, and calls that fail, leave no trace: later answers are those of plain decoding."""
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.bundle import Bundle
+from outrider.errors import DeviceError
+from outrider.models.backends.infer_calls import InferCalls
+from outrider.models.kv import BlockPool
+from outrider.types import Draft
+from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
+from toys import load_toy, random_ids
+
+NUM_CANCELS = int(os.environ.get("OUTRIDER_CANCELS", "24"))
+OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+# Two begin alike, within a block and beyond one; one is read in many pieces.
+PROMPTS = [random_ids(1, 90), random_ids(1, 70) + random_ids(2, 9), random_ids(3, 400), random_ids(4, 20)]
+
+
+class Branching:
+    """Drafts trees, with two branches of two tokens."""
+
+    def propose(self, requests: Any) -> list[Draft]:
+        tree = Draft([1, 2, 3, 4], parents=[-1, 0, -1, 2])
+        return [tree if request.limit >= 4 and request.trees else Draft([]) for request in requests]
+
+
+def load_with_trees(bundle: Bundle, **options: Any) -> outrider.Engine:
+    engine = load_toy(bundle, max_num_batched_tokens=64, **options)
+    engine.add_drafter("branching", Branching())
+    return engine
+
+
+@pytest.mark.every_format
+def test_answers_after_cancelled_ones_are_plain_decoding_s(toy_bundle: Bundle) -> None:
+    """At random moments, in all ways, with a cache so small that prefixes are evicted.
+
+    OUTRIDER_CANCELS is how many are cancelled.
+    """
+    with load_with_trees(toy_bundle, cache_size=0.002) as engine:
+        known = known_answers(engine, PROMPTS, **OPTIONS)
+        drafters = ["draft", "suffix", "branching", "auto", None]
+        assert cancel_and_compare(engine, known, drafters, NUM_CANCELS, 1, **OPTIONS) == []
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Calls end as failed while this is not empty. They write to the cache nevertheless."""
+    wanted: list[bool] = []
+    wait = InferCalls.wait
+
+    def fail(self: InferCalls) -> None:
+        wait(self)
+        if wanted:
+            raise DeviceError("CPU failed: of ours")
+
+    monkeypatch.setattr(InferCalls, "wait", fail)
+    return wanted
+
+
+@pytest.mark.parametrize("cache_precision", ["f32", "u8"])
+@pytest.mark.parametrize("drafter", ["branching", "draft", None])
+def test_a_failed_call_is_dropped_and_never_published(
+    openvino_bundle: Bundle, failing: list[bool], drafter: str | None, cache_precision: str
+) -> None:
+    """Blocks that the failed call's slot shares with published prefixes stay as they are."""
+    with load_with_trees(openvino_bundle, cache_precision=cache_precision) as engine:
+        plain = engine.generate(PROMPTS[0], drafter=None, **OPTIONS).token_ids
+        pool = engine.main.paged_cache
+        keys, blocks = PROMPTS[0][:64], pool.read(PROMPTS[0][:64], b"", 0)
+        for after in (0, 1, 3):
+            stream = engine.stream(PROMPTS[0], drafter=drafter, **OPTIONS)
+            for _ in range(after):
+                next(stream)
+            failing.append(True)
+            with pytest.raises(DeviceError, match="of ours"):
+                list(stream)
+            failing.clear()
+            engine.settle()
+            np.testing.assert_array_equal(pool.read(keys, b"", 0), blocks)
+            if cache_precision == "f32":
+                again = engine.generate(PROMPTS[0], drafter=None, **OPTIONS)
+                assert again.token_ids == plain
+                assert again.stats.num_cached_tokens >= 64
+
+
+def test_a_model_whose_call_failed_is_used_no_more(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graph may be half prepared, and would compute other numbers."""
+    with load_toy(openvino_bundle) as engine:
+        assert not engine.has_failed
+        with monkeypatch.context() as patched:
+
+            class Failing:
+                def wait(self) -> None:
+                    raise RuntimeError("of ours")
+
+            patched.setattr(engine.main._calls, "_request", dataclasses.make_dataclass("Request", [])())
+            engine.main._calls._request.wait = Failing().wait
+            engine.main._calls._request.start_async = lambda: None
+            with pytest.raises(DeviceError, match="CPU failed: of ours"):
+                engine.generate(PROMPTS[3], drafter=None, **OPTIONS)
+        assert engine.has_failed
+        with pytest.raises(DeviceError, match="failed in an earlier call .of ours.*Load the model again"):
+            engine.generate(PROMPTS[3], drafter=None, **OPTIONS)
+
+
+def test_published_blocks_are_read_only() -> None:
+    pool = BlockPool(8, 4)
+    table = pool.open(16)
+    assert table
+    table.publish(range(8))
+    table.check_writable(8)
+    with pytest.raises(AssertionError, match="token 7 would be written to a shared block"):
+        table.check_writable(7)
+    shared, own = table.blocks[0], table.blocks[2]
+    pool.check_unpublished(own)
+    with pytest.raises(AssertionError, match="is published"):
+        pool.check_unpublished(shared)
+    table.close([*range(10)])
+    with pytest.raises(AssertionError, match="is published"):
+        pool.check_unpublished(own)  # the last block, part full
+    pool.clear()
+    assert pool.num_free == 8
+    for number in range(8):
+        pool.check_unpublished(number)
