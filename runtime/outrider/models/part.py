@@ -174,8 +174,7 @@ def parts_of(
     """The main model of a bundle, and its drafters, which may be in another bundle.
 
     names: of the drafters; by default all. The main model gives the hidden states that they read, and is cut for those
-    that are made of its layers.
-    adapters: the names of the main model's; by default all.
+    that are made of its layers. adapters: the names of the main model's; by default all.
 
     Raises:
         OptionError: for an adapter that the bundle does not have.

@@ -66,10 +66,10 @@ class OpenVINOPaged(MeasuredBackend):
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
 
-    features: the outputs of hidden states that chunks may ask for. build: reads the
-    model's file and makes its graph with a paged cache. cuts: the layers before which it is cut into segments; see
-    `OpenVINOLayers`. adapters: those that `build` puts into the graph. releases: whether the pages of the model's file
-    are released after the first call, which has packed the weights.
+    features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes
+    its graph with a paged cache. cuts: the layers before which it is cut into segments; see `OpenVINOLayers`. adapters:
+    those that `build` puts into the graph. releases: whether the pages of the model's file are released after the first
+    call, which has packed the weights.
 
     Raises:
         OptionError: for a device that is not there.

@@ -47,9 +47,9 @@ def read_decoder(
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
-    path: of the model's file, or the model, which is changed in place.
-    adapters: that it is to apply; attended: see `add_adapters`. windows: the sliding window of each layer, which are
-    checked; None: not known. embeds: whether it is to read given embeddings; see `add_embeds`.
+    path: of the model's file, or the model, which is changed in place. adapters: that it is to apply; attended:
+    see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: whether
+    it is to read given embeddings; see `add_embeds`.
 
     Raises:
         BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.

@@ -26,9 +26,9 @@ class Support:
     """What can be done with models of one format on one device. What is measured is in `Capabilities`.
 
     library: by its name in properties. fixed_shapes: the model is compiled as a whole, for sizes that the options give.
-    paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may
-    have sliding windows. picks_logits: the device may pick out the largest logits. saves_compiled: compiled models can
-    be saved. tries_settings: precisions, threads and slices of the model can be tried.
+    paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may have sliding
+    windows. picks_logits: the device may pick out the largest logits. saves_compiled: compiled models can be saved.
+    tries_settings: precisions, threads and slices of the model can be tried.
     """
 
     library: str
