@@ -35,8 +35,8 @@ def test_the_options_it_names_exist(openvino_engine: outrider.Engine) -> None:
     assert len(named) >= 10
     assert set(named) <= known
     drafters = {name for row in table("## Which drafter", START) for name in re.findall(r'`"?(\w+)"?`', row[0])}
-    assert drafters == {*openvino_engine.drafters, "auto", "None", "eagle3", "dflash", "masks", "self"}
-    assert {"eagle3", "dflash", "masks"} <= {*KINDS.values()}
+    assert drafters == {*openvino_engine.drafters, "auto", "None", "eagle3", "dflash", "self"}
+    assert {"eagle3", "dflash"} <= {*KINDS.values()}
 
 
 def test_the_table_of_extras_is_whole() -> None:

@@ -77,14 +77,9 @@ def add_drafter(
             check_extra("Adding a drafter", main.format)
         asked = check_diet(True, draft_vocab, draft_vocab_corpus)
         eos = old.manifest.tokenizer.eos_token_ids
-        found = HeadPlan.of(source, main.geometry, main.format, eos, weights, *asked, progress)
+        found = HeadPlan.of(source, main.geometry, eos, weights, *asked, progress)
     name = found.kind if name is None else name
     check_name(name, old)
-    if masks := [each.name for each in old.manifest.drafters if each.kind == found.kind == "masks"]:
-        raise OptionError(
-            f"The bundle has mask tokens already, as drafter {masks[0]!r}, and a main model reads one set. Add them to "
-            "a bundle without any."
-        )
 
     def change(target: Target) -> dict[str, object]:
         entry = found.write(target, main, name)

@@ -109,7 +109,7 @@ def export_bundle(
             head = None
             if drafter is not None:
                 main_plan = plans[0]
-                shape = main_plan.geometry, main_plan.format, eos_of(main_plan)
+                shape = main_plan.geometry, eos_of(main_plan)
                 head = HeadPlan.of(drafter, *shape, draft_weights, num_tokens, corpus, progress)
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [

@@ -20,7 +20,6 @@ from typing import Any
 from outrider.bundle.manifest import Format
 from outrider.errors import OutriderError
 from outrider_export.bundle_cache import BundleCache
-from outrider_export.heads.checks import check_main
 from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.plan import Plan, make_plan
 from outrider_export.progress import Progress
@@ -121,7 +120,7 @@ def _fitting(plan: Plan, cache: BundleCache, format: Format) -> Iterator[Candida
         seen.add(resolved)
         with contextlib.suppress(OutriderError):  # damaged, or of a kind that is not known
             if path.is_dir() and (kind := kind_of(path)) is not None:
-                check_main(read_head(path, plan.geometry), plan.format)
+                read_head(path, plan.geometry)
                 yield Candidate(path, kind, _size(path) // 2)
             elif _vocabulary(path) == plan.vocabulary.tokens:
                 yield Candidate(path, "a draft model", make_plan("draft", locate(path), format, None).num_weights)

@@ -17,7 +17,6 @@ import outrider
 from exports import content
 from heads import KINDS, NUM_PLACES, TOKEN_MAP, TOKENS, tensors_of, write_head
 from outrider.bundle import read_bundle
-from outrider.bundle.manifest import write_manifest
 from outrider.cli import drafter_costs, run
 from outrider.drafters.prediction import Costs, needed, predict
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
@@ -35,7 +34,7 @@ ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assista
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
 
 
-SOME = ("eagle3", "dflash", "hydra", "masks")  # one of each kind of backend; a bundle of all takes ten seconds to load
+SOME = ("eagle3", "dflash", "hydra")  # one of each kind of backend; a bundle of all takes ten seconds to load
 
 
 @pytest.fixture(scope="module", params=[SOME, pytest.param(KINDS, marks=pytest.mark.slow)], ids=["some", "all"])
@@ -79,7 +78,7 @@ def test_the_controller_prices_them(engine: outrider.Engine) -> None:
 
 def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
     layers = ("hidden_states.0", "hidden_states.1", "hidden_states.2")
-    features: dict[str, Any] = {"eagle3": layers, "dflash": layers[1:], "dspark": layers[1:], "masks": ()}
+    features: dict[str, Any] = {"eagle3": layers, "dflash": layers[1:], "dspark": layers[1:]}
     for entry in engine.bundle.manifest.drafters:
         assert entry.features == features.get(entry.kind, ("last_hidden_state",))
         assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind in ("eagle3", "medusa", "hydra") else None)
@@ -169,16 +168,6 @@ WRONG: dict[str, tuple[Any, str]] = {
         writes("medusa", without("medusa", "token_map")),
         "for 150 tokens, and the main model has 404",
     ),
-    "other hidden size, masks": (
-        writes("masks", lambda: tensors_of("masks", hidden=48), hidden_size=48),
-        "with hidden_size 48",
-    ),
-    "fewer masks than it says": (
-        writes("masks", num_masks=4),
-        r"have a tensor 'embeddings' \[num_masks, hidden_size\], and here it is \[3, 64\]",
-    ),
-    "no masks": (writes("masks", dict), "and here it is none"),
-    "draft_vocab of masks": (writes("masks", options={"draft_vocab": 100}), "draft_vocab is for drafters"),
     "an unknown format": (writes("eagle", options={"weights": "int9"}), "weights='int9' .*int8"),
     "draft_vocab of a head with a matrix": (
         writes("medusa", options={"draft_vocab": 100}),
@@ -208,7 +197,7 @@ def test_an_export_with_such_a_drafter_refuses_what_it_cannot_use(tiny: Path, tm
     writes("medusa")(tmp_path / "head")
     main = read_bundle(tiny).manifest.main
     with pytest.raises(OptionError, match="draft_vocab is for drafters with"):
-        HeadPlan.of(locate(str(tmp_path / "head")), main.geometry, "openvino", (), None, 100, [], Silent())
+        HeadPlan.of(locate(str(tmp_path / "head")), main.geometry, (), None, 100, [], Silent())
 
 
 def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
@@ -221,20 +210,6 @@ def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
             add_drafter(folder, head, name=name)
     assert content(folder) == before
     assert [entry.name for entry in read_bundle(folder).manifest.drafters] == ["blockwise", "another"]
-
-
-def test_a_main_model_has_one_set_of_masks(folder: Path, tmp_path: Path) -> None:
-    head = write_head(tmp_path / "head", "masks")
-    bundle = add_drafter(folder, head, name="first", weights="int8")
-    assert bundle.manifest.drafters[0].model.weights == "fp32"
-    before = content(folder)
-    with pytest.raises(OptionError, match="has mask tokens already, as drafter 'first', and a main model reads one"):
-        add_drafter(folder, head, name="second")
-    assert content(folder) == before
-    twice = bundle.manifest.drafters[0], msgspec.structs.replace(bundle.manifest.drafters[0], name="second")
-    write_manifest(folder, msgspec.structs.replace(bundle.manifest, drafters=twice))
-    with pytest.raises(BundleError, match="has mask tokens for the drafters first and second"):
-        read_bundle(folder)
 
 
 @pytest.mark.parametrize("failing", ["write_manifest", "list_files", "read_bundle"])
@@ -402,9 +377,8 @@ def test_the_command_says_what_the_drafter_costs_and_needs(
     assert "tokens/round to pay" in printed
     assert "Predicted, not measured: " in printed
 
-    for kind, said_of in (("masks", "no calls of their own"), ("dflash", "measured at the first load")):
-        monkeypatch.setattr(drafter_costs, "_QUICK", 0)
-        assert run(["add", str(folder), str(write_head(tmp_path / kind, kind))]) == 0
-        printed = capsys.readouterr().out
-        assert said_of in printed
-        assert f"outrider tune {folder} --drafter {kind}" in printed
+    monkeypatch.setattr(drafter_costs, "_QUICK", 0)
+    assert run(["add", str(folder), str(write_head(tmp_path / "dflash", "dflash"))]) == 0
+    printed = capsys.readouterr().out
+    assert "measured at the first load" in printed
+    assert f"outrider tune {folder} --drafter dflash" in printed

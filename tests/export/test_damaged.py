@@ -150,7 +150,7 @@ def test_numbers_of_a_sentencepiece_model_end(tmp_path: Path) -> None:
         ("dflash", {"dflash_config": [1]}, "a value in it is not what it has to be"),
         ("medusa", {"medusa_num_heads": float("inf")}, "a value in it is not what it has to be"),
         ("hydra", {"architectures": [["HydraHeads"]]}, "is no drafter of a kind that is known"),
-        ("masks", {"architectures": 5}, "is no drafter of a kind that is known"),
+        ("blockwise", {"architectures": 5}, "is no drafter of a kind that is known"),
     ],
 )
 def test_configurations_of_drafters_are_checked(

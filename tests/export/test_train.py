@@ -175,17 +175,6 @@ def test_dspark_is_published_for_the_whole_vocabulary(
         assert torch.allclose(own, other, atol=1e-2)
 
 
-def test_masks_behind_a_text_are_what_they_are_in_training(main: Any, teacher: Teacher, data: Data) -> None:
-    head, _ = make("masks", teacher, data)
-    batch = data.read([3, 4])
-    with torch.no_grad():
-        together, targets, _ = head._masked(batch, torch.Generator().manual_seed(0))
-        anchor = int(targets[1, 5, 0]) - 2
-        embedded = head(teacher.embedding[batch.token_ids[1:, : anchor + 1]])
-        alone = main.model(inputs_embeds=embedded).last_hidden_state[0, anchor + 1 :]
-    assert torch.allclose(alone, together[1, 5], atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "blockwise"])
 def test_drafts_of_heads_are_what_is_evaluated(kind: str, teacher: Teacher, data: Data) -> None:
     head, _ = make(kind, teacher, data)

@@ -15,7 +15,7 @@ from outrider.models.backends.heads.weights import MainWeights
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
 NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "masks", "dspark")
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark")
 DSPARKS = ("dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence")
 DECODER: dict[str, Any] = {
     "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
@@ -61,7 +61,6 @@ def config_of(kind: str) -> dict[str, Any]:
         "medusa": {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1, "hidden_size": HIDDEN},
         "hydra": {"architectures": ["HydraHeads"], "hydra_num_heads": NUM_PLACES, "hydra_num_layers": 1},
         "blockwise": {"architectures": ["BlockwiseHeads"], "num_heads": NUM_PLACES},
-        "masks": {"architectures": ["MaskTokens"], "num_masks": NUM_PLACES, "hidden_size": HIDDEN},
     }[kind]
 
 
@@ -90,8 +89,6 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
     elif kind in DSPARKS:
         shapes = _dspark_shapes(kind, hidden)
-    elif kind == "masks":
-        shapes = {"embeddings": (NUM_PLACES, hidden)}
     else:
         for i in range(NUM_PLACES):
             if kind == "blockwise":

@@ -231,8 +231,7 @@ def test_drafters_of_the_main_model_s_layers_and_states_draft_for_the_adapter(tm
     from outrider_export import add_adapter, add_drafter
 
     made = make_layered(tmp_path / "layered")
-    for kind in ("eagle3", "masks"):
-        add_drafter(made.folder, write_head(tmp_path / kind, kind))
+    add_drafter(made.folder, write_head(tmp_path / "eagle3", "eagle3"))
     added = add_adapter(made.folder, write_adapter(tmp_path / "pirate", SHAPE | {"num_hidden_layers": 5}))
     added = add_adapter(made.folder, write_adapter(tmp_path / "end", SHAPE | {"num_hidden_layers": 5}, layers=(4,)))
     own = with_layers(added, self=(0, 1, 3, 4)).manifest.drafters
@@ -243,7 +242,7 @@ def test_drafters_of_the_main_model_s_layers_and_states_draft_for_the_adapter(tm
     )
     for name in (None, "pirate", "end"):
         plain = engine.generate(PROMPT, adapter=name, drafter=None, **ANSWER)
-        for drafter in ("self", "eagle3", "masks"):
+        for drafter in ("self", "eagle3"):
             drafted = engine.generate(PROMPT, adapter=name, drafter=drafter, num_assistant_tokens=3, **ANSWER)
             assert drafted.token_ids == plain.token_ids
             assert drafted.exact

@@ -57,7 +57,6 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
         (lambda m: m["drafters"][0].update(kind="dflash", features=["a"], num_places=3), "dflash has no mask_token_id"),
         (lambda m: m["drafters"][0].update(mask_token_id=3), "draft_model has a value for mask_token_id"),
         (lambda m: m["drafters"][0].update(num_places=3), "draft_model has a value for num_places"),
-        (lambda m: m["drafters"][0].update(kind="masks"), "drafter 'draft' of kind masks has no num_places"),
         (lambda m: m["drafters"][0]["model"]["geometry"].update(num_layers=0), "the draft model num_layers=0"),
         (lambda m: m.update(minimum_runtime="2026.x"), "minimum_runtime"),
         (lambda m: m["tokenizer"].update(eos_token_ids=[40]), "eos_token_id 40 is outside the vocabulary of 40"),

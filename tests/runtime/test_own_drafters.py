@@ -90,8 +90,6 @@ BAD_DRAFTS: dict[str, Any] = {
     r"confidences=\[nan\]": Draft([1], confidences=[float("nan")]),
     r"confidences=\[0\.5\].* for 2 tokens": Draft([1, 2], confidences=[0.5]),
     r"confidences=\[2\.0\]": Draft([1], confidences=[2.0]),
-    r"num_masks=\[1\].* 2 counts": Draft([1], num_masks=[1]),
-    r"num_masks=\[1, -1\]": Draft([1], num_masks=[1, -1]),
     "probs=.* for 2 tokens": Draft([1, 2], probs=[SURE]),
     r"probs\[0\]=.*is no Distribution": Draft([1], probs=cast("Any", [np.ones(3)])),
     r"probs\[0\]=.*does not sum to 1": Draft([1], probs=[HALF]),

@@ -14,7 +14,6 @@ from layered import make_layered
 from outrider.config import DeviceConfig
 from outrider.models import measured, trials
 from outrider.models import part as parts
-from outrider.models.backends.embeds import Masks
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
@@ -111,10 +110,9 @@ def test_few_layers_have_no_slices(part: Part) -> None:
 
 
 def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: Part) -> None:
-    """Its slices would be without the cuts and the mask tokens, and their setting and cost are not the whole's."""
+    """Its slices would be without the cuts, and their setting and cost are not the whole's."""
     assert sliced.slices("CPU") is not None
     assert replace(sliced, cuts=(2, 6)).slices("CPU") is None
-    assert replace(sliced, masks=Masks(sliced.path, range(404, 408))).slices("CPU") is None
 
 
 def test_the_whole_model_is_exact_with_the_rule_of_its_slice(sliced: Part) -> None:

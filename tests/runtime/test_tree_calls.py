@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import outrider
+from in_the_loop import new_request, run
 from outrider.bundle import Bundle
 from outrider.models.measure import measure_pass
 from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.testing.fake import FakeSlot
 from outrider.types import Chunk, Draft, Drafter, Exactness, Prompt, Rounding, RowRule
 from toys import load_toy
 
@@ -165,3 +167,22 @@ def test_a_branch_is_timed_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> Non
     behind = [before for before, event in pairwise(events) if event == "fork"]
     assert behind
     assert set(behind) == {"call"}
+
+
+@dataclass
+class SameTree(Drafter):
+    """Proposes one tree of two branches."""
+
+    def propose(self, requests: Any) -> list[Draft]:
+        return [Draft([0, 1, 2], parents=[-1, -1, 0]) for _ in requests]
+
+
+@pytest.mark.parametrize(("room", "num_tokens"), [(0, 3), (1, 4)])
+def test_without_room_for_its_branches_only_first_candidates_are_read(
+    room: int, num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeSlot, "fork", lambda self, count, length: min(count, room))
+    main, request = FakeBackend(3), new_request([0, 1, 2], SameTree())
+    run(main, request)
+    assert {count for (count,) in main.calls[1:-4]} == {num_tokens}
+    assert run(FakeBackend(3), new_request([0, 1, 2])) == [request.sequence.token_ids]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from adapters import write_adapter
 from heads import write_head
 from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
+from outrider.errors import BundleError
 from outrider.inputs.vision import Vision, cut_into_tiles, image_text, read_image
 from outrider.models.backends.adapters import Adapters
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS
@@ -133,6 +135,13 @@ def test_given_embeddings_are_read_in_place_of_the_tokens(backend: OpenVINOPaged
         assert (read(backend, written, spans) == expected).all()
         for pieces in ([2, 6, 4], [17], [20, 18]):
             assert (read(backend, written, spans, pieces) == expected).all()
+
+
+def test_a_graph_of_another_form_is_refused(openvino_bundle: Bundle) -> None:
+    """The toy adds positions to its embedding."""
+    path = openvino_bundle.model_path(openvino_bundle.manifest.main)
+    with pytest.raises(BundleError, match="place of the embedding .* is not found there. Export it again"):
+        read_decoder(ov.Core(), path, embeds=True)
 
 
 def test_a_call_of_several_sequences_reads_each_ones_embeddings(backend: OpenVINOPaged) -> None:

@@ -36,8 +36,7 @@ NUM_TAPS = 3
 _LEAST_LAYERS = 6
 _NEEDS = {
     "eagle3": {"taps"}, "dflash": {"taps"}, "dspark": {"taps"}, "medusa": {"last"}, "hydra": {"last"},
-    "blockwise": {"last"}, "eagle": {"last"}, "mtp": {"last"}, "draft": set[str](), "masks": set[str](),
-    "auto": {"taps", "last"},
+    "blockwise": {"last"}, "eagle": {"last"}, "mtp": {"last"}, "draft": set[str](), "auto": {"taps", "last"},
 }  # fmt: skip
 _SPREAD = 20  # tokens: of the noise by which lengths are sorted
 

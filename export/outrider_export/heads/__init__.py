@@ -1,1 +1,1 @@
-"""Drafters that are not whole models: heads, modules and masks that read the main model's hidden states."""
+"""Drafters that are not whole models: heads and modules that read the main model's hidden states."""

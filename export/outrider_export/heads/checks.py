@@ -9,19 +9,6 @@ from outrider.models.backends.taps import after_layers
 from outrider_export.heads.formats import Head
 
 
-def check_main(head: Head, format: str) -> None:  # noqa: A002
-    """Check that a main model in this format can have such a drafter.
-
-    Raises:
-        ExportError: for mask tokens that are read from a graph which is not rewritten at load.
-    """
-    if head.kind == "masks" and format != "openvino":
-        raise ExportError(
-            f"Mask tokens are for main models in OpenVINO's format, and this one is in {format}. Export it with "
-            "--format openvino."
-        )
-
-
 def check_draft_vocab(head: Head, *asked: object) -> None:
     """Check that a choice of tokens is for a drafter whose output matrix is cut. asked: its options; None without.
 

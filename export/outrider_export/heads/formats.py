@@ -1,4 +1,4 @@
-"""The formats of drafters that read the main model's hidden states, and of its mask tokens, as weights."""
+"""The formats of drafters that read the main model's hidden states, as weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider.models.backends.embeds import EMBEDDINGS
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
@@ -36,9 +35,8 @@ KINDS = {
     "Gemma4DSparkModel": "dspark",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
-    "MaskTokens": "masks",
 }
-_WITHOUT_TOKENS = ("medusa", "blockwise", "masks")
+_WITHOUT_TOKENS = ("medusa", "blockwise")
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,8 @@ class Head:
 
     @property
     def uses_main_matrix(self) -> bool:
-        """Whether it has no output matrix of its own. Mask tokens have no graph of their own at all."""
-        return self.kind != "masks" and not any(MATRIX in name for name in self.tensors)
+        """Whether it has no output matrix of its own."""
+        return not any(MATRIX in name for name in self.tensors)
 
     @property
     def uses_main_embedding(self) -> bool:
@@ -234,19 +232,6 @@ def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]]
     )
 
 
-def _masks(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
-    """Embeddings float32 [masks, hidden] for the main model's own inputs."""
-    found = tensors.get(EMBEDDINGS)
-    if found is None or found.shape != (count := int(config["num_masks"]), int(config["hidden_size"])):
-        has = "none" if found is None else str(list(found.shape))
-        raise ExportError(
-            f"Mask tokens have a tensor {EMBEDDINGS!r} [num_masks, hidden_size], and here it is {has}. Train them "
-            "again."
-        )
-    tensors = {EMBEDDINGS: found.astype(np.float32)}
-    return dataclasses.replace(_places("masks", count, 0, tensors, main), features=(), hidden_size=found.shape[1])
-
-
 def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], num_layers: int) -> Head:
     """A drafter of decoder layers, with the numbers that their graph needs."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -335,5 +320,4 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "medusa": _medusa,
     "hydra": _hydra,
     "blockwise": _blockwise,
-    "masks": _masks,
 }

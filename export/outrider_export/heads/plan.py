@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.bundle.manifest import DrafterEntry, Geometry, ModelEntry
 from outrider_export.diet import choose_from
-from outrider_export.heads.checks import check_draft_vocab, check_main
+from outrider_export.heads.checks import check_draft_vocab
 from outrider_export.heads.formats import Head, kind_of, read_head
 from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
@@ -42,7 +42,6 @@ class HeadPlan:
         cls,
         source: Located,
         main: Geometry,
-        format: str,  # noqa: A002 - the main model's
         eos_token_ids: tuple[int, ...],
         weights: str | None,
         num_tokens: int | None,
@@ -56,7 +55,6 @@ class HeadPlan:
             OptionError: for a number of tokens, where it has an output matrix of its own.
         """
         head = read_head(source.fetched, main)
-        check_main(head, format)
         check_draft_vocab(head, num_tokens, corpus or None)
         return cls(head, source, weights or DEFAULT_WEIGHTS, eos_token_ids, num_tokens, corpus, progress)
 

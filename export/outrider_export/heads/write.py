@@ -11,10 +11,8 @@ from openvino import opset13 as ops
 
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
 from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
-from outrider.models.backends.embeds import Masks
 from outrider.models.backends.heads import Head as Graphs
 from outrider.models.backends.heads import check_head
-from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
 from outrider_export.heads import container, dspark, onnx_main
@@ -64,7 +62,6 @@ def write_head(
         tensors |= own
     proposed = tokens if head.uses_main_matrix else head.proposed
     target = folder / name / MODEL_NAMES["openvino"][0]
-    weights = "fp32" if head.kind == "masks" else weights  # a few rows
     container.write(target, tensors, shared, weights)
     if proposed is not None:
         np.save(folder / name / PROPOSED_NAME, proposed)
@@ -99,17 +96,14 @@ def write_head(
 
 
 def check_drafter(folder: Path, main: ModelEntry, entry: DrafterEntry) -> None:
-    """Make the graphs of a drafter in the bundle's folder `folder`, or the main model's with its mask tokens.
+    """Make the graphs of a drafter in the bundle's folder `folder`.
 
     Raises:
         ExportError: when they do not fit together.
     """
     own, mains = (folder / each.folder / MODEL_NAMES[each.format][0] for each in (entry.model, main))
     try:
-        if entry.kind == "masks":
-            read_decoder(new_core(), mains, masks=Masks(own, range(entry.num_places or 0)))
-        else:
-            check_head(own, Graphs.of(entry, mains))
+        check_head(own, Graphs.of(entry, mains))
     except (BundleError, RuntimeError) as error:
         source = entry.model.source.id
         raise ExportError(f"{source} does not fit as a drafter of kind {entry.kind}: {one_line(error)}") from error

@@ -6,8 +6,8 @@
 
 `outrider distill` makes the data and does all of this; see `outrider_export.distill`.
 
-Kinds: eagle3, eagle and mtp (`recurrent`), medusa, hydra and blockwise (`heads`), `dflash`, `dspark`, and `masks`. The
-torch modules are also the reference that other implementations are compared with.
+Kinds: eagle3, eagle and mtp (`recurrent`), medusa, hydra and blockwise (`heads`), `dflash` and `dspark`. The torch
+modules are also the reference that other implementations are compared with.
 """
 
 from __future__ import annotations

@@ -19,20 +19,17 @@ from outrider_export.train.dflash import DFlash
 from outrider_export.train.dspark import DSpark
 from outrider_export.train.heads import Blockwise, Hydra, Medusa
 from outrider_export.train.layers import Shape
-from outrider_export.train.masks import MaskTokens
 from outrider_export.train.recurrent import Eagle, Eagle3, Mtp
 
-KINDS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "blockwise", "dflash", "dspark", "masks")
-NUM_PLACES = 4  # heads of Medusa and its like, and masks
+KINDS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "blockwise", "dflash", "dspark")
+NUM_PLACES = 4  # heads of Medusa and its like
 _ARCHITECTURES = {
     "eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle", "mtp": "LlamaMTP", "medusa": "MedusaHeads",
     "hydra": "HydraHeads", "blockwise": "BlockwiseHeads", "dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel",
-    "masks": "MaskTokens",
 }  # fmt: skip
 # Heads without attention: the class, and the name of their number in config.json.
 _PLACES: dict[str, tuple[Any, str]] = {
     "medusa": (Medusa, "medusa_num_heads"), "hydra": (Hydra, "hydra_num_heads"), "blockwise": (Blockwise, "num_heads"),
-    "masks": (MaskTokens, "num_masks"),
 }  # fmt: skip
 
 

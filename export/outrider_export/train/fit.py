@@ -35,12 +35,12 @@ DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
 # On a GPU, whose kernels are too short otherwise, batches are up to eight times as large: once for so many bytes.
 MOST_BATCHES, GPU_MEMORY = 8, 8_000_000_000
-TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "dspark": 1024, "draft": 1024}
-LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "dspark": 1.5e-3, "draft": 4e-5}  # others: 1e-3
+TOKENS_IN_BATCH = {"dflash": 1024, "dspark": 1024, "draft": 1024}
+LEARNING_RATE = {"dflash": 1.5e-3, "dspark": 1.5e-3, "draft": 4e-5}  # others: 1e-3
 FURTHER_RATE = 4e-4  # of a head that was trained before
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
-HELD_OUT_TOKENS = {"masks": 3000, "draft": 3000}  # others: 10,000; these take longest
+HELD_OUT_TOKENS = {"draft": 3000}  # others: 10,000; it takes longest
 NUM_EVALUATIONS = 25  # at most
 PATIENCE = 8  # evaluations without more tokens a round, before training ends early
 _LEAST_GAIN = 0.002  # tokens a round; less is noise
@@ -342,6 +342,6 @@ def schedule(done: float) -> float:
 def _groups(head: Any) -> list[dict[str, Any]]:
     """Weight decay for matrices only."""
     parameters = [each for each in head.parameters() if each.requires_grad]
-    matrices = [each for each in parameters if each.dim() > 1 and head.kind != "masks"]
-    others = [each for each in parameters if each.dim() <= 1 or head.kind == "masks"]
+    matrices = [each for each in parameters if each.dim() > 1]
+    others = [each for each in parameters if each.dim() <= 1]
     return [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]

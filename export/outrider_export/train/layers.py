@@ -189,7 +189,6 @@ class Teacher(NamedTuple):
     norm: Any  # [h]: the final norm's weights
     layers: list[dict[str, Any]]  # weights by name of the last decoder layers, the very last at the end
     num_tokens: int  # of the vocabulary; the matrices may have more rows, for tokens that there are not
-    model: Any = None  # the torch model: mask tokens are trained in it
 
     @staticmethod
     def of(model: Any) -> Teacher:
@@ -201,7 +200,6 @@ class Teacher(NamedTuple):
             model.model.norm.weight.detach(),
             [dict(layer.named_parameters()) for layer in model.model.layers[-NUM_LAYERS:]],
             model.config.vocab_size,
-            model,
         )
 
 

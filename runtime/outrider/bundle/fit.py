@@ -57,11 +57,6 @@ def check_fit(manifest: Manifest) -> None:
         _check_proposed(drafter, listed)
         _check_kind(drafter)
         _check_layers(manifest, drafter)
-    if len(masks := [drafter.name for drafter in manifest.drafters if drafter.kind == "masks"]) > 1:
-        raise BundleError(
-            f"{MANIFEST_NAME} has mask tokens for the drafters {' and '.join(masks)}, and a main model reads one set. "
-            "Export the bundle again."
-        )
     _check_adapters(manifest, listed)
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
@@ -106,11 +101,11 @@ def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set
 def _check_kind(drafter: DrafterEntry) -> None:
     """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
     block = drafter.kind in BLOCK_KINDS
-    places = block or drafter.kind in (*PLACE_KINDS, "masks")
+    places = block or drafter.kind in PLACE_KINDS
     # A draft model may draft in one call, if it says both.
     at_once = drafter.kind == "draft_model" and None not in (drafter.num_places, drafter.mask_token_id)
     for name, value, needed in (
-        ("features", drafter.features, drafter.kind not in ("draft_model", "masks", "self")),
+        ("features", drafter.features, drafter.kind not in ("draft_model", "self")),
         ("num_places", drafter.num_places, places or at_once),
         ("mask_token_id", drafter.mask_token_id is not None, block or at_once),
         ("layers", drafter.layers, drafter.kind == "self"),

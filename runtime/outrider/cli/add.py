@@ -30,7 +30,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     """Add to BUNDLE a drafter or a LoRA adapter.
 
     PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Medusa, Hydra, blockwise
-    heads, masks, or a draft model with the main model's vocabulary, which may also be a .gguf file. Or it is the folder
+    heads, or a draft model with the main model's vocabulary, which may also be a .gguf file. Or it is the folder
     of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests choose
     by its name.
 

@@ -60,8 +60,6 @@ def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Found
     tune = f"Measure it: outrider tune {bundle.folder} --drafter {name}"
     config = Config().replace(drafter=name, adapters=(), overlap=False)
     main, drafts = parts_of(bundle, bundle, [name], ())
-    if not drafts:
-        return f"Mask tokens cost rows of target passes, and no calls of their own. {tune}"
     try:
         placement = choose_devices(main, drafts[0], config.device)
         places = (main, placement.main), (drafts[0], placement.draft or placement.main)

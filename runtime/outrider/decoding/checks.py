@@ -22,7 +22,7 @@ def fault_of(draft: Any, vocab_size: int) -> str:
     """
     if not isinstance(draft, Draft):
         return f"{_shown(draft)} instead of a Draft. Propose one for each request; Draft([]) is an empty one."
-    token_ids, parents, num_masks = draft.token_ids, draft.parents, draft.num_masks
+    token_ids, parents = draft.token_ids, draft.parents
     if not _are_integers(token_ids):
         return f"token_ids={_shown(token_ids)}, which is no list of integers. Convert it; an array has tolist()."
     count = len(token_ids)
@@ -31,8 +31,6 @@ def fault_of(draft: Any, vocab_size: int) -> str:
             f"parents={_shown(parents)} for {count} tokens, which is no tree. Give a list with the index of an earlier "
             "token for each, or −1 for the newest committed token."
         )
-    if num_masks is not None and not (_are_integers(num_masks) and len(num_masks) == count + 1 and min(num_masks) >= 0):
-        return f"num_masks={_shown(num_masks)} for {count} tokens. Give a list of {count + 1} counts, one for each row."
     confidences, probs = draft.confidences, draft.probs
     if confidences is not None and not (_is_list(confidences, count) and all(map(_is_probability, confidences))):
         return f"confidences={_shown(confidences)} for {count} tokens. Give a list of as many numbers from 0 to 1."
@@ -51,13 +49,12 @@ def fault_of(draft: Any, vocab_size: int) -> str:
 
 def copied(draft: Draft) -> Draft:
     """A copy with lists of its own, which its drafter cannot change any more."""
-    confidences, parents, num_masks = draft.confidences, draft.parents, draft.num_masks
+    confidences, parents = draft.confidences, draft.parents
     return Draft(
         [*draft.token_ids],
         None if draft.probs is None else [*draft.probs],
         None if confidences is None else [*confidences],
         [*parents] if parents else None,  # no token is no tree
-        None if num_masks is None else [*num_masks],
     )
 
 

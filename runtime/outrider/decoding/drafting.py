@@ -103,7 +103,7 @@ def _taken(request: Request, turn: Turn, vocab_size: int, author: Drafter | None
                 raise DrafterError(f"The drafter {name!r} proposed {fault}")
         draft = _within(copied(turn.draft), turn.request.limit, vocab_size)
         draft = _allowed(request, draft, goes_on=turn.drafter is None or (author is not None and author.is_free))
-        return _readable(request, draft, turn.request.num_left)
+        return _readable(request, draft)
     except BaseException as error:  # a panic in llguidance is no Exception
         request.fail(error)
         return NO_DRAFT
@@ -164,48 +164,16 @@ def _fail(requests: Seq[Request], error: BaseException) -> None:
         request.fail(error)
 
 
-def _readable(request: Request, draft: Draft, num_left: int) -> Draft:
+def _readable(request: Request, draft: Draft) -> Draft:
     """The draft, with room for its branches in the cache; its first candidates if there is too little.
 
-    Mask tokens that are too many, or behind the answer's end, are dropped; without room, all but those at the end.
-    All that depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
+    That depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
     """
-    draft = _with_useful_masks(draft, len(request.mask_token_ids), num_left)
-    if _fork(request, draft):
+    if draft.parents is None:
         return draft
-    if draft.num_masks is not None and _fork(request, last := _with_last_masks(draft)):
-        return last
-    return draft.first_chain
-
-
-def _fork(request: Request, draft: Draft) -> bool:
-    """Take room for a draft's branches in the cache. Returns whether there is room for all of them."""
-    reading = draft.with_masks(request.mask_token_ids)
-    if reading.parents is None:
-        return True
-    branches = reading.branches
+    branches = draft.branches
     count, length = len(branches) - 1, max(map(len, branches)) + 1
-    return count > 0 and request.slot.fork(count, length) == count
-
-
-def _with_useful_masks(draft: Draft, most: int, num_left: int) -> Draft:
-    """The draft with up to `most` masks behind each row, and none that would stand for the answer's last token.
-
-    That one is never drafted. num_left: tokens that the answer may still get.
-    """
-    if draft.num_masks is None:
-        return draft
-    depths = [0, *(depth + 1 for depth in draft.depths)]
-    asked = zip(draft.num_masks, depths, strict=False)
-    num_masks = [max(min(count, most, num_left - 2 - depth), 0) for count, depth in asked]
-    num_masks += [0] * (len(depths) - len(num_masks))
-    return replace(draft, num_masks=num_masks if any(num_masks) else None)
-
-
-def _with_last_masks(draft: Draft) -> Draft:
-    """The draft with the masks behind its last token alone."""
-    num_masks = [0] * len(draft) + (draft.num_masks or [0])[-1:]
-    return replace(draft, num_masks=num_masks if any(num_masks) else None)
+    return draft if count > 0 and request.slot.fork(count, length) == count else draft.first_chain
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:

@@ -39,7 +39,7 @@ def _are_requirements(value: Any) -> bool:
     if not isinstance(value, Requirements):
         return False
     names = isinstance(value.features, tuple) and all(isinstance(name, str) for name in value.features)
-    return names and isinstance(value.trees, bool) and _is_count(value.num_masks)
+    return names and isinstance(value.trees, bool)
 
 
 def _is_guess(value: Any) -> bool:
@@ -62,7 +62,7 @@ RULES = {
     "propose": Rule("a list of drafts", lambda value: isinstance(value, list | tuple), of_call=True),
     "observe": Rule(*_IGNORED, of_call=True),
     "release": Rule(*_IGNORED, of_call=True),
-    "requirements": Rule("Requirements, with names of hidden states, a flag and a count", _are_requirements),
+    "requirements": Rule("Requirements, with names of hidden states and a flag", _are_requirements),
     "takes_rules": Rule(*_FLAG),
     "name": Rule("a text", lambda value: isinstance(value, str)),
     "goes_ahead": Rule(*_FLAG),

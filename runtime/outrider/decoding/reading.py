@@ -16,7 +16,7 @@ from outrider.types import NO_DRAFT, Chunk, Committed, Draft, Drafter, Outcome, 
 
 @dataclass(slots=True)
 class Reading:
-    """Committed tokens that are not in the cache yet; behind the newest one, the draft and its mask tokens.
+    """Committed tokens that are not in the cache yet; behind the newest one, the draft.
 
     chunk: these tokens, with rows from the newest committed token on; a prompt's piece before its end has none. begin:
     the position of the first. first_row: the index of its rows among those of the call.
@@ -35,9 +35,9 @@ class Reading:
         token_ids, generated = request.sequence.next_piece(begin, num_tokens)
         num_rows, parents = 0, None
         if begin + len(token_ids) == len(request.sequence):
-            behind = draft_of(turn).with_masks(request.mask_token_ids)
-            num_rows, parents = len(behind) + 1, behind.parents_behind(len(token_ids))
-            token_ids = token_ids + behind.token_ids
+            draft = draft_of(turn)
+            num_rows, parents = len(draft) + 1, draft.parents_behind(len(token_ids))
+            token_ids = token_ids + draft.token_ids
         chunk = Chunk(request.slot, token_ids, num_rows, request.features, parents, generated)
         return cls(request, turn, chunk, begin, first_row)
 
@@ -56,15 +56,14 @@ class Reading:
         request.commit(rows, outcome, self.turn.author if self.turn else None)
         if self.chunk.parents is not None:
             request.slot.keep(self._kept(outcome.path))
-        request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens, and masks
+        request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
         return outcome.path
 
     def committed(self, target: Step, path: Seq[int], *, beside_prompts: bool) -> Committed:
-        """What drafters are told: the tokens that stay in the cache, with their hidden states and masks."""
+        """What drafters are told: the tokens that stay in the cache, with their hidden states."""
         read = self.request.sequence.token_ids[self.begin : self.request.slot.length]
         features = target.features(self.chunk)[self._kept(path)[: len(read)]] if self.chunk.features else None
-        masks = [target.row(self.first_row + i + 1) for i in self.draft.masks_behind(path)]
-        return Committed(read, [*path], features, masks, beside_prompts)
+        return Committed(read, [*path], features, beside_prompts)
 
     def _kept(self, path: Seq[int]) -> list[int]:
         """The indices of the committed tokens and of those on the path. Of a chain's, only the first may stay."""

@@ -78,7 +78,6 @@ class Request:
     slot: Slot = field(init=False)  # from `admit` on
     trees: bool = False  # whether drafts may be trees, from `admit` on
     features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
-    mask_token_ids: tuple[int, ...] = ()  # the main model's, from `admit` on
     finish_reason: str | None = None
     error: BaseException | None = None  # why the request failed
     done: bool = False  # the result or the error was sent

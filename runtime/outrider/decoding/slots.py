@@ -20,7 +20,6 @@ def admit(request: Request, main: Backend) -> bool:
     wanted = [name for drafter in request.drafters for name in _check_needs(request, drafter, main)]
     request.features = tuple(dict.fromkeys(wanted))
     request.trees = main.capabilities.trees and request.verifier.trees
-    request.mask_token_ids = main.capabilities.mask_token_ids
     max_tokens = request.sequence.num_prompt_tokens + request.max_new_tokens
     sequence = request.sequence
     prompt = Prompt((), adapter=sequence.adapter, source=sequence.source, embeds=sequence.embeds)
@@ -62,12 +61,6 @@ def _check_needs(request: Request, drafter: Drafter, main: Backend) -> tuple[str
         raise RequestError(
             f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
             f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
-        )
-    if needs.num_masks > len(main.capabilities.mask_token_ids):
-        raise RequestError(
-            f"The drafter needs {needs.num_masks} mask tokens, and the main model reads "
-            f"{len(main.capabilities.mask_token_ids)} here. They are for main models in OpenVINO's format, on a "
-            "processor or GPU. Choose another drafter."
         )
     if needs.trees and not request.verifier.trees:
         raise RequestError(

@@ -3,7 +3,6 @@
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_model import HiddenModel
 from outrider.drafters.markov import MarkovHead
-from outrider.drafters.mask_tokens import MaskTokens
 from outrider.drafters.ngram import Ngram
 from outrider.drafters.references import References
 from outrider.drafters.self_model import SelfModel
@@ -18,7 +17,6 @@ __all__ = [
     "HiddenModel",
     "Intersection",
     "MarkovHead",
-    "MaskTokens",
     "Ngram",
     "References",
     "SelfModel",

@@ -21,7 +21,6 @@ from outrider.drafters import (
     DraftModel,
     HiddenModel,
     MarkovHead,
-    MaskTokens,
     SelfModel,
     Subset,
     load_vocabulary,
@@ -36,7 +35,7 @@ from outrider.models.costs import contention_of, cost_of
 from outrider.models.kv import PREFIXES, PrefixStore, Stored
 from outrider.models.loading import LoadedModel, Placement, load_parts
 from outrider.models.measure import pays
-from outrider.models.part import Part, parts_of
+from outrider.models.part import parts_of
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
@@ -133,18 +132,17 @@ def assemble(
         known = loaded["main"].cost.scale if {backends["main"].device, backends[part.role].device} == {"CPU"} else None
         loaded[part.role] = LoadedModel(part, backends[part.role], cost_of(part, backends[part.role], scale=known))
 
-    masks = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind == "masks"]
     make = functools.partial(
         as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
     )
     registry = DrafterRegistry(
         loaded,
-        {entry.name: make(entry, loaded.get(entry.name, loaded["main"])) for entry in entries},
+        {entry.name: make(entry, loaded[entry.name]) for entry in entries},
         [entry.name for entry in bundled],
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,
         store=store,
-        records=functools.partial(records_of, scheduler.keep_records, (main, *drafts, *masks), adapters),
+        records=functools.partial(records_of, scheduler.keep_records, (main, *drafts), adapters),
     )
     prefixes = _prefix_store(scheduler, bundle, loaded)
     preparation = Preparation(
@@ -212,14 +210,11 @@ def as_drafter(
     scheduler: SchedulerConfig,
     tokenizer: TextTokenizer,
     own: TextTokenizer | None = None,
-) -> DraftModel | MaskTokens:
+) -> DraftModel:
     """Make a drafter of a bundle's draft model. Its cache must be allocated.
 
-    loaded: the draft model, or for mask tokens the main model. tokenizer: the main model's. own: the draft model's own
-    tokenizer; by default the bundle's.
+    tokenizer: the main model's. own: the draft model's own tokenizer; by default the bundle's.
     """
-    if entry.kind == "masks":
-        return MaskTokens(entry.num_places or 1)
     vocabulary = subset = None
     if entry.vocabulary != "same" and entry.tokenizer:
         own = own or Tokenizer(bundle.folder / entry.tokenizer.folder)

@@ -97,9 +97,8 @@ class CompiledBundle:
 
     @property
     def draft_models(self) -> dict[str, DraftModel]:
-        """The bundle's draft models that are loaded, by name; heads and modules among them, but no mask tokens."""
-        own = {name: model for name, model in self._registry.models.items() if name in self.loaded}
-        return cast("dict[str, DraftModel]", own)
+        """The bundle's draft models that are loaded, by name; heads and modules among them."""
+        return cast("dict[str, DraftModel]", dict(self._registry.models))
 
     @property
     def vision(self) -> Vision | None:

@@ -51,7 +51,7 @@ class LoadedModel:
         """All that its keys and values depend on besides what it reads."""
         part, backend = self.part, self.backend
         setting = {"rows": str(backend.capabilities.rows), "cache": backend.cache_precision, "device": backend.device}
-        graph = {"features": part.features, "cuts": part.cuts, "masks": part.masks is not None}
+        graph = {"features": part.features, "cuts": part.cuts}
         return describe(part, backend) | setting | graph | {"bytes": backend.bytes_per_token}
 
     @property

@@ -23,7 +23,6 @@ from outrider.config.files import user_path
 from outrider.errors import OptionError, nearest
 from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
-from outrider.models.backends.embeds import Masks
 from outrider.models.backends.heads import Head
 from outrider.models.backends.processor import Processor, find_processor
 from outrider.models.backends.slices import Slices, find_slices
@@ -45,7 +44,6 @@ class Part:
     model: ModelEntry
     drafter: DrafterEntry | None = None  # None for the main model
     features: tuple[str, ...] = ()  # the main model's hidden states that drafters read
-    masks: Masks | None = None  # the main model's mask tokens
     adapters: Adapters | None = None  # that the main model applies
     cuts: tuple[int, ...] = ()  # layers where its graph is cut, for a drafter that runs some of them
 
@@ -113,9 +111,9 @@ class Part:
     def slices(self, device: str) -> Slices | None:
         """Slices of it, on which settings can be measured; None for a small model, or one that has none.
 
-        None, too, for a model that is cut or has mask tokens: both change its graph, and slices have neither.
+        None, too, for a model that is cut, as slices are not.
         """
-        if self.cuts or self.masks is not None:
+        if self.cuts:
             return None
         support = support_of(self.model, device)
         if not (support.tries_settings and support.paged) or self.is_small:
@@ -151,7 +149,6 @@ class Part:
                 head=None
                 if self.drafter is None or self.drafter.kind == "draft_model"
                 else Head.of(self.drafter, main),
-                masks=self.masks,
                 cuts=self.cuts,
                 adapters=self.adapters,
                 graph=graph,
@@ -177,27 +174,19 @@ def parts_of(
     """The main model of a bundle, and its drafters, which may be in another bundle.
 
     names: of the drafters; by default all. The main model gives the hidden states that they read, and is cut for those
-    that are made of its layers. Mask tokens are no model of their own: the main model reads them.
-    adapters: the names of the main model's; by default all.
+    that are made of its layers. adapters: the names of the main model's; by default all.
 
     Raises:
         OptionError: for an adapter that the bundle does not have.
     """
     entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
-    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind != "masks"]
+    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries]
     features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)
-    first = bundle.manifest.main.vocab_size
-    masks = [
-        Masks(draft_bundle.model_path(entry.model), range(first, first + (entry.num_places or 0)))
-        for entry in entries
-        if entry.kind == "masks"
-    ]
     num_layers = bundle.manifest.main.geometry.num_layers
     cuts = sorted({cut for part in drafts if part.layers for cut in cuts_for(part.layers, num_layers)})
     main = bundle.manifest.main
-    first_masks = next(iter(masks), None)
     own = adapters_of(bundle, adapters)
-    return Part("main", bundle, main, None, tuple(features), first_masks, own, tuple(cuts)), drafts
+    return Part("main", bundle, main, None, tuple(features), own, tuple(cuts)), drafts
 
 
 def adapters_of(bundle: Bundle, names: Seq[str] | None = None) -> Adapters | None:

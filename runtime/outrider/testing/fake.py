@@ -95,8 +95,6 @@ class FakeBackend:
         FakeBackend(16, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
 
     single_kernels: the same for calls in which each sequence has one row, by the number of sequences.
-
-    num_masks: mask tokens that it reads, with the ids behind the vocabulary. They are tokens like any other to it.
     """
 
     width = 4
@@ -116,9 +114,8 @@ class FakeBackend:
         can_divide: bool = False,
         separate_rules: tuple[RowRule, ...] = (),
         features: tuple[str, ...] = (),
-        num_masks: int = 0,
     ) -> None:
-        self.features, self.num_masks = features, num_masks
+        self.features = features
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
         self.can_pad_apart, self.can_divide, self.separate_rules = can_pad_apart, can_divide, separate_rules
         self._kernels, self._attention_kernels = kernels, attention_kernels
@@ -142,7 +139,6 @@ class FakeBackend:
             exactness.rule,
             features=self.features,
             trees=True,
-            mask_token_ids=tuple(range(self.vocab_size, self.vocab_size + self.num_masks)),
         )
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:

@@ -192,9 +192,6 @@ class Capabilities:
     fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
     trees: bool = False  # chunks may be trees; their rows have the bits of chains
-    # Stand for the next token, the one behind it, and so on: a chain of them makes the model predict ahead. They are no
-    # tokens of the vocabulary.
-    mask_token_ids: tuple[int, ...] = ()
     adapters: tuple[str, ...] = ()  # that slots can be opened with
     reads_sources: bool = False  # has an encoder, which reads `Prompt.source`
     embeds_width: int = 0  # of the embeddings that prompts may have instead of tokens; 0: it reads token ids only

@@ -71,9 +71,7 @@ class Draft:
     chance for the earlier ones (`draw_several`); None if the tokens were chosen without the round's noise (n-gram
     drafts), or are judged by equality (greedy, coupled). confidences: for each token the drafter's estimate of its
     acceptance, given that those before it are accepted; None without estimates. parents: [n], for each token the index
-    of the one that it follows, −1 for the newest committed token; None for a chain. num_masks: [n + 1], for each row
-    how many of the main model's mask tokens it reads behind it, for the draft after this one (`Committed.masks`); None
-    for none.
+    of the one that it follows, −1 for the newest committed token; None for a chain.
 
     A model has n + 1 rows for it: row 0 follows the newest committed token, and row i + 1 follows token i.
 
@@ -85,7 +83,6 @@ class Draft:
     probs: list[Distribution] | None = None
     confidences: list[float] | None = None
     parents: list[int] | None = None
-    num_masks: list[int] | None = None
 
     def __post_init__(self) -> None:
         if self.parents is None:
@@ -140,31 +137,9 @@ class Draft:
         """The paths to all tokens that nothing follows, in order: the chains that the tree consists of."""
         return branches_of(self._parents)
 
-    def with_masks(self, mask_token_ids: Seq[int]) -> Draft:
-        """All that the main model reads: the draft, and the mask tokens as chains behind its rows, row after row.
-
-        A chain if it has one branch.
-        """
-        if self.num_masks is None:
-            return self
-        token_ids, parents = [*self.token_ids], [*self._parents]
-        for row, count in enumerate(self.num_masks):
-            first = len(token_ids)
-            token_ids += mask_token_ids[:count]
-            parents += [row - 1, *range(first, first + count - 1)] if count else []
-        return Draft(token_ids, parents=None if parents == [*range(-1, len(token_ids) - 1)] else parents)
-
-    def masks_behind(self, path: Seq[int]) -> range:
-        """The indices of the mask tokens behind the last token of a path, in `with_masks`."""
-        if self.num_masks is None:
-            return range(0)
-        row = path[-1] + 1 if path else 0
-        first = len(self) + sum(self.num_masks[:row])
-        return range(first, first + self.num_masks[row])
-
     @property
     def first_chain(self) -> Draft:
-        """The chain of first candidates: of each token the first that follows it. Without masks."""
+        """The chain of first candidates: of each token the first that follows it."""
         chain, i = list[int](), -1
         while following := self.children(i):
             i = following[0]
@@ -176,8 +151,6 @@ class Draft:
     @property
     def num_rows(self) -> int:
         """Rows that the main model calculates: each branch with the newest committed token before it."""
-        if self.num_masks is not None:
-            return self.with_masks(range(max(self.num_masks))).num_rows
         if self.parents is None:
             return len(self.token_ids) + 1
         return sum(len(branch) + 1 for branch in self.branches)
@@ -202,8 +175,7 @@ class Draft:
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
         parents = self.parents[:length] if self.parents and length else None  # no token is no tree
-        num_masks = None if self.num_masks is None else self.num_masks[: length + 1]
-        return Draft(self.token_ids[:length], probs, confidences, parents, num_masks)
+        return Draft(self.token_ids[:length], probs, confidences, parents)
 
     def check_chain(self, reader: object) -> None:
         """Raise RequestError if this is a tree. reader: the caller, which reads only chains."""

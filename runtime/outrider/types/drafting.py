@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from outrider.types.backend import CallObserver, LogitsRow, Pending, Slot
+    from outrider.types.backend import CallObserver, Pending, Slot
     from outrider.types.decoding import Draft, Sampler, Sequence, Verifier
     from outrider.types.prompt import Prompt
     from outrider.types.randomness import Noise
@@ -31,16 +31,12 @@ class Committed:
     draft, the path still has the accepted tokens behind that end: it shows how good the draft was.
     features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
     for; None if they ask for none. Valid until the main model's next call.
-    masks: the main model's rows at the mask tokens behind the last of these tokens, as the draft asked for
-    (`Draft.num_masks`). The first is for the token behind the sequence's newest. Valid until the main model's next
-    call.
     beside_prompts: whether pieces of prompts were read in the same call, so that its seconds are not those of answers.
     """
 
     token_ids: list[int]
     path: list[int]
     features: NDArray[np.float32] | None = None
-    masks: Seq[LogitsRow] = ()
     beside_prompts: bool = False
 
 
@@ -49,12 +45,10 @@ class Requirements:
     """What a drafter needs besides tokens.
 
     features: names from the main model's `Capabilities.features`. trees: whether drafts have to be verified as trees.
-    num_masks: of the main model's `Capabilities.mask_token_ids`, for drafts with `Draft.num_masks`.
     """
 
     features: tuple[str, ...] = ()
     trees: bool = False
-    num_masks: int = 0
 
 
 class DraftRule(Protocol):
@@ -72,9 +66,6 @@ class DraftRule(Protocol):
 
     def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
         """The places of a chain with these confidences at which a second candidate is wanted."""
-
-    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
-        """For each row of a chain with these confidences, how many of `most` mask tokens are wanted behind it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class ModelAnswer:
     """What one model's drafts have gained in one answer.
 
     share: the accepted share of its tokens. reading: whether it reads the prompt. regret: seconds that were lost by not
-    reading it. worked: whether a token of its last draft was accepted, or the next one will show.
+    reading it. worked: whether a token of its last draft was accepted.
     """
 
     record: ModelRecord
@@ -79,13 +79,9 @@ class ModelAnswer:
             self.luck.add(self.record.by_confidence.chance(confidence), happened=accepted)
             self.share.add(accepted)
         self.record.observe(draft, path)
-        # A draft of masks alone: the tokens that they give are drafted, and judged, in the next round.
-        is_half = bool(draft.num_masks) and not len(draft)
-        self.worked = bool(path) or is_half
+        self.worked = bool(path)
         if path:
             self.waited = self.patience = _FIRST_PROBE  # try again at once
-        elif is_half:
-            self.waited = self.patience
 
     @property
     def careful_share(self) -> float:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch, ModelPrice, best_length, row_prices
 from outrider.drafters.controller.copy_budget import CopyBudget
-from outrider.drafters.controller.lookahead import Lookahead
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.rules import WorthCopying, WorthIt
 from outrider.models.measure import ALONE, LONGEST, NEAR
@@ -304,11 +303,6 @@ class Controller(DraftPolicy):
             first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
         costs = [rate * (seconds + price.drafting(k, num_ahead)) for k, seconds in enumerate(check)]
         value, _ = best_length([own.careful_share] * longest, costs)
-        ahead = None
-        if model.requirements.num_masks:  # its draft is what the masks of the round before have given
-            ahead = Lookahead.of(own.careful_share, longest, rate, price.check, self._fork)
-            longest = min(longest, num_ahead)
-            value = ahead.best([own.careful_share] * longest)
         own.reading = own.reading or unread == 1  # there is nothing to read before
         if not own.reading:
             # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and others do
@@ -328,16 +322,14 @@ class Controller(DraftPolicy):
             known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
             least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
             # A try would replace a copy: while copies are right, it waits.
-            waits = (ahead and ahead.is_vain) or (answer.goes_on and others > 0)
+            waits = answer.goes_on and others > 0
             if waits or not own.probes(value, least, answer.budget):
                 return value, False, PricedTurn(request)
         # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
         there = longest if price.at_once else num_ahead
-        second = own.record.seconds.mean if request.trees and ahead is None else 0.0
+        second = own.record.seconds.mean if request.trees else 0.0
         longest = min(longest, generated + 2)
-        rule = WorthIt(
-            own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, self._fork, ahead
-        )
+        rule = WorthIt(own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, self._fork)
         asked = dataclasses.replace(request, rule=rule)
         return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=first)
 

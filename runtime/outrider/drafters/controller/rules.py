@@ -10,11 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.drafters.controller.lookahead import Lookahead
-
 
 class _Chain:
-    """A rule without second candidates, which has all masks behind each row."""
+    """A rule without second candidates."""
 
     __slots__ = ()
     wants_seconds = False
@@ -22,10 +20,6 @@ class _Chain:
     def places_of_seconds(self, confidences: Seq[float]) -> list[int]:  # noqa: ARG002
         """None."""
         return []
-
-    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
-        """All of them behind each row."""
-        return [most] * (len(confidences) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ class WorthIt:
     rate: tokens per second. step: seconds to draft a token. check: for k tokens, the seconds that they add to the
     target pass. longest: tokens of the longest chain. num_ahead: tokens that were drafted ahead. second: the chance
     that a second candidate is accepted where the first is rejected; 0 without any. fork: seconds that a branch adds
-    besides its rows. ahead: prices mask tokens; None without any.
+    besides its rows.
     """
 
     chance: Callable[[float], float]
@@ -78,7 +72,6 @@ class WorthIt:
     num_ahead: int = 0
     second: float = 0.0
     fork: float = 0.0
-    ahead: Lookahead | None = None
 
     @property
     def wants_seconds(self) -> bool:
@@ -115,13 +108,3 @@ class WorthIt:
             if value > self.rate * (steps * self.step + self.check[n] - self.check[k]):
                 return True
         return False
-
-    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
-        """For each row of a chain the masks that are worth it. One in a round that has no token to draft: it is a try.
-
-        If they are worth nothing, such a round is there to find out how good the next draft is.
-        """
-        if self.ahead is None:
-            return [0] * (len(confidences) + 1)
-        wanted = [min(count, most) for count in self.ahead.num_masks([self.chance(each) for each in confidences])]
-        return wanted if confidences or any(wanted) else [min(1, most)]

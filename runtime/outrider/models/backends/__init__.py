@@ -39,10 +39,10 @@ def load_model(spec: ModelSpec) -> CompiledModel:
 def _load_encoder_decoder(spec: ModelSpec) -> CompiledModel:
     from outrider.models.backends.encoder_decoder import EncoderDecoder
 
-    if spec.support.fixed_shapes or spec.features or spec.head or spec.masks or spec.cuts or spec.adapters:
+    if spec.support.fixed_shapes or spec.features or spec.head or spec.cuts or spec.adapters:
         raise DeviceError(
             f"The model {spec.path} is an encoder-decoder model, which runs on a CPU or GPU only, without heads, "
-            "mask tokens, adapters or drafters of its own layers. Load with main_device='CPU', draft_device='CPU'."
+            "adapters or drafters of its own layers. Load with main_device='CPU', draft_device='CPU'."
         )
     if spec.encoder_path is None or spec.model.encoder is None:
         raise AssertionError("it was asked for before")
@@ -74,7 +74,7 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
     from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.paged_graph import read_decoder
 
-    shared, graph, masks, geometry = spec.shared, spec.graph, spec.masks, spec.model.geometry
+    shared, graph, geometry = spec.shared, spec.graph, spec.model.geometry
     if spec.head is not None:
         return load_head(spec.path, spec.head, shared)
     shared["top_logits"] = spec.options.top_logits
@@ -83,7 +83,6 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
     build = functools.partial(
         read_decoder,
         features=spec.features,
-        masks=masks,
         adapters=spec.adapters,
         attended=geometry.num_heads * geometry.head_size,
         embeds=spec.model.vision is not None,
@@ -93,7 +92,6 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
         spec.path,
         **shared,
         features=spec.features,
-        mask_token_ids=masks.token_ids if masks else (),
         build=build,
         cuts=spec.cuts,
         adapters=spec.adapters,

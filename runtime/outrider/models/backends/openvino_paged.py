@@ -65,10 +65,10 @@ class OpenVINOPaged(MeasuredBackend):
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
 
-    features: the outputs of hidden states that chunks may ask for. mask_token_ids: see `Capabilities`. build: reads the
-    model's file and makes its graph with a paged cache. cuts: the layers before which it is cut into segments; see
-    `OpenVINOLayers`. adapters: those that `build` puts into the graph. releases: whether the pages of the model's file
-    are released after the first call, which has packed the weights.
+    features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes
+    its graph with a paged cache. cuts: the layers before which it is cut into segments; see `OpenVINOLayers`. adapters:
+    those that `build` puts into the graph. releases: whether the pages of the model's file are released after the first
+    call, which has packed the weights.
 
     Raises:
         OptionError: for a device that is not there.
@@ -92,7 +92,6 @@ class OpenVINOPaged(MeasuredBackend):
         properties: Mapping[str, Any] | None = None,
         top_logits: int | str = "auto",
         features: Seq[str] = (),
-        mask_token_ids: Seq[int] = (),
         build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
         cuts: Collection[int] = (),
         adapters: Adapters | None = None,
@@ -116,7 +115,7 @@ class OpenVINOPaged(MeasuredBackend):
             )
         except (RuntimeError, TypeError) as error:
             raise compile_error(core, device, model_path.parent.name, error) from error
-        self._begin(core, compiled, device, vocab_size, tuple(features), tuple(mask_token_ids), adapters)
+        self._begin(core, compiled, device, vocab_size, tuple(features), adapters)
         self._unpacked = model_path.with_suffix(".bin") if releases else None
 
     def _begin(
@@ -126,7 +125,6 @@ class OpenVINOPaged(MeasuredBackend):
         device: str,
         vocab_size: int,
         features: tuple[str, ...] = (),
-        mask_token_ids: tuple[int, ...] = (),
         adapters: Adapters | None = None,
         graph: GraphState | None = None,
     ) -> None:
@@ -164,7 +162,6 @@ class OpenVINOPaged(MeasuredBackend):
             bit_exact_batching=False,
             features=features,
             trees=True,
-            mask_token_ids=mask_token_ids,
             adapters=adapters.names if adapters else (),
             embeds_width=self._embeds_width,
         )

@@ -18,7 +18,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
 from outrider.models.backends.attention import check_states, check_windows
-from outrider.models.backends.embeds import Masks, add_embeds, add_masks
+from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
 from outrider.models.backends.taps import (
     add_outputs,
@@ -40,7 +40,6 @@ def read_decoder(
     core: ov.Core,
     path: Path | ov.Model,
     features: Sequence[str] = (),
-    masks: Masks | None = None,
     adapters: Adapters | None = None,
     attended: int = 0,
     windows: Sequence[int] | None = None,
@@ -48,9 +47,9 @@ def read_decoder(
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
-    path: of the model's file, or the model, which is changed in place. masks: mask tokens that it is to read, too.
-    adapters: that it is to apply; attended: see `add_adapters`. windows: the sliding window of each layer, which are
-    checked; None: not known. embeds: whether it is to read given embeddings; see `add_embeds`.
+    path: of the model's file, or the model, which is changed in place. adapters: that it is to apply; attended:
+    see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: whether
+    it is to read given embeddings; see `add_embeds`.
 
     Raises:
         BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
@@ -59,8 +58,6 @@ def read_decoder(
     to_paged_attention(model)
     if windows is not None:
         check_windows(model, windows)
-    if masks is not None:
-        add_masks(core, model, masks)
     if embeds:
         add_embeds(model)
     tap(model, features)

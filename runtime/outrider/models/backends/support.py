@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import ModelEntry
     from outrider.config import DeviceConfig
     from outrider.models.backends.adapters import Adapters
-    from outrider.models.backends.embeds import Masks
     from outrider.models.backends.heads import Head
 
 
@@ -27,9 +26,9 @@ class Support:
     """What can be done with models of one format on one device. What is measured is in `Capabilities`.
 
     library: by its name in properties. fixed_shapes: the model is compiled as a whole, for sizes that the options give.
-    paged: it has a paged cache, so that it can be cut, read mask tokens and apply adapters. windows: its layers may
-    have sliding windows. picks_logits: the device may pick out the largest logits. saves_compiled: compiled models can
-    be saved. tries_settings: precisions, threads and slices of the model can be tried.
+    paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may have sliding
+    windows. picks_logits: the device may pick out the largest logits. saves_compiled: compiled models can be saved.
+    tries_settings: precisions, threads and slices of the model can be tried.
     """
 
     library: str
@@ -70,10 +69,9 @@ class ModelSpec:
     """A model to load: its file, which a bundle describes as `model`, a device, and what is wanted of it.
 
     is_main: whether the model verifies drafts, so that its calls have many rows. encoder_path: of an encoder-decoder
-    model. features: hidden states that it has to give. head: of a drafter that is no decoder. masks: mask tokens that
-    it is to read, where its cache is paged. cuts: the layers before which it is cut, for drafters that are made of its
-    layers. adapters: that it is to apply. graph: is evaluated instead of the file's, such as a slice of it; bytes for a
-    model in ONNX.
+    model. features: hidden states that it has to give. head: of a drafter that is no decoder. cuts: the layers before
+    which it is cut, for drafters that are made of its layers. adapters: that it is to apply. graph: is evaluated
+    instead of the file's, such as a slice of it; bytes for a model in ONNX.
     """
 
     path: Path
@@ -84,7 +82,6 @@ class ModelSpec:
     encoder_path: Path | None = None
     features: Seq[str] = ()
     head: Head | None = None
-    masks: Masks | None = None
     cuts: Collection[int] = ()
     adapters: Adapters | None = None
     graph: ov.Model | bytes | None = None
