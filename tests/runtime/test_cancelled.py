@@ -9,6 +9,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
+from outrider.decoding import prefix_check
 from outrider.errors import DeviceError
 from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.kv import BlockPool
@@ -128,3 +129,29 @@ def test_published_blocks_are_read_only() -> None:
     assert pool.num_free == 8
     for number in range(8):
         pool.check_unpublished(number)
+
+
+@pytest.mark.every_format
+def test_a_wrong_prefix_is_found_and_dropped(
+    toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One in some hundred is read again while the engine is idle."""
+    monkeypatch.setattr(prefix_check, "EVERY_HITS", 2)
+    with load_toy(toy_bundle) as engine:
+        check = engine._queue._worker.prefix_check
+        texts = [engine.generate(PROMPTS[0], **OPTIONS).token_ids for _ in range(4)]
+        engine.settle()
+        assert (check.num_checked, check.num_wrong) == (1, 0)  # a later one takes an earlier one's place
+        assert engine.main.cache.num_published_tokens
+        cache = engine.main.prefixes
+        # As if something had written to the cache: the same tokens with the keys and values of others.
+        engine.generate(PROMPTS[2], **OPTIONS)
+        content = cache.read(PROMPTS[2][:64], b"", 0)
+        engine.main.clear_prefixes()
+        cache.restore(PROMPTS[0][:64], b"", [(0, content)], 80)
+        for _ in range(2):
+            engine.generate(PROMPTS[0], **OPTIONS)
+        engine.settle()
+        assert check.num_wrong == 1
+        assert "A cached prefix of 64 tokens differs" in caplog.text
+        assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == texts[0]

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from outrider.decoding.drafting import seconds_of
 from outrider.decoding.loop import step
 from outrider.decoding.observer import Observer
+from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.request import Request
 from outrider.decoding.rereading import Rereading
 from outrider.decoding.results import TextChunk
@@ -51,7 +52,7 @@ class Worker:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._refused: Request | None = None  # there was no room for it, and none was freed since
-        self._rereading = Rereading()
+        self._rereading, self.prefix_check = Rereading(), PrefixCheck()
 
     def work(self) -> None:
         """Run until the end comes: what the thread does."""
@@ -128,6 +129,7 @@ class Worker:
             elif sent is not None:
                 self._waiting.append(sent)
                 self._rereading.pause()  # it may begin with what was read
+                self.prefix_check.pause()
                 continue
             if any(request.abandoned for request in self._running):
                 break
@@ -140,16 +142,19 @@ class Worker:
             return None
         if self._prefixes is not None and self._prefixes.is_due:
             return 0.0
-        if not self._rereading.is_due:
+        job = next((job for job in (self._rereading, self.prefix_check) if job.is_due), None)
+        if job is None:
             return None
-        return 0.0 if self._rereading.has_begun else _REST
+        return 0.0 if job.has_begun else _REST
 
     def _use_rest(self) -> None:
-        """Copy a part of a prefix cache for its file, or read a part of an ended answer again."""
+        """Copy a part of a prefix cache for its file, read a part of an ended answer again, or check a prefix."""
         if self._prefixes is not None and self._prefixes.is_due:
             self._prefixes.copy_on()
-        elif self.main is not None:
+        elif self.main is not None and self._rereading.is_due:
             self._rereading.read_on(self.main)
+        elif self.main is not None:
+            self.prefix_check.check_on(self.main)
 
     def _settle(self) -> None:
         """Between rounds: send texts, release ended requests, admit waiting ones."""
@@ -200,6 +205,8 @@ class Worker:
         except Exception as error:  # an app's drafter's
             request.fail(error)
             return False
+        if admitted:
+            self.prefix_check.note(request.sequence, request.stats.num_cached_tokens)
         if admitted and (observer := self.observer) is not None:
             observer.admitted(request)
         return admitted

@@ -152,6 +152,10 @@ class FakeBackend:
         num_cached = num_common_tokens(found[0], text)
         return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.scope)
 
+    def clear_prefixes(self) -> None:
+        """Drop all cached prefixes."""
+        self.published.clear()
+
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once, in one call, or in several if they have more rows than the rule allows."""
         calls = divide(chunks, self.capabilities.rows)

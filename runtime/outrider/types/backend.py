@@ -241,6 +241,9 @@ class Backend(Protocol):
             RequestError: for a tree, if this backend evaluates none. Then nothing was appended.
         """
 
+    def clear_prefixes(self) -> None:
+        """Drop all cached prefixes that no open slot uses."""
+
 
 class PaddedBackend(Backend, Protocol):
     """A backend whose calls can be padded."""

@@ -202,6 +202,9 @@ class EncoderDecoder(SequentialBackend):
         self._num_used += size
         return CrossSlot(self, past, cross, size)
 
+    def clear_prefixes(self) -> None:
+        """Do nothing: there are none."""
+
     def give_back(self, slot: CrossSlot) -> None:
         """Take a slot's room back."""
         self._num_used -= slot.size

@@ -173,6 +173,10 @@ class BufferCache:
             self._pool, buffer, prompt.token_ids, opening.num_cached, counts, num_spare, self._bind, self.on_publish
         )
 
+    def clear(self) -> None:
+        """Drop all cached prefixes that no slot uses."""
+        self._pool.clear()
+
     def num_cached(self, keys: Seq[int], scope: bytes) -> int:
         """As `Prefixes` says."""
         return self._pool.find(keys, scope)[1]

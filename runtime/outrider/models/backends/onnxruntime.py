@@ -191,6 +191,10 @@ class OnnxRuntime(SequentialBackend):
         prompt.check_adapter(self)
         return self._cache.open(max_tokens + self.num_spare, prompt)
 
+    def clear_prefixes(self) -> None:
+        """Drop all cached prefixes that no open slot uses."""
+        self._cache.clear()
+
     def evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
         """The rows of the chunks, which are chains."""
         sizes = [self.capabilities.rows.logits(chunk.num_rows) for chunk in chunks]

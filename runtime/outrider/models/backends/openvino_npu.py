@@ -196,6 +196,11 @@ class OpenVINONpu(MeasuredBackend):
             self._counts.add(len(token_ids), self._open.length)
         return self._open
 
+    def clear_prefixes(self) -> None:
+        """Drop the last prompt, with which the next one could begin."""
+        if self._open is None:
+            self._prompt = []
+
     def give_back(self, slot: WindowSlot) -> None:
         """Take a slot's room back."""
         if self._open is slot:

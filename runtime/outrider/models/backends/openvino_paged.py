@@ -319,6 +319,10 @@ class OpenVINOPaged(MeasuredBackend):
             inputs |= zip((EMBEDS, EMBED_ROWS), given, strict=True)
         return inputs, call.places
 
+    def clear_prefixes(self) -> None:
+        """Drop all cached prefixes that no open slot uses."""
+        self.paged_cache.clear()
+
     def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
         """Pad calls further, as `SteadyRows` says, up to a block of idle rows."""
         most = min(_STEADY_ROWS, self.block_size)

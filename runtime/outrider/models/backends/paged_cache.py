@@ -166,7 +166,7 @@ class PagedCache:
             slot.close()
 
     def clear(self) -> None:
-        """As `Prefixes` says."""
+        """Drop all cached prefixes that no slot uses."""
         self._pool.clear()
 
     def copy_block(self, source: int, target: int) -> None:

@@ -132,6 +132,10 @@ class BufferPool(Generic[B]):
         """Publish the committed tokens in a running sequence's buffer."""
         buffer.token_ids = token_ids
 
+    def clear(self) -> None:
+        """Drop the buffers of ended sequences."""
+        self._idle.clear()
+
     def close(self, buffer: Buffer[B]) -> None:
         """End a sequence. Its buffer stays if it has published tokens that no other idle buffer has."""
         self._open.remove(buffer)
