@@ -13,7 +13,8 @@ from outrider.decoding import prefix_check
 from outrider.errors import DeviceError
 from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.kv import BlockPool
-from outrider.types import Draft
+from outrider.models.measure.readings import read
+from outrider.types import Chunk, Draft
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from toys import load_toy, random_ids
 
@@ -62,6 +63,24 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(InferCalls, "wait", fail)
     return wanted
+
+
+@pytest.mark.parametrize(("cache_precision", "left"), [("f32", 70), ("u8", 64)])
+def test_a_failed_call_leaves_its_slot_as_it_was_or_shorter(
+    openvino_bundle: Bundle, failing: list[bool], cache_precision: str, left: int
+) -> None:
+    """A block of 8 bits is rounded again with what is written to it."""
+    with load_toy(openvino_bundle, cache_precision=cache_precision) as engine:
+        slot, ids = engine.main.open(300), random_ids(11, 300)
+        engine.main.submit([Chunk(slot, ids[:70], num_rows=0)]).wait()
+        failing.append(True)
+        with pytest.raises(DeviceError):
+            engine.main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait()
+        failing.clear()
+        assert slot.length == left
+        row = engine.main.submit([Chunk(slot, ids[left:], num_rows=1)]).wait().row(0).full().copy()
+        slot.close()
+        assert cache_precision != "f32" or np.array_equal(row, read(engine.main, ids, [len(ids)], num_rows=1)[0])
 
 
 @pytest.mark.parametrize("cache_precision", ["f32", "u8"])
