@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,25 @@ def load_with_trees(bundle: Bundle, **options: Any) -> outrider.Engine:
 
 
 @pytest.mark.every_format
-def test_answers_after_cancelled_ones_are_plain_decoding_s(toy_bundle: Bundle) -> None:
-    """At random moments, in all ways, with a cache so small that prefixes are evicted.
+def test_answers_after_cancelled_ones_are_plain_decoding_s(toy_bundle: Bundle, tmp_path: Path) -> None:
+    """At random moments, in all ways, with a cache so small that prefixes are evicted, and come from files.
 
     OUTRIDER_CANCELS is how many are cancelled.
     """
-    with load_with_trees(toy_bundle, cache_size=0.002) as engine:
+    with load_with_trees(toy_bundle, cache_size=0.002, prefix_store=str(tmp_path)) as engine:
         known = known_answers(engine, PROMPTS, **OPTIONS)
         drafters = ["draft", "suffix", "branching", "auto", None]
         assert cancel_and_compare(engine, known, drafters, NUM_CANCELS, 1, **OPTIONS) == []
+
+
+def test_answers_of_a_real_model_after_cancelled_ones(smollm2_drafted: Path) -> None:
+    """With a head that reads the main model's hidden states."""
+    with outrider.load(smollm2_drafted, cache_size=0.5) as engine:
+        texts = ["Why is the sky blue?", "Why is the sky blue? Answer in one sentence.", "Name five rivers. " * 40]
+        prompts = [engine.tokenizer.encode_prompt([{"role": "user", "content": text}]) for text in texts]
+        known = known_answers(engine, prompts, max_new_tokens=16)
+        drafters = [*engine.bundled_drafters, "suffix", "auto", None]
+        assert cancel_and_compare(engine, known, drafters, NUM_CANCELS, 2, max_new_tokens=16) == []
 
 
 @pytest.fixture
