@@ -1,5 +1,6 @@
 """Saved values: a damaged file is treated like a missing one."""
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +29,14 @@ from outrider.types import NO_PROMPT, CompiledModel, Prompt
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
+
+
+def reseal(file: SavedValue[Any], content: bytes | str) -> None:
+    """Write a file, with the checksum that its value has now."""
+    record = json.loads(content)
+    with contextlib.suppress(msgspec.DecodeError):  # such as NaN
+        record["checksum"] = saved.checksum_of(record["key"], json.dumps(record["value"]).encode())
+    file.path.write_text(json.dumps(record))
 
 
 def test_a_value_of_another_shape_is_not_read(tmp_path: Path) -> None:
@@ -100,7 +110,7 @@ def test_numbers_that_nothing_measures_are_not_taken(
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.sampled_from(places(record["value"])))
         record["value"] = changed(record["value"], at, data.draw(_OTHERS))
-    file.path.write_text(json.dumps(record))
+    reseal(file, json.dumps(record))
     found = file.read()
     assert found is None or is_sound(found)
 
@@ -115,8 +125,7 @@ def test_bytes_that_are_damaged_are_not_taken(
     content = file.path.read_bytes()
     at %= len(content) + 1
     file.path.write_bytes(content[:at] + new + content[at + length :])
-    found = file.read()
-    assert found is None or is_sound(found)
+    assert file.read() in (None, value)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +145,7 @@ def test_a_record_of_an_earlier_version_is_not_read_as_never_accepted(tmp_path: 
     file = SavedValue(tmp_path, {}, dict[str, Record])
     file.write({"Greedy": record})
     assert file.read() == {"Greedy": record}
-    file.path.write_text(file.path.read_text().replace('"accepted"', '"kept"'))
+    reseal(file, file.path.read_text().replace('"accepted"', '"kept"'))
     assert file.read() is None
 
 

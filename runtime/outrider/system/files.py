@@ -22,6 +22,7 @@ from outrider.errors import OptionError, OutriderError, one_line
 
 # Errors from reading a file that is missing, damaged or malicious. Before msgspec 0.20, its errors are no ValueErrors.
 FAULTS = (OSError, ValueError, EOFError, OverflowError, RecursionError, MemoryError, msgspec.MsgspecError)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # numbers of errors that say that a disk is full
 _LONGEST = 300  # most characters of a name in a message
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,10 +17,15 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import platformdirs
 
+from outrider.errors import one_line
 from outrider.system.files import FAULTS, write_whole
+
+log = logging.getLogger("outrider")
 
 # The environment variable names another folder, for child processes too.
 FOLDER = Path(os.environ.get("OUTRIDER_CACHE") or platformdirs.user_cache_path("outrider", appauthor=False))
+
+_FORMAT = 2  # of the files
 
 T = TypeVar("T")
 
@@ -28,7 +34,8 @@ T = TypeVar("T")
 class SavedValue(Generic[T]):
     """A value in a file of its own. key: everything that the value depends on. kind: the value's type.
 
-    A value that was saved when the type had other fields is not read: it would lack what they say.
+    A value that was saved when the type had other fields is not read: it would lack what they say. A file that is not
+    what was written, or not under its name, is deleted, and the log says so.
 
     value = SavedValue(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
     value.read() or value.write(find_out())
@@ -46,7 +53,7 @@ class SavedValue(Generic[T]):
     @functools.cached_property
     def _key(self) -> str:
         fields = hashlib.sha256(msgspec.json.encode(msgspec.json.schema(self.kind))).hexdigest()[:8]
-        return json.dumps({**self.key, "fields": fields}, sort_keys=True, default=str)
+        return json.dumps({**self.key, "fields": fields, "format": _FORMAT}, sort_keys=True, default=str)
 
     def read(self) -> T | None:
         """The saved value; None if there is none, or the file is damaged.
@@ -54,16 +61,26 @@ class SavedValue(Generic[T]):
         `kind` validates its numbers when the value is made, and raises ValueError.
         """
         try:
-            record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
+            content = self.path.read_bytes()
+        except OSError:
+            return None
+        try:
+            record = msgspec.json.decode(content, type=_Record)
+            if record.key != self._key or record.checksum != checksum_of(record.key, record.value):
+                raise ValueError("it is not what was written")
             return msgspec.json.decode(record.value, type=self.kind)
-        except FAULTS:
+        except FAULTS as error:
+            log.warning("The file %s is damaged, and is made again: %s.", self.path, one_line(error))
+            with contextlib.suppress(OSError):
+                self.path.unlink()
             return None
 
     def write(self, value: T) -> None:
         """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            record = _Record(self._key, msgspec.Raw(msgspec.json.encode(value)))
+            content = msgspec.json.encode(value)
+            record = _Record(self._key, checksum_of(self._key, content), msgspec.Raw(content))
             write_whole(self.path, msgspec.json.format(msgspec.json.encode(record)))
 
 
@@ -75,4 +92,10 @@ def forget(*names: str) -> None:
 
 class _Record(msgspec.Struct):
     key: str
+    checksum: str
     value: msgspec.Raw
+
+
+def checksum_of(key: str, value: bytes | msgspec.Raw) -> str:
+    """The checksum of a key and a value in JSON, whose white space does not count."""
+    return hashlib.sha256(key.encode() + b"\0" + msgspec.json.format(value, indent=-1)).hexdigest()[:16]
