@@ -18,7 +18,7 @@ import msgspec
 import platformdirs
 
 from outrider.errors import one_line
-from outrider.system.files import FAULTS, write_whole
+from outrider.system.files import FAULTS, check_seal, sealed, write_whole
 
 log = logging.getLogger("outrider")
 
@@ -66,8 +66,9 @@ class SavedValue(Generic[T]):
             return None
         try:
             record = msgspec.json.decode(content, type=_Record)
-            if record.key != self._key or record.checksum != checksum_of(record.key, record.value):
-                raise ValueError("it is not what was written")
+            check_seal(msgspec.json.decode(content), is_sealed=True)
+            if record.key != self._key:
+                raise ValueError("it is another value's")
             return msgspec.json.decode(record.value, type=self.kind)
         except FAULTS as error:
             log.warning("The file %s is damaged, and is made again: %s.", self.path, one_line(error))
@@ -79,9 +80,8 @@ class SavedValue(Generic[T]):
         """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            content = msgspec.json.encode(value)
-            record = _Record(self._key, checksum_of(self._key, content), msgspec.Raw(content))
-            write_whole(self.path, msgspec.json.format(msgspec.json.encode(record)))
+            record = {"key": self._key, "value": msgspec.json.decode(msgspec.json.encode(value))}
+            write_whole(self.path, msgspec.json.format(sealed(record)))
 
 
 def forget(*names: str) -> None:
@@ -92,10 +92,4 @@ def forget(*names: str) -> None:
 
 class _Record(msgspec.Struct):
     key: str
-    checksum: str
     value: msgspec.Raw
-
-
-def checksum_of(key: str, value: bytes | msgspec.Raw) -> str:
-    """The checksum of a key and a value in JSON, whose white space does not count."""
-    return hashlib.sha256(key.encode() + b"\0" + msgspec.json.format(value, indent=-1)).hexdigest()[:16]

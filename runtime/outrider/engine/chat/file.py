@@ -6,7 +6,6 @@ tokens, which the model would go on from in another way.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import msgspec
 from outrider import __version__
 from outrider.engine.chat.turn import ChatTurn
 from outrider.errors import OptionError, RequestError, nearest
-from outrider.system.files import FAULTS, reading, shown, usable, why, write_whole
+from outrider.system.files import FAULTS, check_seal, reading, sealed, shown, usable, why, write_whole
 from outrider.system.nesting import check_json
 from outrider.types import Prompt, num_common_tokens
 
@@ -99,9 +98,7 @@ def write_chat(
     about = _File(_KIND, VERSION, __version__, _Model.of(bundle), _dicts(opening), _dicts(tools), saved)
     file = msgspec.structs.replace(about, adapter=adapter, adapter_sha256=_hashes(bundle).get(adapter or ""))
     try:
-        content = msgspec.json.decode(msgspec.json.encode(file))
-        content["checksum"] = _checksum_of(content)
-        write_whole(path, msgspec.json.encode(content), private=True)
+        write_whole(path, sealed(msgspec.json.decode(msgspec.json.encode(file))), private=True)
     except (*FAULTS, TypeError) as error:
         raise OptionError(f"{shown(path)} cannot be written: {why(error)}. Name another file.") from error
 
@@ -128,12 +125,11 @@ def read_chat(
                 f"{shown(path)} has version {header.get('version')!r} of the format, and this is outrider "
                 f"{__version__}, which reads version {VERSION}. Upgrade with 'pip install --upgrade outrider'."
             )
-        # Files of earlier versions have none.
-        if "checksum" in header and header["checksum"] != _checksum_of(header):
-            raise OptionError(
-                f"{shown(path)} is damaged: its checksum is that of another content. Load a copy of it; if you have "
-                "changed it on purpose, take out its 'checksum'."
-            )
+        try:
+            check_seal(header)  # files of earlier versions have no checksum
+        except ValueError as error:
+            remedy = "Load a copy of it, or if you have changed it yourself, take out its 'checksum'."
+            raise OptionError(f"{shown(path)} is damaged: {why(error)}. {remedy}") from error
         file = msgspec.json.decode(raw, type=_File)
     _check_model(path, file.model, _Model.of(bundle), same_model=same_model)
     if fault := _fault_of(file.opening):
@@ -149,12 +145,6 @@ def read_chat(
         before = token_ids
     _check_adapter(path, file, _hashes(bundle), same_model=same_model)
     return [*file.opening], [*file.tools], turns, file.adapter
-
-
-def _checksum_of(content: Mapping[str, Any]) -> str:
-    """A hash of all fields of a file but the checksum itself. White space does not count."""
-    others = {name: value for name, value in content.items() if name != "checksum"}
-    return hashlib.sha256(msgspec.json.encode(others)).hexdigest()
 
 
 def _hashes(bundle: Bundle) -> dict[str, str]:
