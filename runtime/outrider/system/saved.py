@@ -18,7 +18,7 @@ import msgspec
 import platformdirs
 
 from outrider.errors import one_line
-from outrider.system.files import FAULTS, check_seal, sealed, write_whole
+from outrider.system.files import FAULTS, NO_ROOM, check_seal, sealed, why, write_whole
 
 log = logging.getLogger("outrider")
 
@@ -77,17 +77,29 @@ class SavedValue(Generic[T]):
             return None
 
     def write(self, value: T) -> None:
-        """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time."""
-        with contextlib.suppress(OSError):
+        """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time.
+
+        The log says so once if the disk is full.
+        """
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
             record = {"key": self._key, "value": msgspec.json.decode(msgspec.json.encode(value))}
             write_whole(self.path, msgspec.json.format(sealed(record)))
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                _warn(self.folder.parent, why(error))
 
 
 def forget(*names: str) -> None:
     """Delete everything that is saved in these folders."""
     for name in names:
         shutil.rmtree(FOLDER / name, ignore_errors=True)
+
+
+@functools.cache
+def _warn(folder: Path, reason: str) -> None:
+    """Log once that nothing can be saved in a folder."""
+    log.warning("Measurements cannot be saved in %s: %s. They are made again at the next start.", folder, reason)
 
 
 class _Record(msgspec.Struct):
