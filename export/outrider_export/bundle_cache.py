@@ -24,7 +24,7 @@ import msgspec
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.errors import BundleError, ExportError, OptionError, nearest
-from outrider.system.files import FAULTS, why, write_whole
+from outrider.system.files import FAULTS, check_seal, sealed, why, write_whole
 from outrider_export.content import is_changed
 from outrider_export.target import NoRoom
 
@@ -224,7 +224,7 @@ class BundleCache:
             if sources is None or _sources(record) == sources:
                 os.utime(record)
             else:
-                write_whole(record, msgspec.json.format(msgspec.json.encode(_Record(sources))))
+                write_whole(record, msgspec.json.format(sealed(msgspec.to_builtins(_Record(sources)))))
 
     def _delete(self, folder: Path) -> None:
         gone = folder.with_name(f".{folder.name}{_DELETED}")
@@ -258,6 +258,8 @@ def _record_of(folder: Path) -> Path:
 
 def _sources(record: Path) -> tuple[Source, ...]:
     try:
-        return msgspec.json.decode(record.read_bytes(), type=_Record).sources
+        content = record.read_bytes()
+        check_seal(msgspec.json.decode(content, type=dict[str, Any]))
+        return msgspec.json.decode(content, type=_Record).sources
     except FAULTS:
         return ()

@@ -1,6 +1,7 @@
 """An incomplete or damaged bundle is refused. The error names the wrong part."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import outrider
 from outrider.bundle import Bundle, read_bundle, sha256_of
 from outrider.bundle import folder as bundle
+from outrider.cli import run
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -23,6 +25,7 @@ def copy(openvino_bundle: Bundle, tmp_path: Path) -> Path:
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path = folder / "outrider.json"
     manifest = json.loads(path.read_text())
+    manifest.pop("checksum", None)  # as of a bundle of an earlier version
     change(manifest)
     path.write_text(json.dumps(manifest))
 
@@ -106,6 +109,42 @@ def test_a_flipped_bit_is_found_by_the_hashes(copy: Path) -> None:
     bundle = read_bundle(copy)
     with pytest.raises(BundleError, match=r"main.openvino_model.bin is not the file that was exported"):
         bundle.check_hashes()
+
+
+def test_a_flipped_bit_of_a_manifest_is_found_or_changes_nothing(copy: Path) -> None:
+    path = copy / "outrider.json"
+    whole, sound = path.read_bytes(), read_bundle(copy).manifest
+    num_found, bits = 0, range(3, 8 * len(whole), 101)
+    for bit in bits:
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            assert read_bundle(copy).manifest == sound, bit
+        except BundleError:
+            num_found += 1
+    assert num_found > 0.6 * len(bits)  # the others are in white space
+
+
+@pytest.mark.parametrize("command", [["inspect", "--check"], ["verify"]])
+def test_a_flipped_bit_of_weights_is_found_by_commands(
+    copy: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A load checks the sizes of weights only."""
+    path = copy / "main" / "openvino_model.bin"
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 4
+    path.write_bytes(whole)
+    read_bundle(copy)
+    assert run([*command, str(copy)]) == 1
+    assert "openvino_model.bin is not the file that was exported" in capsys.readouterr().err
+
+
+def test_a_changed_number_of_a_manifest_is_found(copy: Path) -> None:
+    path = copy / "outrider.json"
+    path.write_bytes(re.sub(rb'("eos_token_ids": \[\s*)\d', rb"\g<1>1", path.read_bytes()))
+    with pytest.raises(BundleError, match="is damaged: it is not what was written, as its checksum says. Restore it"):
+        read_bundle(copy)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
+from outrider.engine.chat.file import read_chat
 from outrider.errors import OptionError
 from outrider.system.nesting import MOST_LEVELS, TooDeep, check_levels
 from outrider.testing import save_toy_bundle
@@ -127,10 +128,31 @@ def test_damaged_files_are_refused(
 ) -> None:
     talked(engine).save(tmp_path / "chat.json")
     saved = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))
+    del saved["checksum"]  # as in files of earlier versions
+    (tmp_path / "chat.json").write_text(json.dumps(saved), encoding="utf-8")
+    assert len(engine.load_chat(tmp_path / "chat.json").turns) == 2
     change(saved)
     (tmp_path / "chat.json").write_text(json.dumps(saved), encoding="utf-8")
     with pytest.raises(outrider.OptionError, match=says):
         engine.load_chat(tmp_path / "chat.json")
+
+
+def test_a_flipped_bit_is_found_or_changes_nothing(
+    engine: outrider.Engine, openvino_bundle: Bundle, tmp_path: Path
+) -> None:
+    talked(engine).save(tmp_path / "chat.json")
+    whole, sound = (tmp_path / "chat.json").read_bytes(), read_chat(tmp_path / "chat.json", openvino_bundle)
+    num_found = 0
+    bits = [*range(0, 8 * len(whole), 29), *range(8 * len(whole) - 8 * 90, 8 * len(whole), 3)]  # the end: the checksum
+    for bit in bits:
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "chat.json").write_bytes(flipped)
+        try:
+            assert read_chat(tmp_path / "chat.json", openvino_bundle) == sound, bit
+        except OptionError:
+            num_found += 1
+    assert num_found > 0.95 * len(bits)
 
 
 def test_a_file_has_room_for_every_message_that_was_answered(engine: outrider.Engine, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The chat program in a terminal and as a pipe: keys, history, Ctrl-C, exit codes."""
 
 import _thread
+import errno
 import io
 import os
 import selectors
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import FileHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
@@ -89,6 +91,18 @@ def test_a_history_that_cannot_be_written_is_forgotten(engine: outrider.Engine, 
     session = Session(engine)
     typed(session, f"hello\r{CTRL_D}", tmp_path / "file" / "history")
     assert asked(session) == ["hello"]
+
+
+def test_a_disk_that_fills_up_ends_no_conversation(
+    engine: outrider.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(FileHistory, "store_string", full)
+    session = Session(engine)
+    typed(session, f"hello\rwhy\r{CTRL_D}", tmp_path / "history")
+    assert asked(session) == ["hello", "why"]
 
 
 def test_a_rewound_message_is_edited(engine: outrider.Engine) -> None:

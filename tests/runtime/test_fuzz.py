@@ -27,10 +27,17 @@ from watching import chat_engine
 pytestmark = few_or_many
 
 
+def without_checksum(content: bytes) -> bytes:
+    """A file as earlier versions wrote it, so that what is checked behind the checksum is tried."""
+    whole = json.loads(content)
+    del whole["checksum"]
+    return json.dumps(whole).encode()
+
+
 def test_manifest(openvino_bundle: Bundle, tmp_path: Path, num_examples: int) -> None:
     folder = shutil.copytree(openvino_bundle.folder, tmp_path / "bundle")
     path = folder / "outrider.json"
-    whole = path.read_bytes()
+    whole = without_checksum(path.read_bytes())
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
@@ -92,7 +99,7 @@ def chat(openvino_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> b
         for words in ("hello there", "the same"):
             talk.send(words, ignore_eos=True)
         talk.save(path)
-    return path.read_bytes()
+    return without_checksum(path.read_bytes())
 
 
 def test_chat_file(chat: bytes, openvino_bundle: Bundle, tmp_path: Path, num_examples: int) -> None:

@@ -5,13 +5,19 @@ import itertools
 import json
 import logging
 import os
+import re
+import shutil
 import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import outrider
 from outrider.bundle import Bundle
@@ -84,24 +90,37 @@ def test_only_the_same_model_setting_and_version_finds_it(
         assert engine.generate(outrider.Prompt(text, scope=b"other"), **ASKED).stats.num_cached_tokens == 0
 
 
-@pytest.mark.parametrize("damage", ["cut", "byte", "tokens", "empty"])
+def resealed(content: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A file whose header was changed, with the checksum that it has now."""
+    magic, line, rest = content.split(b"\n", 2)
+    return b"\n".join([magic, b"%08x %b" % (zlib.crc32(text := change(line[9:])), text), rest])
+
+
+DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {  # of a file's content, and that of another one
+    "cut": lambda whole, _: whole[:-1],
+    "byte": lambda whole, _: whole[:-5] + bytes([whole[-5] ^ 1]) + whole[-4:],
+    "tokens": lambda whole, _: whole.replace(b" 3 ", b" 4 ", 1),
+    "empty": lambda *_: b"",
+    "longer": lambda whole, other: whole + other,
+    "another's name": lambda _, other: other,
+    "another version": lambda whole, _: whole.replace(b" 2\n", b" 1\n", 1),
+    "tokens, with a checksum": lambda whole, _: resealed(whole, lambda line: line.replace(b" 3 ", b" 4 ", 1)),
+    "place, with a checksum": lambda whole, _: resealed(
+        whole, lambda line: re.sub(b'"parent":"[0-9a-f]*"', b'"parent":"%b"' % root_of(b"").encode()[::-1], line)
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_left_out_with_one_warning(
     openvino_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     text = random_ids(5, 300)
     with make(openvino_bundle, tmp_path, drafter=None) as engine:
         expected = engine.generate(text, **ASKED)
-    for path in saved(tmp_path):
-        content = bytearray(path.read_bytes())
-        if damage == "cut":
-            content = content[:-1]
-        elif damage == "byte":
-            content[-5] ^= 1
-        elif damage == "tokens":
-            content = content.replace(b" 3 ", b" 4 ", 1)
-        else:
-            content.clear()
-        path.write_bytes(bytes(content))
+    contents = [path.read_bytes() for path in saved(tmp_path)]
+    for path, content, other in zip(saved(tmp_path), contents, [*contents[1:], contents[0]], strict=True):
+        path.write_bytes(DAMAGES[damage](content, other))
     with caplog.at_level(logging.WARNING, "outrider"), make(openvino_bundle, tmp_path, drafter=None) as engine:
         found = engine.generate(text, **ASKED)
     assert found.stats.num_cached_tokens == 0
@@ -125,12 +144,13 @@ def test_engines_share_a_folder(openvino_bundle: Bundle, tmp_path: Path) -> None
         assert second.generate(random_ids(7, 280), **ASKED).stats.num_cached_tokens == 0
 
 
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_stops_no_answer(
     openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(path: Path, content: bytes, *, private: bool = False) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with caplog.at_level(logging.WARNING, "outrider"), make(openvino_bundle, tmp_path, drafter=None) as engine:
         monkeypatch.setattr(chunk_files, "write_whole", full)
         for seed in range(3):
@@ -139,6 +159,24 @@ def test_a_full_disk_stops_no_answer(
         f"Prefixes cannot be saved in {tmp_path}: No space left on device."
     ]
     assert not saved(tmp_path)
+
+
+def test_a_full_disk_stops_no_load(
+    openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was saved before is read."""
+    with make(openvino_bundle, tmp_path, drafter=None) as engine:
+        expected = engine.generate(random_ids(1, 200), **ASKED)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=999_999_999))
+    monkeypatch.setattr(chunk_files, "write_whole", full)
+    with caplog.at_level(logging.WARNING, "outrider"), make(openvino_bundle, tmp_path, drafter=None) as engine:
+        found = engine.generate(random_ids(1, 200), **ASKED)
+        engine.generate(random_ids(2, 200), **ASKED)
+    assert (found.token_ids, found.stats.num_cached_tokens) == (expected.token_ids, 199)
+    assert [each.message for each in caplog.records if "saved" in each.message] == [
+        f"Prefixes cannot be saved in {tmp_path}: less than 1 GB of the disk is free."
+    ]
 
 
 def test_a_folder_that_cannot_be_made(openvino_bundle: Bundle, tmp_path: Path) -> None:
@@ -180,6 +218,108 @@ def chain(ids: list[int], size: int = 4) -> list[Chunk]:
         made.append(Chunk.of(parent, begin, ids[begin : begin + size]))
         parent = made[-1].key
     return made
+
+
+def flips_of(content: bytes, bits: Iterable[int]) -> Iterator[bytes]:
+    for bit in bits:
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+
+
+def test_no_file_is_used_that_is_not_what_was_written(tmp_path: Path) -> None:
+    files, (first, second) = ChunkFiles(tmp_path, {"model": 1}, max_bytes=10**6), chain([1, 2, 3, 4, 5, 6, 7, 8])
+    sound = np.random.default_rng(0).integers(0, 256, 300).astype(np.uint8)
+    files.write(first, sound[::-1].copy())
+    files.write(second, sound)
+    path = files.folder / f"{second.key}.kv"
+    whole, other = path.read_bytes(), (files.folder / f"{first.key}.kv").read_bytes()
+    head = len(whole) - len(sound)
+    changed = [
+        *flips_of(whole, range(8 * head)),
+        *flips_of(whole, range(8 * head, 8 * len(whole), 11)),
+        *(whole[:length] for length in range(0, len(whole), 9)),
+        *(whole + more for more in (b"\0", b"\n", whole)),
+        other,
+        whole[:head] + other[-len(sound) :],
+    ]
+    for content in changed:
+        path.write_bytes(content)
+        assert files.read(second) is None
+        assert not path.exists()  # so that it is written again
+    for content in changed[:: len(changed) // 20]:  # by an engine that starts
+        path.write_bytes(content)
+        found = ChunkFiles(tmp_path, {"model": 1}, max_bytes=10**6)
+        for chunk, _ in found.chain([1, 2, 3, 4, 5, 6, 7, 8], b"", 4):
+            assert (chunk.begin, found.read(chunk) is None) == ((0, False) if chunk == first else (4, True))
+    path.write_bytes(whole)
+    read = files.read(second)
+    assert read is not None
+    assert (read == sound).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 40), st.binary(max_size=40)), min_size=1, max_size=3))
+@settings(max_examples=30)
+def test_what_is_read_is_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int, bytes]]
+) -> None:
+    files, (chunk,) = ChunkFiles(tmp_path_factory.getbasetemp() / "edits", {}, max_bytes=10**6), chain([1, 2, 3])
+    files.write(chunk, content(90))
+    path = files.folder / f"{chunk.key}.kv"
+    whole = made = path.read_bytes()
+    for begin, length, new in edits:
+        made = made[:begin] + new + made[begin + length :]
+    path.write_bytes(made)
+    assert (files.read(chunk) is not None) == (made == whole)
+
+
+def test_files_are_used_in_their_own_folder_alone_and_without_gaps(tmp_path: Path) -> None:
+    mine, others = (ChunkFiles(tmp_path, {"model": i}, max_bytes=10**6) for i in range(2))
+    text = [*range(12)]
+    chunks = chain(text)
+    for chunk in chunks:
+        mine.write(chunk, content())
+        shutil.copy(mine.folder / f"{chunk.key}.kv", others.folder)
+        assert others.read(chunk) is None
+        shutil.copy(mine.folder / f"{chunk.key}.kv", others.folder)
+    assert others.chain(text, b"", 4) == []
+    assert not saved(others.folder.parent / others.folder.name)
+    (mine.folder / f"{chunks[1].key}.kv").unlink()
+    again = ChunkFiles(tmp_path, {"model": 0}, max_bytes=10**6)
+    assert [chunk for chunk, _ in again.chain(text, b"", 4)] == chunks[:1]
+
+
+@pytest.mark.every_format
+def test_a_cache_takes_no_content_that_does_not_fit(toy_bundle: Bundle) -> None:
+    text = random_ids(9, 256)
+    with make(toy_bundle, None, drafter=None) as engine:
+        engine.generate([*text, 1], **ASKED)
+        engine.settle()
+        prefixes = engine.loaded["main"].backend.prefixes
+        assert prefixes is not None
+        first, last = (prefixes.read(text[: begin + 128], b"", begin) for begin in (0, 128))
+        assert first is not None
+        assert last is not None
+        part = len(first) // 2
+        for contents in (
+            [],
+            [(0, first)],
+            [(0, first), (128, last[:-1])],
+            [(0, first), (128, last[:0])],
+            [(0, first[:part]), (128, last)],  # a gap
+            [(0, first), (64, last)],
+            [(0, first), (256, last)],
+            [(0, np.concatenate([first, first])), (128, last)],  # more than once
+            [(-128, first), (0, first), (128, last)],
+            [(0, first), (128, last), (256, last)],
+        ):
+            with pytest.raises(ValueError, match=r"blocks|keys and values"):
+                prefixes.restore(text, b"other", contents, 300)
+            assert prefixes.num_cached(text, b"other") == 0
+        prefixes.restore(text, b"other", [(128, last)], 300)  # what comes before was evicted since
+        assert prefixes.num_cached(text, b"other") == 0
+        prefixes.restore(text, b"other", [(0, first), (128, last)], 300)
+        assert prefixes.num_cached(text, b"other") >= 224
 
 
 def test_the_folder_keeps_its_size_and_what_is_used_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Saved values: a damaged file is treated like a missing one."""
 
+import errno
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import make_dataclass
 from itertools import pairwise
@@ -20,13 +22,24 @@ from outrider.models.costs import cost_of
 from outrider.models.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.models.part import Part, describe
 from outrider.system import saved
+from outrider.system.files import sealed
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT, CompiledModel, Prompt
+from toys import in_threads, load_toy, random_ids
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
+
+
+def reseal(file: SavedValue[Any], content: bytes | str) -> None:
+    """Write a file, with the checksum that its value has now."""
+    record = json.loads(content)
+    try:
+        file.path.write_bytes(sealed({"key": record["key"], "value": record["value"]}))
+    except (OverflowError, UnicodeEncodeError):  # numbers and texts that no file of ours has
+        file.path.write_text(json.dumps(record))
 
 
 def test_a_value_of_another_shape_is_not_read(tmp_path: Path) -> None:
@@ -100,7 +113,7 @@ def test_numbers_that_nothing_measures_are_not_taken(
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.sampled_from(places(record["value"])))
         record["value"] = changed(record["value"], at, data.draw(_OTHERS))
-    file.path.write_text(json.dumps(record))
+    reseal(file, json.dumps(record))
     found = file.read()
     assert found is None or is_sound(found)
 
@@ -115,8 +128,7 @@ def test_bytes_that_are_damaged_are_not_taken(
     content = file.path.read_bytes()
     at %= len(content) + 1
     file.path.write_bytes(content[:at] + new + content[at + length :])
-    found = file.read()
-    assert found is None or is_sound(found)
+    assert file.read() in (None, value)
 
 
 @pytest.mark.parametrize(
@@ -130,13 +142,132 @@ def test_what_no_parser_takes_is_not_taken(tmp_path: Path, content: bytes) -> No
     assert file.read() is None
 
 
+def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    file = SavedValue(tmp_path, {"device": "CPU"}, Verdict)
+    file.write(value := Verdict(False, "it fell"))
+    whole, num_found = file.path.read_bytes(), 0
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file.path.write_bytes(flipped)
+        found = file.read()
+        assert found in (None, value), bit
+        assert file.path.exists() == (found is not None)  # it is made again
+        num_found += found is None
+    assert num_found > 0.7 * 8 * len(whole)  # the others are in white space
+
+
+def test_a_file_under_another_name_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = (SavedValue(tmp_path, {"device": device}, Verdict) for device in ("CPU", "GPU"))
+    one.write(Verdict(True))
+    shutil.copy(one.path, other.path)
+    assert [other.read(), other.read()] == [None, None]
+    assert one.read() == Verdict(True)
+    assert [each.message for each in caplog.records] == [
+        f"The file {other.path} is damaged, and is made again: it is another value's."
+    ]
+
+
+def test_a_full_disk_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for step in ("write_bytes", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, step, full)
+            for kind in ("settings", "costs", "costs"):
+                SavedValue(tmp_path / step / kind, {}, Verdict).write(Verdict(True))
+        assert not [path for path in (tmp_path / step).rglob("*") if path.is_file()]
+    assert [each.message for each in caplog.records] == [
+        f"Measurements cannot be saved in {tmp_path / step}: No space left on device. They are made again at the next "
+        "start."
+        for step in ("write_bytes", "replace")
+    ]
+
+
+def test_threads_write_the_same_value(tmp_path: Path) -> None:
+    """As processes do: each reads a whole one."""
+    values = [Verdict(False, str(i) * 1000) for i in range(3)]
+    file = SavedValue(tmp_path, {}, Verdict)
+    file.write(values[0])
+    found: list[Verdict | None] = []
+
+    def work(value: Verdict) -> None:
+        for _ in range(30):
+            SavedValue(tmp_path, {}, Verdict).write(value)
+            found.append(SavedValue(tmp_path, {}, Verdict).read())
+
+    in_threads(work, values)
+    assert len(found) == 90
+    assert all(each in values for each in found)
+    assert [*tmp_path.iterdir()] == [file.path]
+
+
+def damaged_number(value: Any, new: Any) -> Any:
+    """A value with each of its numbers replaced."""
+    if isinstance(value, dict):
+        return {key: damaged_number(each, new) for key, each in value.items()}
+    if isinstance(value, list):
+        return [damaged_number(each, new) for each in value]
+    return new if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def with_numbers(content: bytes, new: Any) -> bytes:
+    """A file with each number of its value replaced, and the checksum that it has then."""
+    record = json.loads(content)
+    return sealed({"key": record["key"], "value": damaged_number(record["value"], new)})
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "flips": lambda whole: bytes(byte ^ (16 if i % 97 == 60 else 0) for i, byte in enumerate(whole)),
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "negative": lambda whole: with_numbers(whole, -1),
+    "huge": lambda whole: with_numbers(whole, 1e300),
+}
+ASKED: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def filled(openvino_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A folder with all that an engine saves, and the tokens of an answer."""
+    folder = tmp_path_factory.mktemp("saved")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(saved, "FOLDER", folder)
+        with load_toy(openvino_bundle, prefix_store=str(folder / "prefixes")) as engine:
+            token_ids = engine.generate(random_ids(1, 200), **ASKED).token_ids
+    return folder, token_ids
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_change_no_text(
+    openvino_bundle: Bundle,
+    filled: tuple[Path, list[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
+    folder, expected = tmp_path / "saved", filled[1]
+    shutil.copytree(filled[0], folder)
+    monkeypatch.setattr(saved, "FOLDER", folder)
+    files = [*folder.glob("*/*.json")]
+    assert {path.parent.name for path in files} >= {"settings", "costs", "records"}
+    for path in files:
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    for path in folder.glob("prefixes/*/*"):
+        path.write_bytes(b"{" + path.read_bytes())
+    with load_toy(openvino_bundle, prefix_store=str(folder / "prefixes")) as engine:
+        assert engine.generate(random_ids(1, 200), **ASKED).token_ids == expected
+
+
 def test_a_record_of_an_earlier_version_is_not_read_as_never_accepted(tmp_path: Path) -> None:
     record = Record()
     record.copies.observe(0.8, accepted=True)
     file = SavedValue(tmp_path, {}, dict[str, Record])
     file.write({"Greedy": record})
     assert file.read() == {"Greedy": record}
-    file.path.write_text(file.path.read_text().replace('"accepted"', '"kept"'))
+    reseal(file, file.path.read_text().replace('"accepted"', '"kept"'))
     assert file.read() is None
 
 

@@ -29,7 +29,7 @@ from outrider.bundle.manifest import (
     Manifest,
 )
 from outrider.errors import BundleError
-from outrider.system.files import FAULTS, reading, shown, why
+from outrider.system.files import FAULTS, check_seal, reading, shown, why
 from outrider.system.nesting import check_json
 
 if TYPE_CHECKING:
@@ -186,8 +186,14 @@ def read_bundle(folder: str | Path) -> Bundle:
         header = msgspec.json.decode(raw)
     if isinstance(header, dict):  # check for a newer schema first: its fields may differ
         _check_version(path, header.get("schema_version"), header.get("minimum_runtime"))
+        try:
+            check_seal(header)  # bundles of earlier versions have no checksum
+        except ValueError as error:
+            remedy = "Restore it, or export the bundle again; if you have changed it yourself, take out its 'checksum'"
+            raise BundleError(f"{path} is damaged: {why(error)}. {remedy}.") from error
+        header.pop("checksum", None)
     try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
+        manifest = msgspec.json.decode(msgspec.json.encode(header), type=Manifest)
     except FAULTS as error:
         raise BundleError(f"{path} is damaged: {why(error)}. {_AGAIN}") from error
     bundle = Bundle(folder, manifest)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 import msgspec
 
 from outrider.errors import BundleError
-from outrider.system.files import why, write_whole
+from outrider.system.files import sealed, why, write_whole
 
 MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
@@ -218,7 +218,8 @@ def replace_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _encoded(manifest: Manifest) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    content = sealed(msgspec.json.decode(msgspec.json.encode(manifest)))
+    return msgspec.json.format(content, indent=2) + b"\n"
 
 
 def describe_layers(layers: Sequence[int]) -> str:

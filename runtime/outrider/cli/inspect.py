@@ -26,7 +26,7 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
     """
     opened = open_model(bundle, draft, quiet=as_json)
     if check:
-        _check(opened, quiet=as_json)
+        check_files(opened, quiet=as_json)
     if as_json:
         print_json({"bundle": str(opened.folder), "checked": check, **msgspec.to_builtins(opened.manifest)})
         return
@@ -35,7 +35,8 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
         out.print(f"All {len(opened.manifest.files)} files have the sha256 of the manifest.", style="green")
 
 
-def _check(bundle: Bundle, *, quiet: bool) -> None:
+def check_files(bundle: Bundle, *, quiet: bool) -> None:
+    """Compare the sha256 of every file with the manifest. Raises as `Bundle.check_hashes`."""
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn())
     with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
         task = bars.add_task("", total=_size(bundle))

@@ -10,6 +10,7 @@ import click
 
 from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
+from outrider.cli.inspect import check_files
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import FiniteRange, json_option, load_options, read_options
 from outrider.cli.progress import progress_line
@@ -90,6 +91,8 @@ def verify(
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
+    First the sha256 of every file is compared with the manifest.
+
     batching: the logits of the same tokens, read in calls of different sizes, bit by bit. greedy, coupled: drafted text
     compared with plain decoding's, for every drafter, several draft lengths, and both chosen at random in every round.
     cancelled: answers after and beside cancelled ones compared with plain decoding's.
@@ -111,6 +114,7 @@ def verify(
     config = read_options(options)
     chosen = read_prompts(prompts, per_category)
     opened = open_model(bundle, draft, quiet=as_json)
+    check_files(opened, quiet=as_json)  # a load checks the sizes of weights only
     if "fidelity" in checks:
         fetched = fetch_checkpoints(opened, config, checkpoints, quiet=as_json)
     engine = load_model(opened, config)

@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+import re
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,8 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
+# A Host header: a name or an IPv4 address, or an IPv6 address in brackets, and a port.
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE | re.ASCII)
 _GUARDED = ("/v1/", "/metrics", "/openapi.json")  # a health check and the page need no key
 
 
@@ -44,7 +47,9 @@ class Guard:
 
         try:
             headers = dict(scope["headers"])
-            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+            hosts = [value for name, value in scope["headers"] if name == b"host"]
+            for host in hosts or [b""]:
+                self._check_host(host.decode("latin-1"))
             if scope["path"].startswith(_GUARDED):
                 self._check_key(headers.get(b"authorization", b""))
         except ApiError as error:
@@ -69,27 +74,24 @@ class Guard:
         allowed = self._settings.allowed_hosts
         if "*" in allowed or (self._settings.api_key is not None and not allowed):
             return
-        name = _name_of(host)
-        if name == "localhost" or name in (each.lower() for each in allowed) or _is_address(name):
+        found = _HOST.fullmatch(host)
+        if found is not None and found["ipv6"] and _is_address(found["ipv6"], ipaddress.IPv6Address):
+            return
+        name = (found["name"] or "").removesuffix(".").lower() if found is not None else ""
+        names = ("localhost", *(each.removesuffix(".").lower() for each in allowed))
+        if name and (name in names or _is_address(name, ipaddress.IPv4Address)):
             return
         raise ApiError(
             403,
-            f"The host name '{name[:100]}' is not allowed. Use localhost or its IP address, or start it "
+            f"The host name '{host[:100]}' is not allowed. Use localhost or its IP address, or start it "
             "with --allowed-host.",
             code="host_not_allowed",
         )
 
 
-def _name_of(host: str) -> str:
-    """A Host header's name or address, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].rstrip(".").lower()
-
-
-def _is_address(name: str) -> bool:
+def _is_address(name: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
     try:
-        ipaddress.ip_address(name)
+        kind(name)
     except ValueError:
         return False
     return True

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,6 +24,7 @@ from outrider.errors import OptionError, OutriderError, one_line
 
 # Errors from reading a file that is missing, damaged or malicious. Before msgspec 0.20, its errors are no ValueErrors.
 FAULTS = (OSError, ValueError, EOFError, OverflowError, RecursionError, MemoryError, msgspec.MsgspecError)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # numbers of errors that say that a disk is full
 _LONGEST = 300  # most characters of a name in a message
 
 
@@ -84,6 +87,27 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """An object in JSON with its checksum, for `check_seal`. `content` is data as JSON has it."""
+    return msgspec.json.encode({**content, "checksum": _checksum_of(content)})
+
+
+def check_seal(content: Mapping[str, Any], *, is_sealed: bool = False) -> None:
+    """Raise ValueError if an object is not what `sealed` wrote, as after a flipped bit. White space does not count.
+
+    is_sealed: whether one without a checksum is refused, too.
+    """
+    if "checksum" not in content and not is_sealed:
+        return
+    if content.get("checksum") != _checksum_of(content):
+        raise ValueError("it is not what was written, as its checksum says")
+
+
+def _checksum_of(content: Mapping[str, Any]) -> str:
+    others = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(msgspec.json.encode(others)).hexdigest()
 
 
 def usable(path: Path) -> Path:

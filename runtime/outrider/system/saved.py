@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -16,10 +17,15 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import platformdirs
 
-from outrider.system.files import FAULTS, write_whole
+from outrider.errors import one_line
+from outrider.system.files import FAULTS, NO_ROOM, check_seal, sealed, why, write_whole
+
+log = logging.getLogger("outrider")
 
 # The environment variable names another folder, for child processes too.
 FOLDER = Path(os.environ.get("OUTRIDER_CACHE") or platformdirs.user_cache_path("outrider", appauthor=False))
+
+_FORMAT = 2  # of the files
 
 T = TypeVar("T")
 
@@ -28,7 +34,8 @@ T = TypeVar("T")
 class SavedValue(Generic[T]):
     """A value in a file of its own. key: everything that the value depends on. kind: the value's type.
 
-    A value that was saved when the type had other fields is not read: it would lack what they say.
+    A value that was saved when the type had other fields is not read: it would lack what they say. A file that is not
+    what was written, or not under its name, is deleted, and the log says so.
 
     value = SavedValue(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
     value.read() or value.write(find_out())
@@ -46,7 +53,7 @@ class SavedValue(Generic[T]):
     @functools.cached_property
     def _key(self) -> str:
         fields = hashlib.sha256(msgspec.json.encode(msgspec.json.schema(self.kind))).hexdigest()[:8]
-        return json.dumps({**self.key, "fields": fields}, sort_keys=True, default=str)
+        return json.dumps({**self.key, "fields": fields, "format": _FORMAT}, sort_keys=True, default=str)
 
     def read(self) -> T | None:
         """The saved value; None if there is none, or the file is damaged.
@@ -54,23 +61,45 @@ class SavedValue(Generic[T]):
         `kind` validates its numbers when the value is made, and raises ValueError.
         """
         try:
-            record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
+            content = self.path.read_bytes()
+        except OSError:
+            return None
+        try:
+            record = msgspec.json.decode(content, type=_Record)
+            check_seal(msgspec.json.decode(content), is_sealed=True)
+            if record.key != self._key:
+                raise ValueError("it is another value's")
             return msgspec.json.decode(record.value, type=self.kind)
-        except FAULTS:
+        except FAULTS as error:
+            log.warning("The file %s is damaged, and is made again: %s.", self.path, one_line(error))
+            with contextlib.suppress(OSError):
+                self.path.unlink()
             return None
 
     def write(self, value: T) -> None:
-        """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time."""
-        with contextlib.suppress(OSError):
+        """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time.
+
+        The log says so once if the disk is full.
+        """
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            record = _Record(self._key, msgspec.Raw(msgspec.json.encode(value)))
-            write_whole(self.path, msgspec.json.format(msgspec.json.encode(record)))
+            record = {"key": self._key, "value": msgspec.json.decode(msgspec.json.encode(value))}
+            write_whole(self.path, msgspec.json.format(sealed(record)))
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                _warn(self.folder.parent, why(error))
 
 
 def forget(*names: str) -> None:
     """Delete everything that is saved in these folders."""
     for name in names:
         shutil.rmtree(FOLDER / name, ignore_errors=True)
+
+
+@functools.cache
+def _warn(folder: Path, reason: str) -> None:
+    """Log once that nothing can be saved in a folder."""
+    log.warning("Measurements cannot be saved in %s: %s. They are made again at the next start.", folder, reason)
 
 
 class _Record(msgspec.Struct):

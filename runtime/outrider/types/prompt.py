@@ -82,6 +82,7 @@ class Prompt:
     within one scope only. embeds: embeddings to read instead of tokens, by backends with `embeds_width`. answers: the
     parts, each from one position up to another and ascending, that are earlier answers of this model. They are read as
     they were generated. So they are found in the prefix cache, and a text that is continued goes on as it would have.
+    None in place of one of these says that there is none.
     counted: whether it is a request, for the statistics of the prefix cache.
     adapter: that the sequence is read with, one of `Capabilities.adapters`. It is not in the cache's keys by its name:
     the engine puts a hash of its content into the scope. source: what the encoder of an encoder-decoder model reads;
@@ -97,17 +98,31 @@ class Prompt:
     source: Source | None = None
 
     def __post_init__(self) -> None:
-        if not self.answers:
+        for name, none in (("scope", b""), ("embeds", ()), ("answers", ())):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, none)
+        if not isinstance(self.scope, bytes):
+            raise RequestError(f"scope={self.scope!r} is not bytes. Pass bytes, such as b'my-adapter', or none.")
+        if isinstance(self.embeds, list):
+            object.__setattr__(self, "embeds", tuple(self.embeds))
+        if not (isinstance(self.embeds, tuple) and all(isinstance(span, Span) for span in self.embeds)):
+            raise RequestError(f"embeds={self.embeds!r:.300} are not a tuple of spans. Pass Span(begin, embeds, key)s.")
+        if isinstance(self.answers, tuple) and not self.answers:
             return
         try:
-            edges = (0, *(operator.index(edge) for begin, end in self.answers for edge in (begin, end)))
+            num_tokens = len(self.token_ids)
+        except TypeError as error:
+            raise RequestError(f"token_ids={self.token_ids!r} has no length. Pass a list of token ids.") from error
+        try:
+            parts = tuple((operator.index(begin), operator.index(end)) for begin, end in self.answers)
         except (TypeError, ValueError):
-            edges = (0, -1)
-        if any(later < earlier for earlier, later in itertools.pairwise((*edges, len(self.token_ids)))):
+            parts = ((0, -1),)
+        if any(later < earlier for earlier, later in itertools.pairwise((0, *itertools.chain(*parts), num_tokens))):
             raise RequestError(
-                f"answers={self.answers!r} are not parts of a prompt of {len(self.token_ids):,} tokens. Give each as "
+                f"answers={self.answers!r} are not parts of a prompt of {num_tokens:,} tokens. Give each as "
                 "(begin, end), in the order of the text."
             )
+        object.__setattr__(self, "answers", parts)
 
     def with_marked_answers(self) -> Prompt:
         """The prompt with the answers' tokens as they are in the prefix cache of a backend with separate rows."""

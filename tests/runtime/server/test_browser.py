@@ -209,6 +209,20 @@ def test_a_conversation_survives_a_reload_and_is_deleted_by_one_click(page: Page
     assert REPEATED not in page.evaluate("JSON.stringify(localStorage)")
 
 
+def test_a_conversation_that_is_not_as_it_was_kept_is_dropped(browser: Browser, endless: Live) -> None:
+    with opened(browser, endless.url) as page:
+        answer_with(page, "An answer")
+        ask(page, "Hello")
+        page.goto(f"{endless.url}/health")  # of the same origin, and keeps nothing
+        page.evaluate(
+            "Object.keys(localStorage).forEach((name) => localStorage[name] = localStorage[name].replace('He', 'Hi'))"
+        )
+        page.goto(endless.url)
+        page.wait_for_load_state("networkidle")
+        assert page.locator(".answer").count() == 0
+        ask(page, "Hello again")
+
+
 def test_messages_can_be_copied_and_edited(browser: Browser, endless: Live) -> None:
     with opened(browser, endless.url, permissions=["clipboard-read", "clipboard-write"]) as page:
         answer_with(page, "**An", " answer**")

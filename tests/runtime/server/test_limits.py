@@ -1,5 +1,7 @@
 """Limits, keys, hosts, and clients that leave."""
 
+import asyncio
+import ipaddress
 import json
 import re
 import socket
@@ -12,10 +14,15 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
 
 import outrider
 from outrider.engine.engine import Engine
 from outrider.server import Settings
+from outrider.server.errors import ApiError
+from outrider.server.security import Guard
 from outrider.system.progress import report
 from serving import CONFIG, MESSAGES, Live, serving, wait_until
 
@@ -200,14 +207,81 @@ def test_an_api_key_is_needed_where_there_is_one(tiny: Path) -> None:
         ("192.168.1.7:8000", 200),
         ("evil.example", 403),
         ("127.0.0.1.evil.example", 403),
+        ("localhost.", 200),  # the same name, to browsers too
+        ("127.0.0.1.", 200),
+        ("[0:0::1]", 200),
         ("localhost.evil.example:8000", 403),
         ("", 403),
+        *(
+            (host, 403)
+            for host in (
+                "[::1].evil.example",
+                "[::1]evil.example",
+                "[::1]:80:80",
+                "[::1]:80.evil.example",
+                "[::1",
+                "::1",
+                "[]",
+                "[",
+                "[127.0.0.1]",
+                "[localhost]",
+                "[::1%evil.example]",
+                "x[::1]",
+                "localhost:80:80",
+                "localhost:x",
+                "localhost..",
+                ".localhost",
+                "local host",
+                "localhost evil.example",
+                "localhost,evil.example",
+                "localhost@evil.example",
+                "evil.example@localhost",
+                "localhost:80@evil.example",
+                "localhost/evil.example",
+                "localhost#evil.example",
+                "127.0.0.1:80.evil.example",
+                "127.1",
+                "0x7f000001",
+                "2130706433",
+                ":80",
+                ".",
+                "localhost:123456",
+            )
+        ),
     ],
 )
 def test_a_name_that_is_not_ours_is_refused(live: Live, host: str, status: int) -> None:
     answer = httpx.get(f"{live.url}/v1/models", headers={"Host": host})
     assert answer.status_code == status
     assert status == 200 or answer.json()["error"]["code"] == "host_not_allowed"
+
+
+PARTS = ["localhost", "LOCALHOST", "evil.example", "127.0.0.1", "[::1]", "[", "]", "::", *":.@/, %", "80", "f"]
+
+
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=4))
+@settings(max_examples=150)
+def test_what_is_let_in_is_an_address_or_localhost(parts: list[str]) -> None:
+    host = "".join(parts)
+    try:
+        Guard(Starlette(), Settings())._check_host(host)
+    except ApiError:
+        return
+    url = httpx.URL(f"http://{host}/")  # as a browser takes it apart
+    assert not url.userinfo
+    assert url.host.rstrip(".") == "localhost" or ipaddress.ip_address(url.host.rstrip("."))
+
+
+@pytest.mark.parametrize("hosts", [(b"localhost", b"evil.example"), (b"evil.example", b"localhost"), ()])
+def test_every_host_of_a_request_is_looked_at(hosts: tuple[bytes, ...]) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/models", "headers": [(b"host", host) for host in hosts]}
+    asyncio.run(Guard(Starlette(), Settings())(scope, send, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 403
 
 
 def test_names_can_be_allowed(tiny: Path) -> None:

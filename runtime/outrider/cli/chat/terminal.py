@@ -149,6 +149,14 @@ def _bindings() -> KeyBindings:
     return bindings
 
 
+class _History(FileHistory):
+    """A file that takes what is typed as long as it can be written."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):  # as on a full disk; it is in memory, too
+            super().store_string(string)
+
+
 def open_history(path: Path | None) -> History:
     """What was typed, in a file that only the user can read. None, or one that cannot be written: in memory."""
     if path is not None:
@@ -156,5 +164,5 @@ def open_history(path: Path | None) -> History:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.open("ab").close()
-            return FileHistory(str(path))
+            return _History(str(path))
     return InMemoryHistory()

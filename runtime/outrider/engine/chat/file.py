@@ -14,7 +14,7 @@ import msgspec
 from outrider import __version__
 from outrider.engine.chat.turn import ChatTurn
 from outrider.errors import OptionError, RequestError, nearest
-from outrider.system.files import FAULTS, reading, shown, usable, why, write_whole
+from outrider.system.files import FAULTS, check_seal, reading, sealed, shown, usable, why, write_whole
 from outrider.system.nesting import check_json
 from outrider.types import Prompt, num_common_tokens
 
@@ -98,7 +98,7 @@ def write_chat(
     about = _File(_KIND, VERSION, __version__, _Model.of(bundle), _dicts(opening), _dicts(tools), saved)
     file = msgspec.structs.replace(about, adapter=adapter, adapter_sha256=_hashes(bundle).get(adapter or ""))
     try:
-        write_whole(path, msgspec.json.encode(file), private=True)
+        write_whole(path, sealed(msgspec.json.decode(msgspec.json.encode(file))), private=True)
     except (*FAULTS, TypeError) as error:
         raise OptionError(f"{shown(path)} cannot be written: {why(error)}. Name another file.") from error
 
@@ -125,6 +125,11 @@ def read_chat(
                 f"{shown(path)} has version {header.get('version')!r} of the format, and this is outrider "
                 f"{__version__}, which reads version {VERSION}. Upgrade with 'pip install --upgrade outrider'."
             )
+        try:
+            check_seal(header)  # files of earlier versions have no checksum
+        except ValueError as error:
+            remedy = "Load a copy of it, or if you have changed it yourself, take out its 'checksum'."
+            raise OptionError(f"{shown(path)} is damaged: {why(error)}. {remedy}") from error
         file = msgspec.json.decode(raw, type=_File)
     _check_model(path, file.model, _Model.of(bundle), same_model=same_model)
     if fault := _fault_of(file.opening):

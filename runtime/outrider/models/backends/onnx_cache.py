@@ -15,7 +15,15 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from outrider.errors import DeviceError
-from outrider.models.kv import Buffer, BufferPool, Opening, PrefixCounts, SlotTokens, allocate_zeros
+from outrider.models.kv import (
+    Buffer,
+    BufferPool,
+    Opening,
+    PrefixCounts,
+    SlotTokens,
+    allocate_zeros,
+    check_contents,
+)
 from outrider.types import NO_PROMPT, CacheUse, Prompt, prompt_keys
 
 
@@ -191,6 +199,9 @@ class BufferCache:
 
     def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
         """As `Prefixes` says."""
+        check_contents(contents, len(keys), self.block_size, int(self.bytes_per_token))
+        if room < len(keys):
+            raise ValueError(f"a text of {len(keys):,} tokens is to begin a sequence of {room:,}")
         slot = self.open(room, Prompt(keys, scope, counted=False))
         if slot is None:
             return

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.paged_tensors import DeviceTensor, HostTensor, bytes_of
-from outrider.models.kv import BlockPool, BlockTable, PrefixCounts, SlotTokens
+from outrider.models.kv import BlockPool, BlockTable, PrefixCounts, SlotTokens, check_contents
 from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows
@@ -141,6 +141,8 @@ class PagedCache:
 
     def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:  # noqa: ARG002
         """As `Prefixes` says. Not during a call."""
+        size = sum(bytes_of(port, 1) for port in self._ports.values())
+        check_contents(contents, len(keys), self.block_size, size)
         slot = self.open(len(keys), dataclasses.replace(NO_PROMPT, token_ids=keys, scope=scope, counted=False))
         if slot is None:
             return
@@ -151,7 +153,6 @@ class PagedCache:
                 return
             for begin, content in contents:
                 at = begin // self.block_size
-                size = sum(bytes_of(port, 1) for port in self._ports.values())
                 numbers = slot.blocks[max(at, first) : at + len(content) // size]
                 skipped, offset = max(first - at, 0), 0
                 for name, port in self._ports.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -23,14 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import one_line
-from outrider.system.files import FAULTS, write_whole
+from outrider.system.files import FAULTS, NO_ROOM, write_whole
 from outrider.types import num_common_tokens
 
 log = logging.getLogger("outrider")
 
 SUFFIX = ".kv"
 ABOUT = "about.json"  # says what a folder's files belong to
-_MAGIC = b"outrider keys and values 1\n"
+_MAGIC = b"outrider keys and values 2\n"  # with the version of the format; files of another one are deleted
+_LONGEST = 1 << 20  # bytes of a header
 _HALF_LIFE = 3 * 86_400.0  # seconds, after which a use counts half
 _EARLIER = 1e-3  # seconds for each token before it, by which a file counts as used earlier: ends go before beginnings
 _SPARE = 1_000_000_000  # bytes of the disk that are left to others
@@ -38,13 +40,20 @@ _OLD = 3_600.0  # seconds, after which a temporary file belongs to nobody
 
 
 class _Header(msgspec.Struct):
-    """The first lines of a file. token_ids: decimal numbers, as keys of images have more than 64 bits."""
+    """The second line of a file, after a checksum of the line: all that is believed of a file is under a checksum.
 
+    identity: of the folder. token_ids: decimal numbers, as keys of images have more than 64 bits. crc: of the content.
+    """
+
+    identity: str
     parent: str
-    begin: int
     token_ids: str
     num_bytes: int
     crc: int
+
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens, as the prefix cache tells them apart."""
+        return tuple(int(each) for each in self.token_ids.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Chunk:
     """Some of a text's tokens, whose keys and values are in a file.
 
     key: identifies these tokens and all before them; the file's name. parent: the key of those before. begin: how many
-    those are. token_ids: as the prefix cache tells tokens apart.
+    those are, counted along the chain; no file says it. token_ids: as the prefix cache tells tokens apart.
     """
 
     key: str
@@ -102,7 +111,8 @@ class ChunkFiles:
     used whenever they are. So texts go from their ends, and those that are used often go last. Threads may share it.
 
     Raises:
-        OSError: when the folder cannot be made.
+        OSError: when the folder cannot be made. On a full disk there is none, or none with `ABOUT`; what is written
+            later fails then.
     """
 
     def __init__(
@@ -110,16 +120,21 @@ class ChunkFiles:
     ) -> None:
         name = json.dumps(identity, sort_keys=True, default=str)
         self._root, self._max_bytes = folder, max_bytes
-        self.folder = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(self.folder / ABOUT, msgspec.json.encode(about or {}), private=True)
+        self._identity = hashlib.sha256(name.encode()).hexdigest()
+        self.folder = folder / self._identity[:16]
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.folder / ABOUT, msgspec.json.encode(about or {}), private=True)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
         for path in self.folder.glob(".*"):  # left by a process that was killed
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < time.time() - _OLD:
                     path.unlink()
         self._mutex = threading.RLock()  # of what follows
-        self._children: dict[str, dict[str, Chunk]] = {}  # by parent, then by key
-        self._known: dict[str, Chunk] = {}
+        self._children: dict[str, dict[str, tuple[int, ...]]] = {}  # tokens, by the parent and the key
+        self._parents: dict[str, str] = {}  # of each known key
         self._listed = -1  # the folder's time of modification when it was listed
         self._has_warned = False
 
@@ -133,24 +148,26 @@ class ChunkFiles:
         with self._mutex:
             self._list()
             while begin < len(token_ids):
-                rest = tuple(token_ids[begin : begin + size])
-                whole = self._known.get(Chunk.of(parent, begin, rest).key) if len(rest) == size else None
-                if whole is None:
-                    near = [(num_common_tokens(each.token_ids, rest), each) for each in self._children_of(parent)]
-                    count, chunk = max(near, key=lambda pair: pair[0], default=(0, None))
-                    return [*found, (chunk, count)] if chunk is not None and count else found
+                whole = Chunk.of(parent, begin, token_ids[begin : begin + size])
+                if len(whole.token_ids) < size or whole.key not in self._parents:
+                    children = self._children.get(parent, {})
+                    near = [(num_common_tokens(each, whole.token_ids), key) for key, each in children.items()]
+                    count, key = max(near, key=lambda pair: pair[0], default=(0, ""))
+                    return [*found, (Chunk(key, parent, begin, children[key]), count)] if count else found
                 found.append((whole, size))
                 parent, begin = whole.key, whole.end
         return found
 
     def read(self, chunk: Chunk) -> NDArray[np.uint8] | None:
-        """A chunk's content, uint8 [bytes]; None if the file is gone or damaged, which is logged once."""
+        """A chunk's content, uint8 [bytes]; None if the file is gone, damaged or another's, which is logged once."""
         path = self._path(chunk.key)
         try:
             with path.open("rb") as file:
-                header = _read_header(file)
-                content = np.empty(os.fstat(file.fileno()).st_size - file.tell(), dtype=np.uint8)
-                if len(content) != header.num_bytes or file.readinto(content.data) != header.num_bytes:
+                header = self._read_header(file, chunk.key)  # it may be another file than when it was listed
+                if os.fstat(file.fileno()).st_size - file.tell() != header.num_bytes:
+                    raise ValueError("it has another size than it was written with")
+                content = np.empty(header.num_bytes, dtype=np.uint8)
+                if file.readinto(content.data) != header.num_bytes:
                     raise ValueError("it has another size than it was written with")
             if zlib.crc32(content.data) != header.crc:
                 raise ValueError("its content is not what was written")
@@ -168,11 +185,11 @@ class ChunkFiles:
         If files that are of more use take all the room, nothing is written.
 
         Raises:
-            OSError: when it cannot be written.
+            OSError: when it cannot be written, or the disk is nearly full.
         """
         text = " ".join(map(str, chunk.token_ids))
-        header = _Header(chunk.parent, chunk.begin, text, len(content), zlib.crc32(content.data))
-        head = _MAGIC + msgspec.json.encode(header) + b"\n"
+        header = _Header(self._identity, chunk.parent, text, len(content), zlib.crc32(content.data))
+        head = _MAGIC + _line(msgspec.json.encode(header))
         now = time.time()
         if not self._make_room(len(head) + len(content), now - _EARLIER * chunk.begin):
             return
@@ -181,10 +198,10 @@ class ChunkFiles:
         with contextlib.suppress(FileNotFoundError):  # another process has deleted it at once
             os.utime(path, (now, now - _EARLIER * chunk.begin))
         with self._mutex:
-            for each in self._children_of(chunk.parent):  # beginnings of it are of no use any more
-                if each.token_ids == chunk.token_ids[: len(each.token_ids)] and each.key != chunk.key:
-                    self._delete(self._path(each.key))
-            self._add(chunk)
+            for key, each in list(self._children.get(chunk.parent, {}).items()):
+                if each == chunk.token_ids[: len(each)] and key != chunk.key:
+                    self._delete(self._path(key))  # beginnings of it are of no use any more
+            self._add(chunk.key, chunk.parent, chunk.token_ids)
 
     def use(self, chunk: Chunk) -> None:
         """Count a use of a file."""
@@ -192,9 +209,6 @@ class ChunkFiles:
         with contextlib.suppress(OSError):
             ranks = np.array([path.stat().st_mtime, now - _EARLIER * chunk.begin]) / _HALF_LIFE
             os.utime(path, (now, _HALF_LIFE * float(np.logaddexp2(*ranks))))
-
-    def _children_of(self, parent: str) -> list[Chunk]:
-        return list(self._children.get(parent, {}).values())
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
@@ -208,32 +222,38 @@ class ChunkFiles:
             names = {path.stem for path in self.folder.iterdir() if path.suffix == SUFFIX}
         except OSError:
             names, listed = set(), -1
-        for key in self._known.keys() - names:
+        for key in self._parents.keys() - names:
             self._forget(key)
-        for key in names - self._known.keys():
+        for key in names - self._parents.keys():
             path = self._path(key)
             try:
                 with path.open("rb") as file:
-                    header = _read_header(file)
-                chunk = Chunk.of(header.parent, header.begin, [int(each) for each in header.token_ids.split()])
-                if chunk.key != key:
-                    raise ValueError("its tokens are not those that it is named by")
-                self._add(chunk)
+                    header = self._read_header(file, key)
+                self._add(key, header.parent, header.tokens())
             except FileNotFoundError:
                 pass
             except FAULTS as error:
                 self._discard(path, error)
         self._listed = listed
 
-    def _add(self, chunk: Chunk) -> None:
-        self._known[chunk.key] = chunk
-        self._children.setdefault(chunk.parent, {})[chunk.key] = chunk
+    def _read_header(self, file: Any, key: str) -> _Header:
+        """Read the header of the file that is named by a key. Raises as `_read_header`, or if it is another's."""
+        header = _read_header(file)
+        if header.identity != self._identity:
+            raise ValueError("it is of another model or setting")
+        if Chunk.of(header.parent, 0, header.tokens()).key != key:
+            raise ValueError("its tokens are not those that it is named by")
+        return header
+
+    def _add(self, key: str, parent: str, token_ids: tuple[int, ...]) -> None:
+        self._parents[key] = parent
+        self._children.setdefault(parent, {})[key] = token_ids
 
     def _forget(self, key: str) -> None:
         with self._mutex:
-            chunk = self._known.pop(key, None)
-            if chunk is not None:
-                self._children[chunk.parent].pop(key, None)
+            parent = self._parents.pop(key, None)
+            if parent is not None:
+                self._children[parent].pop(key, None)
 
     def _delete(self, path: Path) -> None:
         with contextlib.suppress(OSError):  # on Windows, another process may be reading it
@@ -257,6 +277,8 @@ class ChunkFiles:
         size, free = sum(file.size for file in files), shutil.disk_usage(self.folder).free - _SPARE
         lower = sum(file.size for file in files if file.rank < rank)
         fits = num_bytes <= min(self._max_bytes - size, free) + lower
+        if num_bytes <= self._max_bytes - size + lower and not fits:
+            raise OSError(errno.ENOSPC, f"less than {_SPARE / 1e9:g} GB of the disk is free")
         while files and (size > self._max_bytes or (fits and num_bytes > min(self._max_bytes - size, free))):
             file = files.popleft()
             self._delete(file.path)
@@ -312,8 +334,17 @@ def files_in(folder: Path, name: str = "*") -> Iterator[File]:
             yield File(path, found.st_size, found.st_atime, found.st_mtime)
 
 
+def _line(text: bytes) -> bytes:
+    """A line of a file, with its checksum before it."""
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
 def _read_header(file: Any) -> _Header:
-    """Read a file's first lines; raises ValueError or MsgspecError if it is damaged."""
+    """Read a file's first lines; raises ValueError or MsgspecError if they are not what was written."""
     if file.read(len(_MAGIC)) != _MAGIC:
-        raise ValueError("it does not begin as one")
-    return msgspec.json.decode(file.readline(), type=_Header)
+        raise ValueError("it does not begin as one of this version")
+    line = file.readline(_LONGEST)
+    text = line[9:-1]
+    if line != _line(text):
+        raise ValueError("its first lines are not what was written")
+    return msgspec.json.decode(text, type=_Header)

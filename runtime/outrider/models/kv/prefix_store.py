@@ -55,7 +55,27 @@ class Prefixes(Protocol):
         """Publish a text of which `contents` were read, each from a token on, if there is room.
 
         room: tokens of the sequence that is about to begin with it.
+
+        Raises:
+            ValueError: when they do not fit together, or this cache; see `check_contents`. Nothing is written then.
         """
+
+
+def check_contents(
+    contents: Seq[tuple[int, NDArray[np.uint8]]], num_tokens: int, block_size: int, bytes_per_block: int
+) -> None:
+    """Raise ValueError if parts of a text do not follow one another in whole blocks, up to its last token."""
+    end = contents[0][0] if contents else 0
+    for begin, content in contents:
+        num_blocks, rest = divmod(content.nbytes, bytes_per_block)
+        if begin != end or begin % block_size or not 0 <= begin < num_tokens or rest or not num_blocks:
+            raise ValueError(
+                f"{content.nbytes:,} bytes from token {begin:,} on, of {num_tokens:,}, are no blocks of "
+                f"{bytes_per_block:,} bytes that follow token {end:,}"
+            )
+        end += num_blocks * block_size
+    if end < num_tokens:
+        raise ValueError(f"a text of {num_tokens:,} tokens has keys and values for {end:,} of them")
 
 
 @dataclass(eq=False)

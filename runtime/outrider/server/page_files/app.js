@@ -286,5 +286,10 @@ byId("unlock").addEventListener("submit", (event) => {
 });
 addEventListener("pagehide", save);
 
-restore();
+try {
+  restore();
+} catch (error) { // another version has kept it
+  console.error(error);
+  newChat();
+}
 started = start();
