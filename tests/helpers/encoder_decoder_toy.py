@@ -13,6 +13,7 @@ from outrider.bundle.hashes import list_files, vocabulary_sha256
 from outrider.bundle.manifest import (
     CROSS_NAME,
     SCHEMA_VERSION,
+    AudioEntry,
     DrafterEntry,
     EncoderEntry,
     Geometry,
@@ -22,30 +23,55 @@ from outrider.bundle.manifest import (
     TokenizerEntry,
     write_manifest,
 )
+from outrider.testing import ToyTokenizer, toy_tokens
 
 HEADS, SIZE, CONTEXT = 2, 16, 512
 HIDDEN = HEADS * SIZE
 VOCAB = 39  # of ToyTokenizer, whose last token ends an answer
 START = VOCAB - 2
 
+# A Whisper of windows of a second, whose special tokens follow the toy tokenizer's.
+AUDIO_START, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS, FIRST_STAMP = 39, 44, 45, 46, 47
+WINDOW = 50  # positions of 0.02 s
+AUDIO_VOCAB = FIRST_STAMP + WINDOW + 1
+AUDIO = AudioEntry(
+    16_000, 80, 400, 160, 1, NO_TIMESTAMPS, FIRST_STAMP, WINDOW, {"en": 40, "de": 41},
+    {"transcribe": 42, "translate": 43}, NO_SPEECH, PREVIOUS,
+)  # fmt: skip
+WHISPER = EncoderEntry(
+    "encoder", "audio", 1, HIDDEN, WINDOW, "2" * 64, (AUDIO_START,), (*range(AUDIO_START, NO_TIMESTAMPS),), (), AUDIO
+)
 
-def save_encoder_decoder(folder: Path, *, same_encoder: bool = True) -> Bundle:
+
+def save_whisper(folder: Path) -> Bundle:
+    """A random Whisper, and a draft model with its encoder whose decoder differs a little."""
+    return save_encoder_decoder(folder, is_whisper=True)
+
+
+def whisper_tokenizer() -> ToyTokenizer:
+    """The tokenizer of `save_whisper`, whose special tokens are text like others."""
+    return ToyTokenizer([*toy_tokens(), *(f"<{i}>".encode() for i in range(VOCAB, AUDIO_VOCAB))])
+
+
+def save_encoder_decoder(folder: Path, *, same_encoder: bool = True, is_whisper: bool = False) -> Bundle:
     """A random main model, and a draft model whose decoder differs a little. same_encoder: the draft has the main's."""
+    vocab = AUDIO_VOCAB if is_whisper else VOCAB
     roles = {"main": 0.0, "draft": 0.1}
     entries = {}
     for role, noise in roles.items():
         weights = _Weights(noise)
         own = role == "main" or not same_encoder
         encoder = "encoder" if role == "main" or same_encoder else "draft-encoder"
-        _save(decoder(weights), folder / role / "openvino_model.xml")
+        _save(decoder(weights, vocab), folder / role / "openvino_model.xml")
         _save(cross(weights), folder / role / CROSS_NAME)
         if own:
-            _save(encoder_of(weights), folder / encoder / "openvino_model.xml")
+            _save(listener_of(weights) if is_whisper else encoder_of(weights), folder / encoder / "openvino_model.xml")
         entry = EncoderEntry(encoder, "text", 1, HIDDEN, 64, ("0" if encoder == "encoder" else "1") * 64, (START,))
-        geometry = Geometry("toy", 1, HEADS, HEADS, SIZE, HIDDEN, CONTEXT, VOCAB)
-        sha256 = vocabulary_sha256(map(str, range(VOCAB)))
+        entry = WHISPER if is_whisper else entry
+        geometry = Geometry("toy", 1, HEADS, HEADS, SIZE, HIDDEN, CONTEXT, vocab)
+        sha256 = vocabulary_sha256(map(str, range(vocab)))
         entries[role] = ModelEntry(
-            role, "openvino", "fp32", geometry, VOCAB, sha256, Source("toy", "folder"), encoder=entry
+            role, "openvino", "fp32", geometry, vocab, sha256, Source("toy", "folder"), encoder=entry
         )
     manifest = Manifest(
         SCHEMA_VERSION,
@@ -73,7 +99,7 @@ class _Weights:
         return ops.constant((values + self._noise * other).astype(np.float32))
 
 
-def decoder(weights: _Weights) -> ov.Model:
+def decoder(weights: _Weights, vocab: int = VOCAB) -> ov.Model:
     """One layer: self-attention, cross-attention, tanh."""
     token_ids, rows = _input("input_ids", [1, -1], np.int64), _input("rows", [-1], np.int64)
     pad = _input("pad", [-1, HEADS, SIZE])
@@ -81,7 +107,7 @@ def decoder(weights: _Weights) -> ov.Model:
     crosses = {kind: _input(f"cross.0.{kind}", [1, HEADS, -1, SIZE]) for kind in ("key", "value")}
     length, count = _length(pasts["key"], 0), _length(token_ids, 1)
     positions = ops.range(length, ops.add(length, count), ops.constant(np.int64(1)), "i64")
-    states = ops.add(_rows(weights("embedding", VOCAB, HIDDEN), token_ids), _rows(_positions(), positions))
+    states = ops.add(_rows(weights("embedding", vocab, HIDDEN), token_ids), _rows(_positions(), positions))
     new = {kind: _heads(ops.matmul(states, weights(kind, HIDDEN, HIDDEN), False, False)) for kind in pasts}
     joined = {kind: ops.concat([_heads_first(past), new[kind], _heads_first(pad)], 2) for kind, past in pasts.items()}
     keys = ops.range(ops.constant(np.int64(0)), _length(joined["key"], 2), ops.constant(np.int64(1)), "i64")
@@ -95,7 +121,7 @@ def decoder(weights: _Weights) -> ov.Model:
     other = ops.scaled_dot_product_attention(query, crosses["key"], crosses["value"])
     states = ops.tanh(ops.add(states, _merged(other)))
     chosen = ops.gather(states, rows, ops.constant(np.int64(1)))
-    logits = ops.matmul(chosen, weights("output", HIDDEN, VOCAB), False, False)
+    logits = ops.matmul(chosen, weights("output", HIDDEN, vocab), False, False)
     outputs = {"logits": logits}
     for kind, values in new.items():
         outputs[f"new.0.{kind}"] = ops.squeeze(ops.transpose(values, _ints(2, 0, 1, 3)), _ints(1))
@@ -116,6 +142,16 @@ def encoder_of(weights: _Weights) -> ov.Model:
     """Each token beside the ones next to it would be too much for a toy: each token for itself."""
     token_ids = _input("input_ids", [1, -1], np.int64)
     return _model({"last_hidden_state": _rows(weights("source", VOCAB, HIDDEN, scale=1.0), token_ids)}, [token_ids])
+
+
+def listener_of(weights: _Weights) -> ov.Model:
+    """The features of every other frame."""
+    features = _input("input_features", [1, AUDIO.num_mel_bins, 2 * WINDOW])
+    states = ops.strided_slice(
+        ops.transpose(features, _ints(0, 2, 1)), _ints(0, 0, 0), _ints(0, 0, 0), _ints(1, 2, 1), [1, 1, 1], [1, 1, 1]
+    )
+    made = ops.matmul(states, weights("features", AUDIO.num_mel_bins, HIDDEN), False, False)
+    return _model({"last_hidden_state": made}, [features])
 
 
 def _positions() -> ov.Node:

@@ -1,6 +1,4 @@
-"""What encoder-decoder models need and no model is needed for: features, files, rules, prompts."""
-
-from pathlib import Path
+"""What encoder-decoder models need and no model is needed for: rules and prompts."""
 
 import msgspec
 import numpy as np
@@ -8,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_decoders import write_wav
 from outrider.bundle.manifest import AudioEntry, EncoderEntry
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
-from outrider.inputs.audio import log_mel, mel_filters, read_samples
 from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.testing import ToyTokenizer
 from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Timestamps
@@ -22,61 +18,6 @@ TEXT = EncoderEntry("encoder", "text", 2, 8, 6, "0" * 64, (0,), suppress_token_i
 AUDIO = msgspec.structs.replace(
     TEXT, kind="audio", audio=AudioEntry(16_000, 80, 400, 160, 30, 9, 10, 3, {"en": 5, "de": 6}, {"transcribe": 7})
 )
-
-
-def test_mel_filters_cover_every_frequency_once() -> None:
-    filters = mel_filters(80, 16_000, 400)
-    assert filters.shape == (80, 201)
-    assert (filters >= 0).all()
-    assert (filters.sum(axis=1) > 0).all()
-    middles = filters.argmax(axis=1)
-    assert (np.diff(middles) >= 0).all()
-    # A triangle of area one, summed at every 40 Hz. The lowest are narrower than that.
-    assert np.allclose(filters[20:].sum(axis=1) * 40, 1, rtol=0.1)
-
-
-def test_a_tone_is_in_the_bins_of_its_frequency() -> None:
-    at = np.arange(16_000) / 16_000
-    low, high = (log_mel(np.sin(2 * np.pi * hertz * at).astype(np.float32)) for hertz in (300, 3000))
-    assert low.shape == (80, 100)
-    assert low[:, 50].argmax() < high[:, 50].argmax()
-
-
-def test_features_of_blocks_are_those_of_the_whole() -> None:
-    """Audio of more than 30 s is transformed in blocks; what lies before does not change a frame."""
-    samples = np.random.default_rng(0).uniform(-1, 1, 16_000 * 65).astype(np.float32)
-    whole, end = log_mel(samples), log_mel(samples[16_000 * 40 :])
-    assert np.allclose(whole[:, 4010:6400], end[:, 10:2400], atol=1e-5)
-
-
-def test_silence_and_single_samples_have_features() -> None:
-    assert np.isfinite(log_mel(np.zeros(16_000, dtype=np.float32))).all()
-    assert log_mel(np.zeros(1, dtype=np.float32), padding=480_000).shape == (80, 3000)
-
-
-@given(st.lists(st.integers(-(1 << 15), (1 << 15) - 1), min_size=1, max_size=50), st.integers(1, 2))
-def test_wav_files_of_16_bits(tmp_path_factory: pytest.TempPathFactory, values: list[int], channels: int) -> None:
-    path = tmp_path_factory.mktemp("wav") / "a.wav"
-    write_wav(path, np.repeat(np.array(values, dtype="<i2"), channels).tobytes(), channels=channels)
-    assert np.array_equal(read_samples(path, 16_000), np.array(values, dtype=np.float32) / 32_768)
-
-
-@pytest.mark.parametrize(
-    ("width", "low"), [(1, b"\x00"), (2, b"\x00\x80"), (3, b"\x00\x00\x80"), (4, b"\x00\x00\x00\x80")]
-)
-def test_wav_files_of_every_width(tmp_path: Path, width: int, low: bytes) -> None:
-    write_wav(tmp_path / "a.wav", low * 3, width)
-    assert read_samples(str(tmp_path / "a.wav"), 16_000).tolist() == [-1.0, -1.0, -1.0]
-
-
-def test_wrong_audio_gets_one_line(tmp_path: Path) -> None:
-    write_wav(tmp_path / "a.wav", b"\0" * 8, rate=48_000)
-    (tmp_path / "b.wav").write_bytes(b"RIFF nonsense")
-    write_wav(tmp_path / "c.wav", b"")
-    for name, message in (("a", "48,000.*16,000.*ffmpeg"), ("b", "no WAV file"), ("c", "empty"), ("d", "d.wav")):
-        with pytest.raises(RequestError, match=message) as error:
-            read_samples(tmp_path / f"{name}.wav", 16_000)
-        assert "\n" not in str(error.value)
 
 
 def allowed(processor: BannedAtFirst | OnlyTokens | Timestamps, prefix: list[int], size: int = 20) -> set[int]:

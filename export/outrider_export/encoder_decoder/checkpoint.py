@@ -138,6 +138,7 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
             "no_timestamps_token_id to generation_config.json."
         )
     is_multilingual = generation.get("is_multilingual", bool(languages))
+    previous = generation.get("prev_sot_token_id")
     return AudioEntry(
         sampling_rate=config["sampling_rate"],
         num_mel_bins=bins,
@@ -149,7 +150,14 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
         max_initial_timestamp=int(generation.get("max_initial_timestamp_index") or 50),
         languages={name.strip("<|>"): token_id for name, token_id in languages.items()} if is_multilingual else {},
         tasks=tasks if is_multilingual else {},
+        no_speech_token_id=_find(vocabulary, "<|nospeech|>", "<|nocaptions|>"),
+        previous_token_id=previous if isinstance(previous, int) else _find(vocabulary, "<|startofprev|>"),
     )
+
+
+def _find(vocabulary: Vocabulary, *names: str) -> int | None:
+    """The id of a token that has one of these names."""
+    return next((token_id for name in names if (token_id := vocabulary.find(name)) is not None), None)
 
 
 def _bad_words(folder: Path, generation: dict[str, Any]) -> list[int]:

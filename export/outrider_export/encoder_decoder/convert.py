@@ -34,7 +34,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = _load_model(job)
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     progress.phase("convert")
-    _to_ir(model, scratch / "ir", job)
+    _to_ir(model, scratch / "ir", job["kind"])
     del model
     core = new_core()
     first, later, encoder = (
@@ -60,15 +60,14 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _load_model(job: dict[str, Any]) -> Any:
-    """The torch model, in the precision in which it is converted."""
+    """The torch model, in float32."""
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
     loader = AutoModelForSpeechSeq2Seq if job["kind"] == "whisper" else AutoModelForSeq2SeqLM
-    dtype = torch.float16 if job["weights"] == "fp16" else torch.float32
     model = loader.from_pretrained(
         job["model"],
-        dtype=dtype,
+        dtype=torch.float32,  # tracing fails on half precision, and fp16 is written by `_save`
         local_files_only=True,
         use_safetensors=True,
         trust_remote_code=job["trust_remote_code"],
@@ -80,18 +79,18 @@ def _load_model(job: dict[str, Any]) -> Any:
     return model
 
 
-def _to_ir(model: Any, folder: Path, job: dict[str, Any]) -> None:
+def _to_ir(model: Any, folder: Path, kind: str) -> None:
     from optimum.exporters.openvino import export_from_model
     from optimum.intel.openvino import OVConfig
 
-    task = TASKS[job["kind"]]
-    if job["kind"] == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
-        lift("marian", task)
+    task = TASKS[kind]
+    if kind == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
+        lift(kind, task)
     export_from_model(
         model,
         folder,
         task=task,
-        ov_config=OVConfig(dtype="fp16" if job["weights"] == "fp16" else "fp32"),
+        ov_config=OVConfig(dtype="fp32"),
         stateful=False,
     )
 
@@ -101,7 +100,8 @@ def _save(model: Any, path: Path, weights: str) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     if weights in ("int8", "int4"):
-        compress(model, path, weights)
+        # A part of a graph shares nodes with the rest of it, which NNCF would follow. A copy has none but its own.
+        compress(model.clone(), path, weights)
     else:
         openvino.save_model(model, path, compress_to_fp16=weights == "fp16")
 

@@ -79,6 +79,8 @@ class AudioEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_initial_timestamp: NonNegative  # how many tokens later the first timestamp may be at most
     languages: dict[str, NonNegative] = {}  # the token of each language; none for a model of one language
     tasks: dict[str, NonNegative] = {}  # the tokens of "transcribe" and "translate"
+    no_speech_token_id: NonNegative | None = None  # is likely behind the start token where nothing is spoken
+    previous_token_id: NonNegative | None = None  # begins the text before this, which is read before the start token
 
 
 class EncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

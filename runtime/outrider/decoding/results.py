@@ -93,19 +93,29 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a transcription. begin, end: seconds from the beginning of the audio."""
+    """A part of a transcription. begin, end: seconds from the beginning of the audio.
+
+    The rest is that of its window, by OpenAI's names. temperature: at which it was decoded. avg_logprob: of its tokens,
+    at temperature 1. compression_ratio: of its text by zlib. no_speech_prob: None where its text was likely, and nobody
+    asked.
+    """
 
     begin: float
     end: float
     text: str
+    temperature: float = 0.0
+    avg_logprob: float | None = None
+    compression_ratio: float | None = None
+    no_speech_prob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transcription:
     """The text of audio.
 
-    language: that was given or found; None for a model of one language. segments: by the model's timestamps, or one for
-    each window without them. windows: the answer for each window, with its tokens and counts.
+    language: that was given or found; None for a model of one language. segments: by the model's timestamps if they
+    were asked for, otherwise one for each window. windows: the answer for each window, with its tokens and counts; a
+    window begins where the last complete segment ended, so what follows that in its text is in the next one's.
     """
 
     text: str

@@ -24,6 +24,7 @@ from outrider.engine.chat import Chat
 from outrider.engine.compiled import CompiledBundle
 from outrider.engine.preparation import AnyPrompt, Uncompiled
 from outrider.engine.transcription import Transcriber
+from outrider.engine.transcription_options import TranscriptionOptions
 from outrider.errors import OptionError
 from outrider.inputs.vision import has_images
 from outrider.system.progress import listener
@@ -109,28 +110,59 @@ class Engine(CompiledBundle):
         language: str | None = None,
         task: str | None = None,
         timestamps: bool = False,
+        without_timestamps: bool = False,
+        temperature: float | Seq[float] | None = None,
+        compression_ratio_threshold: float | None = 2.4,
+        logprob_threshold: float | None = -1.0,
+        no_speech_threshold: float | None = 0.6,
+        condition_on_previous_text: bool = False,
         sampling_rate: int | None = None,
         **options: Any,
     ) -> Transcription:
         """The text of audio, by a Whisper model. Longer audio than 30 s is read in windows, one after the other.
 
-            engine.transcribe("talk.wav", language="en", timestamps=True).segments
+            engine.transcribe("talk.mp3", language="en", timestamps=True).segments
 
-        audio: float32 [n] from −1 to 1, at the model's rate of 16 kHz; or the path of a .wav file. language: such as
-        "en"; None: found in the first window. task: "transcribe" or "translate" (to English). sampling_rate: of an
-        array, to be checked. options: as of `generate`, for each window.
+        audio: float32 [n] from −1 to 1, or the path of a file. sampling_rate: of an array; None: the model's 16 kHz.
+        language: such as "en"; None: found in the first window. task: "transcribe" or "translate" (to English).
+        timestamps: a segment for each that the model sees; the text is the same. without_timestamps: the model writes
+        none, and windows have a fixed length. options: as of `generate`, for each window.
+
+        temperature: one, or those at which a window is tried in turn while its text repeats itself (its zlib ratio is
+        above `compression_ratio_threshold`) or is unlikely (a token's mean log-probability is below
+        `logprob_threshold`); None: 0.0, 0.2, … 1.0. A window is left out if its text is unlikely and the model finds
+        with more than `no_speech_threshold` that nobody speaks. condition_on_previous_text: the model reads the text of
+        earlier windows, too. None turns a threshold off. They are OpenAI's, with OpenAI's defaults but for the last.
 
         Raises as `generate`; also OptionError for another kind of model, and RequestError for audio that is empty,
-        damaged, or has another rate.
+        damaged, or needs a package that is not installed.
         """
-        encoder = self.bundle.manifest.main.encoder
+        model = self.bundle.manifest.main
+        encoder = model.encoder
         if encoder is None or encoder.audio is None:
             raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
-        eos_token_ids = self.bundle.manifest.tokenizer.eos_token_ids
-        transcriber = Transcriber(encoder, encoder.audio, self.generate, self.tokenizer.decode, eos_token_ids)
-        return transcriber.run(
-            audio, language=language, task=task, timestamps=timestamps, sampling_rate=sampling_rate, **options
+        wanted = TranscriptionOptions(
+            language=language,
+            task=task,
+            timestamps=timestamps,
+            without_timestamps=without_timestamps,
+            temperature=temperature,
+            compression_ratio_threshold=compression_ratio_threshold,
+            logprob_threshold=logprob_threshold,
+            no_speech_threshold=no_speech_threshold,
+            condition_on_previous_text=condition_on_previous_text,
         )
+        transcriber = Transcriber(
+            encoder,
+            encoder.audio,
+            model.geometry.context_length,
+            self.config.generation,
+            self.generate,
+            self._score,
+            self.tokenizer.decode,
+            self.bundle.manifest.tokenizer.eos_token_ids,
+        )
+        return transcriber.run(audio, wanted, sampling_rate=sampling_rate, **options)
 
     def stream(
         self,
@@ -233,9 +265,13 @@ class Engine(CompiledBundle):
         `generate`, and RequestError for no answer.
         """
         token_ids = self.tokenizer.encode(answer) if isinstance(answer, str) else scoring.as_token_ids(answer)
-        request = self.prepare(
-            prompt, scoring.options(token_ids, self._main.vocab_size), chat_template=chat_template, at_once=True
-        )
+        config = scoring.options(token_ids, self._main.vocab_size)
+        return self._score(prompt, token_ids, config, chat_template=chat_template)
+
+    def _score(
+        self, prompt: AnyPrompt, token_ids: Seq[int], config: GenerationConfig, *, chat_template: bool = True
+    ) -> list[float]:
+        request = self.prepare(prompt, config, chat_template=chat_template, at_once=True)
         return scoring.score(self._queue, request, token_ids)
 
     def chat(
