@@ -117,7 +117,7 @@ def test_manifest_describes_the_pair(exact: tuple[Bundle, Any], tied: Path) -> N
 def test_progress_tells_the_phases(exact: tuple[Bundle, Any]) -> None:
     bundle, progress = exact
     assert progress.phases == [
-        *(f"{name} main" for name in ("convert", "write", "tokenizer")),
+        *(f"{name} main" for name in ("tokenizer", "convert", "write")),
         *(f"{name} draft" for name in ("convert", "write")),
         "hash",
     ]

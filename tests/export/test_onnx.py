@@ -157,7 +157,7 @@ def test_manifest_describes_the_pair(pair: tuple[Bundle, Any]) -> None:
     read_bundle(bundle.folder).check_hashes()
     assert [path.name for path in bundle.folder.parent.iterdir()] == ["pair"]
     assert progress.phases == [
-        *(f"{phase} main" for phase in ("convert", "write", "tokenizer")),
+        *(f"{phase} main" for phase in ("tokenizer", "convert", "write")),
         *(f"{phase} draft" for phase in ("convert", "write")),
         "hash",
     ]
