@@ -62,10 +62,10 @@ def export_bundle(
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
 
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
-    "int8"; draft_weights: by default "int4"; "keep" leaves a GGUF file's weights unconverted. draft_vocab: the number
-    of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
-    `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the main model; see
-    `outrider_export.adapters`.
+    "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
+    file's weights unconverted. draft_vocab: the number of tokens that the draft model proposes, or "all".
+    draft_vocab_corpus: a file of typical text to choose them by. See `outrider_export.diet`. adapter: the folder of a
+    LoRA adapter, which is merged into the main model; see `outrider_export.adapters`.
 
     Raises:
         OptionError: for an invalid option.

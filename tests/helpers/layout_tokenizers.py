@@ -240,7 +240,7 @@ def _whisper() -> dict[str, Any]:
     model = content["model"]
     model["merges"] = [merge for merge in model["merges"] if merge.replace(" ", "") not in ("Ġfox", "er", "日")]
     content["normalizer"] = None
-    return content
+    return content | {"model": {"type": "BPE", **model}}
 
 
 _CHAT = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -34,8 +34,10 @@ class Layout:
     family: of `layout_tokenizers.FAMILIES`. bos, eos, pad, unk: special tokens; "" for none. form: how
     tokenizer_config.json gives them: "texts", "objects" (`AddedToken`), or "none". decoder: whether it lists
     `added_tokens_decoder`. template: "", "text", "list" (named ones), "file" (chat_template.jinja), or "both".
-    files: "json" (tokenizer.json), "vocab" (vocab.json and merges.txt), or "model" (tokenizer.model). eos_ids: in
-    generation_config.json, and in config.json if listed; "absent" without that file. dtype: of the weights, and its key.
+    files: "json" (tokenizer.json), "vocab" (vocab.json and merges.txt), or "model" (tokenizer.model). generation:
+    generation_config.json is "absent", or it and config.json have "one" eos id or a "list" with more_eos. dtype: of the
+    weights.
+    tied_head: whether the weights have an output matrix though it is tied; inv_freq: buffers of rotary embeddings.
     refused: what an export without PyTorch says.
     """
 
@@ -53,12 +55,12 @@ class Layout:
     map: bool = True
     template: str = ""
     files: str = "json"
-    generation: str = "one"  # "absent", "one" eos id, or a "list", which config.json then has, too
+    generation: str = "one"
     more_eos: tuple[str, ...] = ()
     dtype: str = "bfloat16"
     shards: int = 1
-    tied_head: bool = False  # whether the file has an output matrix though it is tied
-    inv_freq: bool = False  # whether the file has the buffers of rotary embeddings
+    tied_head: bool = False
+    inv_freq: bool = False
     refused: str = ""
 
 
@@ -153,17 +155,18 @@ def _layouts() -> list[Layout]:
         make("phi-3-mini-4k-instruct", 2024, "llama2-rstrip", "phi3", {"auto_map": _CODE}, bos="<s>", eos="</s>",
              pad="</s>", unk="<unk>", template="text", generation="list", more_eos=("<|user|>",), shards=2),
         make("phi-3.5-mini-instruct", 2024, "llama2-rstrip", "phi3",
-             {"rope_scaling": _LONG, "original_max_position_embeddings": 256}, **_BOS_EOS, template="text"),
+             {"rope_scaling": _LONG, "original_max_position_embeddings": 256}, **_BOS_EOS, pad="</s>",
+             template="text"),
         make("phi-4-mini-instruct", 2025, "cl100k", "phi3",
              {"rope_scaling": _LONG | {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
               "original_max_position_embeddings": 256, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
-              "sliding_window": 262144}, **_GPT2, template="text"),
+              "sliding_window": 262144}, **_GPT2, pad="<|endoftext|>", template="text"),
         make("gemma-2b-it", 2024, "gemma", "gemma", **_BOS_EOS, template="text", shards=2),
         make("gemma-2-2b-it", 2024, "gemma", "gemma2", **_BOS_EOS, template="text", shards=2),
         make("gemma-3-1b-it", 2025, "gemma", "gemma3", **_BOS_EOS, form="texts", template="text",
              generation="list", more_eos=("<|user|>",)),
         make("gemma-3-270m-unsloth", 2025, "gemma", "gemma3-later", **_BOS_EOS, template="both"),
-        make("smollm3-3b", 2025, "llama3", "smollm3", **_LLAMA3 | {"template": "file"}),
+        make("smollm3-3b", 2025, "llama3", "smollm3", **_LLAMA3 | {"template": "file"}, pad="<|end_of_text|>"),
         make("olmo-1b-hf", 2024, "neox", "olmo", eos="<|endoftext|>", pad="<|padding|>", dtype="float32"),
         make("olmo-2-0425-1b", 2025, "cl100k", "olmo2", **_GPT2, form="objects"),
         make("granite-3.1-2b-instruct", 2024, "starcoder", "granite", **_GPT2, pad="<|endoftext|>", template="text"),
@@ -250,7 +253,7 @@ def _write_tokenizer(layout: Layout, folder: Path) -> None:
             str(token["id"]): {key: value for key, value in token.items() if key != "id"}
             for token in content["added_tokens"]
         }
-    other = TEMPLATE.replace("[", "(")
+    other = TEMPLATE.replace("assistant", "stale")
     if layout.template in ("text", "both"):
         config["chat_template"] = TEMPLATE if layout.template == "text" else other
     elif layout.template == "list":
