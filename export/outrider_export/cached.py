@@ -21,7 +21,7 @@ from outrider.system.progress import report
 from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.find_draft import AUTO, find_draft
-from outrider_export.plan import DEFAULT_WEIGHTS
+from outrider_export.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import Located, default_name, fetch, locate
 
@@ -44,7 +44,7 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
     key = {
         "version": __version__,
         "main": [sources[0].content, DEFAULT_WEIGHTS["main"]],
-        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"]] if draft is not None else None,
+        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if draft is not None else None,
     }
 
     def make(output: Path) -> Bundle:

@@ -4,8 +4,7 @@ For models that `outrider_export.direct` does not convert.
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
 openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`; `adapter`, the folder of a LoRA
-adapter that is merged into it, if any; and, for the model that brings the tokenizer, `tokenizer`: the folder with
-tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer.
+adapter that is merged into it, if any.
 
 int8 is 8 bits, asymmetric, one scale per output channel, as optimum-intel's int8. int4 is 4 bits, asymmetric,
 groups of 64, with embedding and output matrix in int8: the smallest groups that openvino's kernels run at full speed.
@@ -28,7 +27,6 @@ from outrider_export.comparison import Comparison
 from outrider_export.gguf_file import aligned, is_array, read_header
 from outrider_export.keep import move_model
 from outrider_export.progress import Progress
-from outrider_export.tokenizer_job import add_tokenizer
 
 INT4_GROUP_SIZE = 64
 _TASK = "text-generation-with-past"
@@ -67,9 +65,6 @@ def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[
         shutil.rmtree(scratch / "ir", ignore_errors=True)
     else:
         move_model(scratch / "ir", output)
-    if "tokenizer" in job:
-        progress.phase("tokenizer")
-        add_tokenizer(job)
     return {"tied_embeddings": tied, "layers": layers}
 
 

@@ -26,9 +26,10 @@ from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import Pairing
 from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.progress import Progress
-from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
+from outrider_export.sources import CHAT_TEMPLATES, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import NoRoom, Target
+from outrider_export.tokenizer_files import copy_files
 
 _FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk
 _PACKAGES = {
@@ -50,7 +51,7 @@ def convert_model(
 ) -> ModelEntry:
     """Convert one model into the bundle's folder for it, and cut its output matrix to a diet.
 
-    tokenizer: the folder for its own tokenizer, if it has one. adapter: the folder of one to merge into it.
+    tokenizer: the folder of its own tokenizer, if it has one. adapter: the folder of one to merge into it.
 
     Raises:
         ExportError: when it cannot be converted. A full disk is named: the libraries' message is "iostream error".
@@ -58,7 +59,7 @@ def convert_model(
     try:
         hashes = [] if plan.header is None else [partial(sha256_of, plan.path)]
         with start(hashes) as hashed:  # a conversion does not keep all processors busy
-            entry = _convert(plan, tokenizer, target, trust_remote_code, progress, adapter)
+            entry = _convert(plan, target, trust_remote_code, progress, adapter)
         digest = hashed[0].result() if hashed else None
         entry = msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
         return _cut(entry, diet, tokenizer, target, progress) if diet else entry
@@ -73,23 +74,12 @@ def convert_model(
 
 
 def _convert(
-    plan: Plan,
-    tokenizer: str | None,
-    target: Target,
-    trust_remote_code: bool,
-    progress: Progress,
-    adapter: Path | None = None,
+    plan: Plan, target: Target, trust_remote_code: bool, progress: Progress, adapter: Path | None = None
 ) -> ModelEntry:
-    """Convert one model into the bundle's folder for it, and its tokenizer into the folder `tokenizer`, if any.
-
-    adapter: the folder of one to merge into it.
-    """
+    """Convert one model into the bundle's folder for it. adapter: the folder of one to merge into it."""
     folder, geometry = target.new / plan.role, plan.geometry
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
-    if tokenizer:
-        copy_tokenizer(plan, target.new / tokenizer)
-        job["tokenizer"] = str(target.new / tokenizer)
     if plan.weights == "keep":
         recipe = {"route": "keep"}
         run_child("outrider_export.keep", job | {"gguf": str(plan.path.resolve())}, what, progress)
@@ -160,10 +150,23 @@ def copy_tokenizer(plan: Plan, folder: Path) -> None:
     if is_marian(plan.path):
         write_marian_tokenizer(plan.path, folder)
         return
-    folder.mkdir()
-    for name in TOKENIZER_FILES:
-        if (plan.path / name).is_file():
-            shutil.copyfile(plan.path / name, folder / name)
+    copy_files(plan.path, folder)
+
+
+def convert_tokenizer(plan: Plan, folder: Path, trust_remote_code: bool, progress: Progress) -> None:
+    """Copy a model's tokenizer to a new folder and convert it there.
+
+    Raises:
+        ExportError: if OpenVINO's form of it would give other tokens or texts. A model that transcribes only writes.
+    """
+    copy_tokenizer(plan, folder)
+    job = {
+        "model": str(folder if is_marian(plan.path) else plan.path.resolve()),
+        "tokenizer": str(folder),
+        "trust_remote_code": trust_remote_code,
+        "decodes_only": plan.encoder is not None and plan.encoder.kind == "audio",
+    }
+    run_child("outrider_export.tokenizer_job", job, f"The tokenizer of {plan.source.id} cannot be converted", progress)
 
 
 def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:

@@ -20,7 +20,7 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.system.files import usable
 from outrider_export.adapters.peft_format import read_adapter
-from outrider_export.convert_model import convert_model, describe_drafter, describe_tokenizer
+from outrider_export.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
@@ -62,10 +62,10 @@ def export_bundle(
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
 
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
-    "int8"; draft_weights: by default "int4"; "keep" leaves a GGUF file's weights unconverted. draft_vocab: the number
-    of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
-    `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the main model; see
-    `outrider_export.adapters`.
+    "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
+    file's weights unconverted. draft_vocab: the number of tokens that the draft model proposes, or "all".
+    draft_vocab_corpus: a file of typical text to choose them by. See `outrider_export.diet`. adapter: the folder of a
+    LoRA adapter, which is merged into the main model; see `outrider_export.adapters`.
 
     Raises:
         OptionError: for an invalid option.
@@ -121,6 +121,9 @@ def export_bundle(
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             encoders = [encoder_decoder.place_encoder(plan, plans[0], progress) for plan in plans]
             plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
+            for plan, folder in zip(plans, folders, strict=True):
+                if folder is not None:  # before the weights, which take minutes
+                    convert_tokenizer(plan, target.new / folder, trust_remote_code, ForModel(progress, plan.role))
             entries = [
                 convert_model(
                     plan,

@@ -17,12 +17,13 @@ from outrider_export.sources import configuring
 
 # Names of the same numbers in config.json, the commonest first.
 _NAMES = {
-    "num_layers": ("num_hidden_layers", "n_layer"),
-    "num_heads": ("num_attention_heads", "n_head"),
-    "hidden_size": ("hidden_size", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "num_heads"),
+    "hidden_size": ("hidden_size", "n_embd", "n_embed"),
     "context_length": ("max_position_embeddings", "n_positions"),
 }
-_UNLIMITED = {"bloom": 2048}  # its distances between tokens have no limit; what it was trained with
+# Where config.json has no length: what they were trained with.
+_TRAINED_LENGTHS = {"bloom": 2048, "falcon": 2048}
 
 
 def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
@@ -39,7 +40,7 @@ def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
         architecture, logits_width = config["model_type"], config["vocab_size"]
     except KeyError as error:
         raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
-    found["context_length"] = found["context_length"] or _UNLIMITED.get(architecture)
+    found["context_length"] = found["context_length"] or _TRAINED_LENGTHS.get(architecture)
     if lacking := [_NAMES[ours][0] for ours, value in found.items() if value is None]:
         raise ExportError(f"{where}/config.json has no '{lacking[0]}', so its model's shape is not known.")
     heads = found["num_heads"]

@@ -2,9 +2,7 @@
 
 Rounding errors of the reader are corrected afterwards: see `gguf_minima`.
 
-Job: `gguf`, the file; `output`, the folder for openvino_model; `scratch`, a folder for anything else; and, for the
-model that brings the tokenizer, `tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and
-openvino_detokenizer.
+Job: `gguf`, the file; `output`, the folder for openvino_model; `scratch`, a folder for anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from outrider.system.core import new_core
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_minima import has_minima, restore_minima
 from outrider_export.progress import Progress
-from outrider_export.tokenizer_ir import write_tokenizer_ir
 
 
 def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -38,9 +35,6 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         _move_restored(scratch, output, header)
     else:
         move_model(scratch, output)  # but not the reader's tokenizer: see tokenizer_ir
-    if "tokenizer" in job:
-        progress.phase("tokenizer")
-        write_tokenizer_ir(Path(job["tokenizer"]))
     return {}
 
 

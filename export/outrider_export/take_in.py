@@ -21,8 +21,7 @@ import msgspec
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
-from outrider_export.child import run_child
-from outrider_export.convert_model import copy_tokenizer
+from outrider_export.convert_model import convert_tokenizer
 from outrider_export.export import finish
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_genai
 from outrider_export.onnx_check import check_graph, check_onnx
@@ -204,10 +203,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
     progress.advance(model.file.stat().st_size)
     windows = check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:
-        copy_tokenizer(plan, bundle / tokenizer)
-        job = {"model": str(plan.path.resolve()), "tokenizer": str(bundle / tokenizer)}
-        what = f"The tokenizer of {plan.source.id} cannot be converted"
-        run_child("outrider_export.tokenizer_job", job, what, progress)
+        convert_tokenizer(plan, bundle / tokenizer, False, progress)
     file = model.file.relative_to(plan.path).as_posix()
     recipe = {"route": "import", "file": file} | {name: version(name) for name in ("onnx", "openvino-tokenizers")}
     return ModelEntry(

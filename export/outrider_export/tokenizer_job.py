@@ -1,8 +1,8 @@
-"""Child process: OpenVINO's tokenizer and detokenizer for the tokenizer of a checkpoint.
+"""Child process: OpenVINO's tokenizer and detokenizer for the tokenizer of a checkpoint, before its weights are read.
 
 Job: `model`, the checkpoint folder or GGUF file that the tokenizer comes from; `tokenizer`, the folder with its
-tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer; and, if allowed,
-`trust_remote_code`. Byte-level BPE needs neither torch nor transformers.
+tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer; and, if allowed, `trust_remote_code`;
+`decodes_only`, for a model whose prompts are no texts. BPE and Unigram need neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any
 from outrider.errors import ExportError
 from outrider_export.plan import check_extra
 from outrider_export.progress import Progress
+from outrider_export.tokenizer_files import read_tokenizer
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 
 # Contractions, spaces before digits and line ends, scripts without spaces, composed and decomposed accents, emoji of
 # several code points, code, marks: pre-tokenizers and normalisers differ in these.
 PROBES = (
     "Hello, world! It's the year 2024, isn't it? I'LL be back.",
+    "  two\u00a0blanks \u3000first",
     "a  1   22\n\n 333\t4  \r\n x   ",
     "caf\u00e9 cafe\u0301 \u212b na\u00efve \u00df \u0130 \u0131 \ufb01",
     "日本語と中文、한국어 русский عربي עברית हिन्दी",
@@ -28,38 +30,54 @@ PROBES = (
 )
 
 
+_MOST_ADDED = 16  # added tokens that are tried
+
+
 def add_tokenizer(job: dict[str, Any]) -> None:
     """Write openvino_tokenizer and openvino_detokenizer, and check them against tokenizer.json.
 
     Raises:
         ExportError: if they differ, or the kind of tokenizer needs packages that are not installed.
     """
-    folder = Path(job["tokenizer"])
-    if not write_tokenizer_ir(folder):
+    folder, decodes_only = Path(job["tokenizer"]), job.get("decodes_only", False)
+    if not write_tokenizer_ir(folder, decodes_only=decodes_only):
         check_extra("This kind of tokenizer", "openvino")
         _convert_with_transformers(Path(job["model"]), folder, job.get("trust_remote_code", False))
-    check_tokenizer_ir(folder)
+    check_tokenizer_ir(folder, decodes_only=decodes_only)
 
 
-def check_tokenizer_ir(folder: Path) -> None:
-    """Check that `folder`'s OpenVINO tokenizer gives the same tokens as its `tokenizer.json`.
+def check_tokenizer_ir(folder: Path, *, decodes_only: bool = False) -> None:
+    """Check that `folder`'s OpenVINO tokenizer gives the same tokens and texts as its `tokenizer.json`.
+
+    decodes_only: only texts have to be the same.
 
     Raises:
         ExportError: with the first text on which they differ.
     """
     import openvino_genai
-    import tokenizers
 
-    original = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    original = read_tokenizer(folder, decodes_only=decodes_only)
     converted = openvino_genai.Tokenizer(folder)
-    for text in PROBES:
+    added = [token.content for _, token in sorted(original.get_added_tokens_decoder().items())]
+    step = max(1, len(added) // _MOST_ADDED)
+    for text in (*PROBES, *(f"{token}x {token}\n{token}" for token in added[::step])):
         expected = original.encode(text, add_special_tokens=False).ids
-        found = converted.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        if found != expected:
-            raise ExportError(
-                f"OpenVINO's tokenizer turns {text!r} into {found[:12]}, where tokenizer.json says {expected[:12]}; "
-                "this kind of tokenizer is not supported yet."
+        if not decodes_only:
+            found = converted.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
+            if found != expected:
+                raise ExportError(
+                    f"OpenVINO's tokenizer turns {text!r} into {found[:12]}, where tokenizer.json says "
+                    f"{expected[:12]}; this kind of tokenizer is not supported yet."
+                )
+        for skip in (True, False):
+            ours, theirs = (
+                each.decode(expected, skip_special_tokens=skip) if expected else "" for each in (converted, original)
             )
+            if ours != theirs:
+                raise ExportError(
+                    f"OpenVINO's detokenizer turns {expected[:12]} into {ours[:80]!r}, where tokenizer.json says "
+                    f"{theirs[:80]!r}; this kind of tokenizer is not supported yet."
+                )
 
 
 def work(job: dict[str, Any], progress: Progress) -> dict[str, Any]:

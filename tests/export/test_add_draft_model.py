@@ -54,7 +54,7 @@ def test_defaults_are_those_of_an_exported_draft_model(convert: Any, tied: Path,
     bundle, _ = convert(tied, weights="fp32")
     alone = shutil.copytree(bundle.folder, tmp_path / "alone")
     (entry,) = add_drafter(alone, tied, draft_vocab=200).manifest.drafters
-    assert (entry.name, entry.model.weights, entry.num_proposed_tokens) == ("draft", "int4", 200)
+    assert (entry.name, entry.model.weights, entry.num_proposed_tokens) == ("draft", "int8", 200)
     with pytest.raises(OptionError, match="has a drafter 'draft' already"):
         add_drafter(alone, tied)
 

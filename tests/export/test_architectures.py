@@ -64,8 +64,7 @@ def tokenizer_once(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
             shutil.copytree(job["tokenizer"], tokenizer)
         shutil.copytree(tokenizer, job["tokenizer"], dirs_exist_ok=True)
 
-    for module in ("convert", "direct.convert"):
-        monkeypatch.setattr(f"outrider_export.{module}.add_tokenizer", add_once)
+    monkeypatch.setattr("outrider_export.tokenizer_job.add_tokenizer", add_once)
 
 
 @pytest.fixture

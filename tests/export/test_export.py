@@ -20,7 +20,7 @@ from outrider.bundle import Bundle, Format, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.gguf_file import read_header
-from outrider_export.plan import make_plan
+from outrider_export.plan import default_weights, make_plan
 from outrider_export.sources import locate
 from shapes import logits_of
 
@@ -117,7 +117,7 @@ def test_manifest_describes_the_pair(exact: tuple[Bundle, Any], tied: Path) -> N
 def test_progress_tells_the_phases(exact: tuple[Bundle, Any]) -> None:
     bundle, progress = exact
     assert progress.phases == [
-        *(f"{name} main" for name in ("convert", "write", "tokenizer")),
+        *(f"{name} main" for name in ("tokenizer", "convert", "write")),
         *(f"{name} draft" for name in ("convert", "write")),
         "hash",
     ]
@@ -177,11 +177,11 @@ def test_kept_weights_are_those_of_the_file(
 
 
 def test_gguf_is_dequantised(make_checkpoint: Any, make_gguf: Any, convert: Any) -> None:
-    """F32 to fp32 must be the torch model; Q5_0, which cannot be kept, goes to int4. Main untied, draft tied."""
+    """F32 to fp32 must be the torch model; Q5_0, which cannot be kept, to int4. Main untied, draft tied."""
     main = make_checkpoint("gguf-main", vocab_size=512, seed=3, tie_word_embeddings=False)
     draft = make_checkpoint("gguf-draft", vocab_size=448, seed=4)
     main_file, draft_file = make_gguf("exact", main, quantisation="F32"), make_gguf("five", draft, quantisation="Q5_0")
-    bundle, progress = convert(main_file, draft_file, weights="fp32")
+    bundle, progress = convert(main_file, draft_file, weights="fp32", draft_weights="int4")
     assert error_of(bundle, "main", main) < 1e-5
     assert error_of(bundle, "draft", draft) < 0.5
     assert progress.notes == []
@@ -205,7 +205,7 @@ def test_gguf_and_checkpoint_of_one_family_fit(make_checkpoint: Any, make_gguf: 
     ("role", "form", "weights", "expected"),
     [
         ("main", "openvino", None, "int8"),
-        ("draft", "openvino", None, "int4"),
+        ("draft", "openvino", None, "int8"),  # it is small
         ("main", "onnx", None, "int8"),
         ("main", "openvino", "keep", "keep"),
         ("draft", "openvino", "keep", "keep"),
@@ -219,11 +219,17 @@ def test_gguf_files_are_converted_unless_they_are_to_be_kept(
     assert make_plan(role, locate(path), form, weights).weights == expected
 
 
+def test_draft_models_have_4_bits_unless_they_are_small() -> None:
+    sizes = {"main": 10**9, "draft": 494_000_000, "draft ": 134_500_000}
+    found = [default_weights(role.strip(), size) for role, size in sizes.items()]
+    assert found == ["int8", "int4", "int8"]
+
+
 def test_keep_is_refused_where_it_cannot_be(make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path) -> None:
     path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
     with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --weights int8"):
         export_bundle(path, output=tmp_path / "b", weights="keep")
-    with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --draft-weights int4"):
+    with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --draft-weights int8"):
         export_bundle(path, path, output=tmp_path / "b", draft_weights="keep")
     for source in (tied, "org/never-fetched"):
         with pytest.raises(OptionError, match="^weights='keep' is for GGUF files"):

@@ -1,21 +1,23 @@
 """The certificate passes for a correct runtime, and fails for an incorrect one."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import outrider
-from outrider.bundle import Bundle
+from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.cli import run
 from outrider.config import LOSSY
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import Outcome
 from outrider_bench.prompts import Prompt
-from outrider_bench.verify import certify
+from outrider_bench.verify import certify, fitting
 from outrider_bench.verify.exact import chi_square_p_value, expected_total_variation, total_variation
 from toys import load_toy
 
@@ -54,7 +56,7 @@ def test_verify_checks_what_it_is_asked_for(model: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (["--modes", "genai-ngram:3"], "--modes takes Outrider's modes"),
-        (["--checks", "batching", "--cache-size", "0.0005"], "--context 256 needs a cache for three sequences"),
+        (["--checks", "batching", "--cache-size", "0.0005", "--context", "256"], "--context 256 needs room for three"),
         (["--modes", "drat:3"], "There is no mode 'drat:3'"),
     ],
 )
@@ -63,6 +65,27 @@ def test_what_cannot_be_verified_is_said_at_once(
 ) -> None:
     assert run(["verify", str(tiny), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("length", "longest"), [(256, 201), (64, None)])
+def test_short_contexts_get_prompts_that_fit(
+    tiny: Path, tmp_path: Path, length: int, longest: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what has no room is named, or left out where nobody asked for it."""
+    bundle = read_bundle(shutil.copytree(tiny, tmp_path / "short"))
+    geometry = replace(bundle.manifest.main.geometry, context_length=length)
+    (bundle.folder / "outrider.json").unlink()
+    write_manifest(bundle.folder, replace(bundle.manifest, main=replace(bundle.manifest.main, geometry=geometry)))
+    some = ["--modes", "ngram:3", "--per-category", "1", "--json"]
+    assert run(["verify", str(bundle.folder), "--checks", "greedy", *some]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+    with outrider.load(bundle.folder) as engine:
+        prompts = [Prompt("long", "toy", "word " * 300), Prompt("short", "toy", "a")]
+        fitted, num_cut = fitting.fit_prompts(engine, prompts, fitting.fit_answers(engine))
+        assert (num_cut, fitted[1]) == (1, prompts[1])
+        assert fitting.fit_context(engine, None) == longest
+    assert run(["verify", str(bundle.folder), "--checks", "batching", "--json"]) == (0 if longest else 2)
+    assert ("--checks batching cannot be made" in capsys.readouterr().err) is (longest is None)
 
 
 def test_options_of_a_file_do_not_get_into_the_certificate(tmp_path: Path, toy_bundle: Bundle) -> None:

@@ -2,7 +2,7 @@
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
 `output`, the folder for openvino_model or model.onnx; `adapter`, the folder of a LoRA adapter that is merged into it,
-if any; and, for the model that brings the tokenizer, `tokenizer`: see `outrider_export.tokenizer_job`.
+if any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from outrider_export.onnx_files import MODEL, import_onnx
 from outrider_export.onnx_inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
 from outrider_export.sources import read_config
-from outrider_export.tokenizer_job import add_tokenizer
 
 _ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 
@@ -47,9 +46,6 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         packed = pack(weights, job["weights"], output / "openvino_model.bin", progress.advance)
         progress.phase("write")
         save(*build(decoder, weights, packed), output / "openvino_model.xml")
-    if "tokenizer" in job:
-        progress.phase("tokenizer")
-        add_tokenizer(job)
     return {"tied_embeddings": HEAD not in matrices, "layers": describe_layers(decoder)}
 
 

@@ -18,7 +18,6 @@ from outrider_export.convert import compress, lift
 from outrider_export.encoder_decoder.checkpoint import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.progress import Progress
-from outrider_export.tokenizer_job import add_tokenizer
 
 MODEL = "openvino_model.xml"
 _SPARE_POSITIONS = 64  # behind the model's context, for the padding of calls
@@ -52,10 +51,6 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         _save(graph, path, job["weights"])
     del first, later, encoder, made
     shutil.rmtree(scratch / "ir", ignore_errors=True)
-    if "tokenizer" in job:
-        progress.phase("tokenizer")
-        # MarianMT's files are read by none of the converters: see `outrider_export.marian_tokenizer`.
-        add_tokenizer(job | {"model": job["tokenizer"]} if job["kind"] == "marian" else job)
     return {"tied_embeddings": tied}
 
 

@@ -59,7 +59,9 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 )
 @click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
 @click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8]")
-@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4]")
+@click.option(
+    "--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4, or int8 below 0.2B]"
+)
 @click.option("--draft-vocab", metavar="N|all", help="How many different tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")

@@ -58,13 +58,15 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str |
 @click.option("--min-cosine", type=FiniteRange(-1, 1), help="Fail where fidelity's median cosine is lower.")
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
-@click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True, help="Length of each answer.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(2),
+    help="Length of each answer.  [default: 48, or half of a shorter context]",
+)
 @click.option(
     "--context",
     type=click.IntRange(64),
-    default=256,
-    show_default=True,
-    help="Number of tokens that the check batching reads.",
+    help="Number of tokens that the check batching reads.  [default: 256, or what the context has room for]",
 )
 @click.option("--modes", help="Modes to compare with plain decoding, as draft:3,shuffled:8.  [default: all drafters]")
 @click.option("--adapter", metavar="NAME", help="Certify texts with this adapter of the main model.")
@@ -80,8 +82,8 @@ def verify(
     min_cosine: float | None,
     prompts: str | None,
     per_category: int | None,
-    max_new_tokens: int,
-    context: int,
+    max_new_tokens: int | None,
+    context: int | None,
     modes: str | None,
     peer: str | None,
     as_json: bool,
@@ -101,16 +103,16 @@ def verify(
     likely token of the logits, for prompts and answers, compared with the checkpoint (a hub id, a folder or a .gguf
     file) of the model; only reported, unless you give --min-cosine. The exit code is 1 if a check fails.
     """
-    from outrider.models.measure.readings import longest_certified
     from outrider_bench.prompts import read_prompts
     from outrider_bench.verify import certify
+    from outrider_bench.verify.fitting import fit_answers, fit_context, fit_prompts
 
     if modes and "genai" in modes:
         raise OptionError("--modes takes Outrider's modes. Use --peer openvino-genai to check openvino-genai.")
     if options["adapter"] and (against or draft_against or peer):
         raise OptionError("--adapter cannot be combined with --against, --draft-against or --peer. Leave it out.")
     checkpoints = {role: name for role, name in (("main", against), ("draft", draft_against)) if name}
-    checks = _choose_checks(checks, bool(checkpoints), min_cosine)
+    asked, checks = checks, _choose_checks(checks, bool(checkpoints), min_cosine)
     config = read_options(options)
     chosen = read_prompts(prompts, per_category)
     opened = open_model(bundle, draft, quiet=as_json)
@@ -120,18 +122,25 @@ def verify(
     engine = load_model(opened, config)
     made: list[Check] = []
     subjects: list[Subject] = []
+    max_new_tokens = max_new_tokens or fit_answers(engine)
+    if {"greedy", "coupled", "fidelity"} & set(checks):
+        chosen, num_cut = fit_prompts(engine, chosen, max_new_tokens)
+        if num_cut and not as_json:
+            room = f"the context of {engine.max_tokens:,} tokens has no room for them"
+            err.print(f"{num_cut} of {len(chosen)} prompts are cut, as {room} and an answer of {max_new_tokens:,}.")
     if {"greedy", "coupled"} & set(checks):
         subjects.append(certify.our_subject(engine, [name.strip() for name in modes.split(",")] if modes else []))
         subjects += [certify.genai_subject(engine)] if peer else []
     if "batching" in checks:
-        longest = longest_certified(engine.main, engine.main.max_tokens, engine.max_tokens)
-        if context > longest:
-            raise OptionError(
-                f"--context {context:,} needs a cache for three sequences, and it holds three of {max(longest, 0):,} "
-                "tokens. Lower it, or raise --cache-size."
-            )
-        with progress_line(f"Reading {context:,} tokens in several ways.", quiet=as_json):
-            made.append(certify.check_batching(certify.main_of(engine), context))
+        fitted = fit_context(engine, context)
+        if fitted is None:
+            room = f"the context of {engine.max_tokens:,} tokens, or the cache, has no room for what it reads"
+            if asked:
+                raise OptionError(f"--checks batching cannot be made: {room}. Leave it out, or raise --cache-size.")
+            made.append(certify.Check("batch invariance", None, f"left out: {room}"))
+        else:
+            with progress_line(f"Reading {fitted:,} tokens in several ways.", quiet=as_json):
+                made.append(certify.check_batching(certify.main_of(engine), fitted))
     for subject in subjects:
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "cancelled" in checks:

@@ -1,0 +1,365 @@
+"""Checkpoints in the file layouts that were published from 2019 to 2026, small and with random weights.
+
+    layout = LAYOUTS["llama-2-7b-chat"]
+    write(layout, folder)
+
+What is after the files as their publishers wrote them: the keys of config.json, tokenizer.json and its companions, how
+special tokens and templates are given, generation_config.json, shards, number types. Sizes are not.
+"""
+
+import json
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from layout_configs import CONFIGS
+from layout_tokenizers import text_of
+
+HIDDEN, WIDE, HEADS, KV_HEADS, HEAD = 64, 96, 4, 2, 16
+CONTEXT = 512
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+_SLOTS = "bos", "eos", "pad", "unk"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A published model.
+
+    family: of `layout_tokenizers.FAMILIES`. bos, eos, pad, unk: special tokens; "" for none. form: how
+    tokenizer_config.json gives them: "texts", "objects" (`AddedToken`), or "none". decoder: whether it lists
+    `added_tokens_decoder`. template: "", "text", "list" (named ones), "file" (chat_template.jinja), or "both".
+    files: "json" (tokenizer.json), "vocab" (vocab.json and merges.txt), or "model" (tokenizer.model). generation:
+    generation_config.json is "absent", or it and config.json have "one" eos id or a "list" with more_eos. dtype: of the
+    weights.
+    tied_head: whether the weights have an output matrix though it is tied; inv_freq: buffers of rotary embeddings.
+    refused: what an export without PyTorch says.
+    """
+
+    name: str
+    year: int
+    family: str
+    config: str = "llama"
+    changes: dict[str, Any] = field(default_factory=dict)
+    bos: str = ""
+    eos: str = ""
+    pad: str = ""
+    unk: str = ""
+    form: str = "texts"
+    decoder: bool = True
+    map: bool = True
+    template: str = ""
+    files: str = "json"
+    generation: str = "one"
+    more_eos: tuple[str, ...] = ()
+    dtype: str = "bfloat16"
+    shards: int = 1
+    tied_head: bool = False
+    inv_freq: bool = False
+    refused: str = ""
+
+
+_BOS_EOS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+_GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
+_QWEN = {"eos": "<|im_end|>", "pad": "<|endoftext|>", "template": "text"}
+_LLAMA3 = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "template": "text"}
+_DEEPSEEK = {"bos": "<｜begin▁of▁sentence｜>", "eos": "<｜end▁of▁sentence｜>", "pad": "<｜end▁of▁sentence｜>"}
+_LLAMA3_ROPE = {
+    "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 128,
+    "rope_type": "llama3",
+}  # fmt: skip
+_CODE = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+_LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "type": "longrope"}
+
+
+def _needs(architecture: str) -> str:
+    return f"which has the architecture '{architecture}', needs .*, which is not installed. Run: pip install"
+
+
+def _layouts() -> list[Layout]:
+    make = Layout
+    return [
+        make("gpt2", 2019, "gpt2-old", "gpt2", form="none", decoder=False, map=False, dtype="float32",
+             refused=_needs("GPT2LMHeadModel")),
+        make("distilgpt2", 2019, "gpt2-old", "gpt2", {"_num_labels": 1}, form="none", decoder=False, map=False,
+             generation="absent", dtype="float32", refused=_needs("GPT2LMHeadModel")),
+        make("gpt-neo-125m", 2021, "gpt2", "gpt_neo", **_GPT2, form="objects", dtype="float32",
+             refused="cannot be exported.*ignores the window of its local attention"),
+        make("gpt-j-6b", 2021, "codegen", "gptj", **_GPT2, form="objects", dtype="float16",
+             refused=_needs("gptj")),
+        make("bloom-560m", 2022, "bloom", "bloom", bos="<s>", eos="</s>", pad="<pad>", unk="<unk>", decoder=False,
+             generation="absent", dtype="float16", refused=_needs("bloom")),
+        make("opt-125m", 2022, "opt", "opt", bos="</s>", eos="</s>", pad="<pad>", unk="</s>", form="objects",
+             files="vocab", dtype="float16", refused=_needs("opt")),
+        make("pythia-160m", 2023, "neox-old", "gpt_neox", **_GPT2, decoder=False, generation="absent",
+             dtype="float16", refused=_needs("gpt_neox")),
+        make("falcon-7b", 2023, "falcon", "falcon", eos="<|endoftext|>", decoder=False, shards=2,
+             refused=_needs("falcon")),
+        make("stablelm-3b-4e1t", 2023, "neox", "stablelm", **_GPT2, decoder=False),
+        make("stablelm-2-1_6b", 2024, "cl100k-nfc", "stablelm", {"use_qkv_bias": True}, **_GPT2, dtype="float16"),
+        make("llama-2-7b-chat", 2023, "llama2", changes={"torch_dtype": "float16"}, **_BOS_EOS, form="objects",
+             decoder=False, template="text", dtype="float16", shards=2, inv_freq=True),
+        make("codellama-7b", 2023, "llama2", changes={"rope_theta": 1000000}, **_BOS_EOS, form="objects",
+             decoder=False, shards=2, inv_freq=True),
+        make("tinyllama-1.1b-chat", 2023, "llama2", **_BOS_EOS, pad="</s>", template="text"),
+        make("yi-6b", 2023, "yi", changes={"rope_theta": 5000000.0}, bos="<s>", eos="</s>", unk="<unk>", shards=2),
+        make("deepseek-coder-1.3b", 2023, "deepseek-coder",
+             changes={"rope_scaling": {"factor": 4.0, "type": "linear"}, "rope_theta": 100000}, **_DEEPSEEK,
+             form="objects", template="text"),
+        make("stories15m", 2023, "llama2", **_BOS_EOS, generation="absent", map=False, dtype="float32"),
+        make("llama-3.1-8b-instruct", 2024, "llama3",
+             changes={"rope_scaling": _LLAMA3_ROPE, "rope_theta": 500000.0}, **_LLAMA3, generation="list",
+             more_eos=("<|end_of_text|>",), shards=2),
+        make("llama-3.2-1b-instruct", 2024, "llama3",
+             changes={"rope_scaling": _LLAMA3_ROPE | {"factor": 32.0}, "rope_theta": 500000.0, "head_dim": HEAD,
+                      "tie_word_embeddings": True}, **_LLAMA3, generation="list", more_eos=("<|end_of_text|>",)),
+        make("smollm2-135m-instruct", 2024, "starcoder",
+             changes={"is_llama_config": True, "rope_interleaved": False, "tie_word_embeddings": True,
+                      "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}}, **_QWEN,
+             bos="<|im_start|>", tied_head=True),
+        make("falcon3-1b-instruct", 2024, "falcon3", changes={"head_dim": 32, "activation": "swiglu"},
+             eos="<|endoftext|>", pad="<|endoftext|>", template="text"),
+        make("minimind2", 2025, "starcoder", changes={"tie_word_embeddings": True, "head_dim": HEAD}, **_QWEN,
+             bos="<|im_start|>", dtype="float16"),
+        make("llama-saved-by-transformers-5", 2026, "llama-first", "llama-v5", **_BOS_EOS, template="file",
+             map=False, decoder=False),
+        make("mistral-7b-v0.1", 2023, "llama2", "mistral", {"sliding_window": 16}, **_BOS_EOS, shards=2),
+        make("zephyr-7b-beta", 2023, "llama2", "mistral", {"sliding_window": 16}, **_BOS_EOS, pad="</s>",
+             template="text"),
+        make("mistral-7b-instruct-v0.3", 2024, "llama-first", "mistral", **_BOS_EOS, template="list"),
+        make("mistral-nemo-instruct-2407", 2024, "tekken", "mistral", {"head_dim": 32}, bos="<s>", eos="</s>",
+             unk="<unk>", template="text"),
+        make("ministral-8b-instruct-2410", 2024, "tekken", "mistral", {"head_dim": HEAD, "sliding_window": 16},
+             bos="<s>", eos="</s>", unk="<unk>", form="objects"),
+        make("mixtral-8x7b", 2023, "llama2", "mixtral", **_BOS_EOS, form="objects", shards=2,
+             refused=_needs("mixtral")),
+        make("qwen1.5-0.5b-chat", 2024, "qwen", "qwen2", {"tie_word_embeddings": True}, **_QWEN),
+        make("qwen2.5-0.5b-instruct", 2024, "qwen", "qwen2", {"tie_word_embeddings": True}, **_QWEN,
+             generation="list", more_eos=("<|endoftext|>",)),
+        make("qwq-32b", 2025, "qwen", "qwen2", **_QWEN, shards=2),
+        make("deepseek-r1-distill-qwen-1.5b", 2025, "deepseek-v3", "qwen2", {"use_mrope": False}, **_DEEPSEEK,
+             form="objects", decoder=False, map=False, template="text"),
+        make("deepseek-r1-distill-llama-8b", 2025, "llama3",
+             changes={"rope_scaling": _LLAMA3_ROPE, "rope_theta": 500000.0}, **_LLAMA3, form="objects",
+             decoder=False, map=False),
+        make("qwen3-0.6b", 2025, "qwen", "qwen3", {"tie_word_embeddings": True}, **_QWEN, generation="list",
+             more_eos=("<|endoftext|>",), tied_head=True),
+        make("qwen3-saved-by-transformers-5", 2026, "qwen", "qwen3-v5", **_QWEN | {"template": "file"}, map=False,
+             decoder=False),
+        make("phi-2", 2023, "codegen", "phi", **_GPT2, dtype="float16", shards=2, refused=_needs("phi")),
+        make("phi-3-mini-4k-instruct", 2024, "llama2-rstrip", "phi3", {"auto_map": _CODE}, bos="<s>", eos="</s>",
+             pad="</s>", unk="<unk>", template="text", generation="list", more_eos=("<|user|>",), shards=2),
+        make("phi-3.5-mini-instruct", 2024, "llama2-rstrip", "phi3",
+             {"rope_scaling": _LONG, "original_max_position_embeddings": 256}, **_BOS_EOS, pad="</s>",
+             template="text"),
+        make("phi-4-mini-instruct", 2025, "cl100k", "phi3",
+             {"rope_scaling": _LONG | {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+              "original_max_position_embeddings": 256, "partial_rotary_factor": 0.75, "tie_word_embeddings": True,
+              "sliding_window": 262144}, **_GPT2, pad="<|endoftext|>", template="text"),
+        make("gemma-2b-it", 2024, "gemma", "gemma", **_BOS_EOS, template="text", shards=2),
+        make("gemma-2-2b-it", 2024, "gemma", "gemma2", **_BOS_EOS, template="text", shards=2),
+        make("gemma-3-1b-it", 2025, "gemma", "gemma3", **_BOS_EOS, form="texts", template="text",
+             generation="list", more_eos=("<|user|>",)),
+        make("gemma-3-270m-unsloth", 2025, "gemma", "gemma3-later", **_BOS_EOS, template="both"),
+        make("smollm3-3b", 2025, "llama3", "smollm3", **_LLAMA3 | {"template": "file"}, pad="<|end_of_text|>"),
+        make("olmo-1b-hf", 2024, "neox", "olmo", eos="<|endoftext|>", pad="<|padding|>", dtype="float32"),
+        make("olmo-2-0425-1b", 2025, "cl100k", "olmo2", **_GPT2, form="objects"),
+        make("granite-3.1-2b-instruct", 2024, "starcoder", "granite", **_GPT2, pad="<|endoftext|>", template="text"),
+        make("ernie-4.5-0.3b-pt", 2025, "llama-always", "ernie4_5", **_BOS_EOS, template="file"),
+        make("exaone-3.5-2.4b-instruct", 2024, "cl100k", "exaone", {"auto_map": _CODE}, bos="<|im_start|>",
+             eos="<|im_end|>", refused=_needs("exaone")),
+        make("internlm2_5-1_8b-chat", 2024, "llama2", "internlm2", {"auto_map": _CODE}, **_BOS_EOS,
+             refused=_needs("internlm2")),
+        make("internlm3-8b-instruct", 2025, "llama2", "internlm3", {"auto_map": _CODE}, **_BOS_EOS,
+             refused=_needs("internlm3")),
+        make("minicpm-2b", 2024, "llama2", "minicpm", {"auto_map": _CODE}, **_BOS_EOS, refused=_needs("minicpm")),
+        make("baichuan2-7b-chat", 2023, "llama2", "baichuan", {"auto_map": _CODE}, **_BOS_EOS, form="objects",
+             files="model", refused=_needs("baichuan")),
+        make("c4ai-command-r-v01", 2024, "cohere", "cohere", bos="<BOS_TOKEN>", eos="<|END_OF_TURN_TOKEN|>",
+             template="list", dtype="float16", refused=_needs("cohere")),
+        make("starcoder2-3b", 2024, "starcoder", "starcoder2", **_GPT2, dtype="float32",
+             refused=_needs("starcoder2")),
+        make("hunyuan-0.5b-instruct", 2025, "qwen", "hunyuan_v1_dense", **_QWEN | {"template": "file"},
+             refused=_needs("hunyuan_v1_dense")),
+        make("t5-small", 2019, "t5-old", "t5", eos="</s>", pad="<pad>", unk="<unk>", decoder=False,
+             dtype="float32", refused=_needs("T5ForConditionalGeneration")),
+        make("flan-t5-small", 2022, "t5", "t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+             eos="</s>", pad="<pad>", unk="<unk>", dtype="float32", refused=_needs("T5ForConditionalGeneration")),
+        make("whisper-base", 2022, "whisper", "whisper", **_GPT2, form="objects", decoder=False, dtype="float32",
+             refused=_needs("WhisperForConditionalGeneration")),
+        make("opus-mt-en-de", 2020, "t5", "marian", eos="</s>", pad="<pad>", unk="<unk>", decoder=False,
+             dtype="float32", refused=_needs("MarianMTModel")),
+    ]  # fmt: skip
+
+
+LAYOUTS: dict[str, Layout] = {each.name: each for each in _layouts()}
+DIRECT = [name for name, each in LAYOUTS.items() if not each.refused]
+
+
+def config_of(layout: Layout) -> dict[str, Any]:
+    """Its config.json."""
+    tokenizer = json.loads(text_of(layout.family))
+    ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    size = 1 + max([*ids.values(), *_pieces(tokenizer).values()])
+    config = CONFIGS[layout.config] | {"vocab_size": -(-size // 64) * 64} | layout.changes
+    eos = [ids[token] for token in (layout.eos, *layout.more_eos) if token]
+    config |= {f"{slot}_token_id": ids[getattr(layout, slot)] for slot in ("bos", "pad") if getattr(layout, slot)}
+    if eos:
+        config["eos_token_id"] = eos if layout.generation == "list" else eos[0]
+    return config
+
+
+def _pieces(tokenizer: dict[str, Any]) -> dict[str, int]:
+    pieces = tokenizer["model"]["vocab"]
+    return pieces if isinstance(pieces, dict) else {piece: i for i, (piece, _) in enumerate(pieces)}
+
+
+def write_configs(layout: Layout, folder: Path) -> Path:
+    """All files but the weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = config_of(layout)
+    _save(folder / "config.json", config)
+    if layout.generation != "absent":
+        eos = {"eos_token_id": config["eos_token_id"]} if "eos_token_id" in config else {}
+        _save(folder / "generation_config.json", {"_from_model_config": True, **eos})
+    _write_tokenizer(layout, folder)
+    return folder
+
+
+def _write_tokenizer(layout: Layout, folder: Path) -> None:
+    text = text_of(layout.family)
+    content = json.loads(text)
+    if layout.files == "json":
+        (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+    elif layout.files == "vocab":
+        added = {token["content"]: token["id"] for token in content["added_tokens"]}
+        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
+        _save(folder / "vocab.json", content["model"]["vocab"] | added)
+        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    else:
+        (folder / "tokenizer.model").write_bytes(b"\n\x0c\n\x05<unk>")
+    plain = {"lstrip": False, "normalized": layout.form == "objects", "rstrip": False, "single_word": False}
+    named = {f"{slot}_token": getattr(layout, slot) for slot in _SLOTS if getattr(layout, slot)}
+    objects = {key: {"__type": "AddedToken", "content": token, **plain} for key, token in named.items()}
+    config: dict[str, Any] = {"model_max_length": CONTEXT, "tokenizer_class": _CLASSES.get(layout.family, _FAST)}
+    config |= {"texts": named, "objects": objects, "none": {}}[layout.form]
+    if layout.decoder:
+        config["added_tokens_decoder"] = {
+            str(token["id"]): {key: value for key, value in token.items() if key != "id"}
+            for token in content["added_tokens"]
+        }
+    other = TEMPLATE.replace("assistant", "stale")
+    if layout.template in ("text", "both"):
+        config["chat_template"] = TEMPLATE if layout.template == "text" else other
+    elif layout.template == "list":
+        config["chat_template"] = [
+            {"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": other},
+        ]  # fmt: skip
+    if layout.template in ("file", "both"):
+        (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    _save(folder / "tokenizer_config.json", config)
+    if layout.map:
+        plainer = {
+            key: {name: each for name, each in value.items() if name != "__type"} for key, value in objects.items()
+        }
+        _save(folder / "special_tokens_map.json", plainer if layout.form == "objects" else named)
+
+
+_FAST = "PreTrainedTokenizerFast"
+_CLASSES = {"llama2": "LlamaTokenizer", "gpt2-old": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "qwen": "Qwen2Tokenizer"}
+
+
+def _save(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def write(layout: Layout, folder: Path) -> Path:
+    """All files, of a model that is converted without PyTorch."""
+    write_configs(layout, folder)
+    made = tensors_of(config_of(layout), np.random.default_rng(len(layout.name)))
+    if not layout.tied_head and config_of(layout).get("tie_word_embeddings", "gemma" in layout.config):
+        made.pop("lm_head.weight")
+    if layout.inv_freq:
+        made |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32) for i in range(2)}
+    names = [*made]
+    parts = [names[i :: layout.shards] for i in range(layout.shards)]
+    files = ["model.safetensors"]
+    if layout.shards > 1:
+        files = [f"model-{i + 1:05}-of-{layout.shards:05}.safetensors" for i in range(layout.shards)]
+        weight_map = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+        _save(folder / "model.safetensors.index.json", {"metadata": {"total_size": 1}, "weight_map": weight_map})
+    for file, part in zip(files, parts, strict=True):
+        _save_tensors(folder / file, {name: made[name] for name in part}, layout.dtype)
+    return folder
+
+
+def _save_tensors(path: Path, tensors: dict[str, Any], dtype: str) -> None:
+    """A safetensors file; its own library writes bfloat16 with PyTorch only."""
+    kind, stored = {"bfloat16": ("BF16", None), "float16": ("F16", "<f2"), "float32": ("F32", "<f4")}[dtype]
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    data = b""
+    for name, each in tensors.items():
+        values = np.ascontiguousarray(each, np.float32)
+        made = values.astype(stored) if stored else (values.view(np.uint32) >> 16).astype("<u2")
+        header[name] = {"dtype": kind, "shape": values.shape, "data_offsets": [len(data), len(data) + made.nbytes]}
+        data += made.tobytes()
+    head = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + data)
+
+
+def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """The weights that a Llama-like `config.json` has, float32."""
+    kind, hidden, wide = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    head = config.get("head_dim") or hidden // heads
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        sizes = {"q_proj": heads * head, "k_proj": kv * head, "v_proj": kv * head}
+        if kind == "phi3":
+            shapes[f"{at}self_attn.qkv_proj.weight"] = (sum(sizes.values()), hidden)
+            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
+        else:
+            shapes |= {f"{at}self_attn.{name}.weight": (size, hidden) for name, size in sizes.items()}
+            shapes |= {f"{at}mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
+        if kind == "qwen2" or config.get("use_qkv_bias"):
+            shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
+        shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
+        shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
+        if kind in ("qwen3", "gemma3_text"):
+            shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
+        if kind == "olmo2":
+            shapes |= {f"{at}self_attn.q_norm.weight": (heads * head,), f"{at}self_attn.k_norm.weight": (kv * head,)}
+        shapes |= {f"{at}{name}.weight": (hidden,) for name in _NORMS.get(kind, _NORMS["llama"])}
+        if kind == "stablelm":
+            shapes |= {f"{at}{name}.bias": (hidden,) for name in _NORMS["llama"]}
+    if kind != "olmo":
+        shapes["model.norm.weight"] = (hidden,)
+    if kind == "stablelm":
+        shapes["model.norm.bias"] = (hidden,)
+    shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    offset = 0.0 if kind.startswith("gemma") else 1.0
+
+    def draw(name: str, shape: tuple[int, ...]) -> Any:
+        drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
+        return (drawn + offset * ("norm" in name and name.endswith("weight"))).astype(np.float32)
+
+    made = {name: draw(name, shape) for name, shape in shapes.items()}
+    if config.get("tie_word_embeddings"):
+        made["lm_head.weight"] = made["model.embed_tokens.weight"]
+    return made
+
+
+_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+_NORMS: dict[str, tuple[str, ...]] = {
+    "llama": ("input_layernorm", "post_attention_layernorm"),
+    "olmo": (),
+    "olmo2": _AFTER,
+    "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+    "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+}
