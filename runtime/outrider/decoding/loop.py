@@ -11,20 +11,28 @@ from outrider.decoding.reading import Reading, draft_of, observe
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
 from outrider.models.calls import submit
-from outrider.tokens.grammar import fill_masks
+from outrider.tokens.grammar import LATE, fill_masks
 from outrider.types import Backend, Turn
+
+_LATE_SECONDS = 0.02  # that a round waits for slow masks, where no request is ready
 
 
 def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: Observer | None = None) -> None:
     """One round for every request: propose, verify, commit (Leviathan et al. 2022, algorithm 1).
 
     A request whose prompt is not read yet reads its next piece instead, or waits, as the scheduler decides. All
-    requests share one target pass. Plain decoding is a round with an empty draft.
+    requests share one target pass. Plain decoding is a round with an empty draft. A request whose grammar is slow waits
+    until its mask is known.
 
     Raises:
         DeviceError: when a model's call fails. Other errors end only the request that they belong to.
     """
-    began = time.perf_counter()
+    ready = [request for request in requests if request.is_ready]
+    if not ready:
+        if not any(request.ended for request in requests):
+            LATE.wait(_LATE_SECONDS)
+        return
+    requests, began = ready, time.perf_counter()
     turns = propose(requests, main.vocab_size, observer)
     readings = _share(requests, turns, scheduler, began)
     if not readings:

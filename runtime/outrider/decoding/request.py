@@ -103,7 +103,7 @@ class Request:
         The bonus token is always generated, so the last of max_new_tokens is never drafted.
         """
         sequence = self.sequence
-        if self.policy is None or not self.decodes:
+        if self.policy is None or not self.decodes or (self.grammar is not None and self.grammar.is_slow):
             return 0
         left = sequence.num_prompt_tokens + self.max_new_tokens - len(sequence)
         return min(self.num_assistant_tokens, left - 1)
@@ -223,10 +223,30 @@ class Request:
                 verified = [depth for depth in verified if depth < len(token_ids)]
             stats.count_round(verified, min(len(token_ids), outcome.num_accepted))
         stats.num_generated_tokens += len(token_ids)
-        is_complete = self.grammar is not None and self.grammar.is_complete()
-        if token_ids[-1] in self.eos_token_ids or self.text.is_over or is_complete:
+        if token_ids[-1] in self.eos_token_ids or self.text.is_over:
             self.finish("stop")
-        elif stats.num_generated_tokens == self.max_new_tokens:
+        elif self.grammar is None or not self.grammar.is_slow:
+            self._end_if_over()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can take part in a round. An answer whose masks are late sits it out, and others go on."""
+        if self.grammar is None or not self.grammar.is_slow:
+            return True
+        try:
+            if not self.grammar.is_ready():
+                return False
+            if self.stats.num_generated_tokens:
+                self._end_if_over()
+        except BaseException as error:  # isolate failures per request; a panic in llguidance is no Exception
+            self.fail(error)
+        return not self.ended
+
+    def _end_if_over(self) -> None:
+        """End an answer that its grammar completes, or that has all its tokens."""
+        if self.grammar is not None and self.grammar.is_complete():
+            self.finish("stop")
+        elif self.stats.num_generated_tokens == self.max_new_tokens:
             self.finish("length")
 
     def _until_end(self, token_ids: list[int]) -> list[int]:

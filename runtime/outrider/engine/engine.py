@@ -236,7 +236,7 @@ class Engine(CompiledBundle):
             return await asyncio.to_thread(make, compiles=False)
         except Uncompiled as unknown:
             grammars, source = self._preparation.grammars, unknown.source
-        await event_loop.call(grammars.threads, lambda _: grammars.new_state(source))
+        await event_loop.call(grammars.threads, lambda gone: grammars.new_state(source, gone))
         return await asyncio.to_thread(make)
 
     async def aread_images(

@@ -116,7 +116,7 @@ class Preparation:
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
         end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
         source = self._source(config, form)
-        if not (compiles or source is None or self.grammars.is_compiled(source)):
+        if not (compiles or source is None or self.grammars.is_quick(source)):
             raise Uncompiled(source)
         grammar = None if source is None else self.grammars.new_state(source)
         decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode

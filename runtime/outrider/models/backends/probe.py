@@ -23,6 +23,7 @@ from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends import load_model
 from outrider.models.backends.support import ModelSpec
+from outrider.system import children
 from outrider.system.files import FAULTS
 from outrider.types import Chunk
 
@@ -67,7 +68,7 @@ def try_apart(job: Job) -> Verdict:
             capture_output=True,
             timeout=PATIENCE,
             check=False,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)},
+            env=children.child_environment(),
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
     except subprocess.TimeoutExpired:
@@ -82,13 +83,8 @@ def try_apart(job: Job) -> Verdict:
 
 
 def child_command() -> list[str] | None:
-    """The command that starts the child; None if there is no Python interpreter to start.
-
-    An app that is frozen into one file, or that embeds Python, would start itself.
-    """
-    if getattr(sys, "frozen", False) or not Path(sys.executable or "").stem.lower().startswith(("python", "pypy")):
-        return None
-    return [sys.executable, "-P", "-m", "outrider.models.backends.probe"]
+    """The command that starts the child; None if there is no Python interpreter to start."""
+    return children.child_command("outrider.models.backends.probe")
 
 
 def main() -> None:

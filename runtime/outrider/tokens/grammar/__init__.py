@@ -10,9 +10,22 @@ A mask is a function of the answer's tokens alone, so texts do not depend on dra
 Source: Moskal et al. 2025, llguidance (https://github.com/guidance-ai/llguidance).
 """
 
-from outrider.tokens.grammar.compiler import JSON_STYLE, Grammars, Source
+from outrider.tokens.grammar.compiler import Grammars
 from outrider.tokens.grammar.dates import with_real_dates
-from outrider.tokens.grammar.limits import check_schema
+from outrider.tokens.grammar.late import LATE
+from outrider.tokens.grammar.limits import GrammarLimits, check_schema
+from outrider.tokens.grammar.matcher import JSON_STYLE
+from outrider.tokens.grammar.source import Source
 from outrider.tokens.grammar.state import GrammarState, fill_masks
 
-__all__ = ["JSON_STYLE", "GrammarState", "Grammars", "Source", "check_schema", "fill_masks", "with_real_dates"]
+__all__ = [
+    "JSON_STYLE",
+    "LATE",
+    "GrammarLimits",
+    "GrammarState",
+    "Grammars",
+    "Source",
+    "check_schema",
+    "fill_masks",
+    "with_real_dates",
+]

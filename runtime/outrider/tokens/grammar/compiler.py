@@ -2,125 +2,193 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
-import threading
+import logging
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from threading import Lock, Semaphore, Thread
+from typing import TYPE_CHECKING
 
 from outrider.errors import BundleError, OptionError, needs
 from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.dates import with_real_dates
-from outrider.tokens.grammar.limits import check_lark, check_length, check_schema
+from outrider.tokens.grammar.child import Start, Verdict
+from outrider.tokens.grammar.limits import GrammarLimits, check_lark, check_length, check_schema
+from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from outrider.tokens.grammar.state import GrammarState, first_line
+from outrider.tokens.grammar.trials import ClientLeft, NoChild, Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+    from threading import Event
 
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
-    from outrider.config import GenerationConfig
+    from outrider.tokens.grammar.source import Source
 
 TOKENIZER_FILE = "tokenizer.json"
-# How JSON is written, unless the schema's "x-guidance" says otherwise. With one way to write a value more tokens are
-# forced, and a model that is unsure cannot write blanks without end.
-JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _KEPT = 32  # compiled grammars
+_KEPT_MEMORY = 1 << 30  # bytes of compiled grammars, as far as they were tried
+_KEPT_REFUSALS = 256
 _NUM_THREADS = 2  # where event loops have grammars compiled
-_STARTING = Lock()  # a thread whose stack has another size
-_STACK = 64 << 20  # bytes, for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
+_NUM_UNTRIED = 2  # grammars that are compiled at a time where no other process can be started
 _LONGEST = 80  # characters of a grammar in a message
+_POLL = 0.05  # seconds between two looks whether a client has left
 _NEXT_STEPS = {
     "json_schema": "Leave out what is not implemented, or express it in another way.",
     "regex": "Give a regular expression in the syntax of Rust's regex crate.",
     "grammar": "Give a Lark grammar with a rule 'start'.",
     "tools": "Give each function's parameters as a JSON schema.",
 }
+_SIMPLIFY = "Simplify it: intersect fewer patterns, and repeat fewer times."
 
+_LEFT = "The grammar is not compiled: its client has left. Send the request again."
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A grammar as it was given.
-
-    option: "json_schema", "regex" or "grammar"; "tools" for a Lark grammar that was made for them. text: a JSON schema
-    as JSON, a regular expression, or a Lark grammar.
-    """
-
-    option: str
-    text: str
-
-    @classmethod
-    def of(cls, config: GenerationConfig) -> Source | None:
-        """The grammar that a request's options ask for."""
-        schema = {"type": "object"} if config.json_schema is True else config.json_schema
-        texts = {
-            "json_schema": None if schema is None else json.dumps(schema),
-            "regex": config.regex,
-            "grammar": config.grammar,
-        }
-        return next((cls(option, text) for option, text in texts.items() if text is not None), None)
+log = logging.getLogger("outrider")
 
 
 class _Entry:
-    """A place for a compiled grammar. lock: taken to compile it, so that this is done once."""
+    """A place for a compiled grammar. lock: taken to compile it, so that this is done once. memory: bytes it took."""
 
-    def __init__(self, _: Source) -> None:
+    def __init__(self) -> None:
         self.lock = Lock()
         self.base: LLMatcher | None = None
+        self.memory = 0
+        self.is_slow = False
 
 
 class Grammars:
     """Compiles the grammars of an engine's requests.
 
     folder: has the tokenizer as Hugging Face's tokenizer.json, which is read when the first grammar is compiled.
-    vocab_size: the main model's. eos_token_ids: every token that ends an answer. From any thread.
+    vocab_size: the main model's. eos_token_ids: every token that ends an answer. limits: of a grammar. From any thread.
+
+    A grammar that is not certain to be cheap is tried in another process first, which is ended at a limit. What passes
+    is compiled again here: its cost is known then, as llguidance has no compiled form that can be sent.
 
     threads: where event loops have grammars compiled. A slow one takes seconds, in which the loop's own threads are
     for requests without a grammar, and with one that is compiled.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...], limits: GrammarLimits | None = None
+    ) -> None:
         self._path = folder / TOKENIZER_FILE
         self._vocab_size, self._eos_token_ids = vocab_size, eos_token_ids
+        self.limits = limits or GrammarLimits()
         self._lock = Lock()
         self._tools: tuple[LLTokenizer, LLExecutor] | None = None
-        self._entry = functools.lru_cache(_KEPT)(_Entry)
+        self._entries: OrderedDict[Source, _Entry] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()
+        self._untried = Semaphore(_NUM_UNTRIED)
+        self.trials = Trials(Start(str(self._path), vocab_size, eos_token_ids), self.limits)
         self.threads = ThreadPoolExecutor(_NUM_THREADS, "outrider grammars")
 
     def close(self) -> None:
-        """End the threads. Grammars that were not begun are not compiled."""
+        """End the threads and processes. Grammars that were not begun are not compiled."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.trials.close()
 
-    def is_compiled(self, source: Source) -> bool:
-        """Whether `new_state` has nothing to compile."""
-        return self._entry(source).base is not None
+    def is_quick(self, source: Source) -> bool:
+        """Whether `new_state` returns at once: the grammar is compiled, refused, or certain to be cheap."""
+        with self._lock:
+            entry = self._entries.get(source)
+            return source.is_cheap or _key(source) in self._refused or (entry is not None and entry.base is not None)
 
-    def new_state(self, source: Source) -> GrammarState:
-        """The state of an answer that begins.
+    def new_state(self, source: Source, gone: Event | None = None) -> GrammarState:
+        """The state of an answer that begins. gone: is set when nobody waits for it any more.
 
         Raises:
-            OptionError: when llguidance is not installed, or does not take the grammar.
+            OptionError: when llguidance is not installed, or does not take the grammar, or the grammar passes a limit.
             BundleError: when the bundle's tokenizer cannot be used.
         """
         with self._lock:
             tokenizer, executor = self._tools = self._tools or self._load(source.option)
-            entry = self._entry(source)
-        with entry.lock:  # of this grammar alone: others do not wait while it is compiled
-            if entry.base is None:
-                entry.base = _compile(tokenizer, source)
-            return GrammarState(entry.base, executor, self._vocab_size, self._eos_token_ids, source.option)
+            entry = self._entries.setdefault(source, _Entry())
+            self._entries.move_to_end(source)
+            self._evict()
+        while not entry.lock.acquire(timeout=_POLL):  # of this grammar alone: others do not wait while it is compiled
+            if gone is not None and gone.is_set():
+                raise OptionError(_LEFT)
+        try:
+            base = entry.base or self._compile(tokenizer, source, entry, gone)
+            given = self._vocab_size, self._eos_token_ids, source.option
+            return GrammarState(base, executor, *given, limits=self.limits, is_slow=entry.is_slow)
+        finally:
+            entry.lock.release()
+
+    def _compile(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> LLMatcher:
+        """Compile a grammar, after a trial where its cost is not known. A refusal is kept."""
+        with self._lock:
+            if (known := self._refused.get(_key(source))) is not None:
+                raise OptionError(known)
+        try:
+            _check(source)
+            if not source.is_cheap:
+                base = self._try(tokenizer, source, entry, gone)
+            else:
+                base = _compile(tokenizer, source)
+        except ClientLeft as left:
+            raise OptionError(_LEFT) from left
+        except OptionError as error:
+            with self._lock:
+                self._refused[_key(source)] = str(error)
+                if len(self._refused) > _KEPT_REFUSALS:
+                    self._refused.popitem(last=False)
+            raise
+        with self._lock:
+            entry.base = base
+            self._evict()
+        return base
+
+    def _try(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> LLMatcher:
+        limits = self.limits
+        try:
+            verdict = self.trials.check(source, gone)
+        except NoChild as error:
+            log.warning("Grammars are compiled without a limit of memory: %s.", error)
+            return self._compile_untried(tokenizer, source)
+        if reason := beyond(verdict, limits):
+            raise refusal(source, reason, _SIMPLIFY)
+        if verdict.error:
+            raise refusal(source, verdict.error)
+        entry.memory, entry.is_slow = verdict.memory, verdict.mask_seconds > limits.slow_seconds
+        return _compile(tokenizer, source)
+
+    def _compile_untried(self, tokenizer: LLTokenizer, source: Source) -> LLMatcher:
+        """Compile in a thread that is left to itself after the time limit. Few may run: nothing ends them."""
+        if not self._untried.acquire(blocking=False):
+            raise refusal(source, f"{_NUM_UNTRIED} others are still being compiled", "Try again later.")
+        made: list[LLMatcher | BaseException] = []
+
+        def make() -> None:
+            try:
+                made.append(_compile(tokenizer, source))
+            except BaseException as error:
+                made.append(error)
+            finally:
+                self._untried.release()
+
+        thread = Thread(target=make, daemon=True)
+        thread.start()
+        thread.join(self.limits.compile_seconds)
+        if not made:
+            raise refusal(source, beyond(Verdict(beyond="seconds"), self.limits), _SIMPLIFY)
+        if isinstance(made[0], BaseException):
+            raise made[0]
+        return made[0]
+
+    def _evict(self) -> None:
+        """Delete the oldest grammars beyond what is kept; not the newest."""
+        while len(self._entries) > 1 and (
+            len(self._entries) > _KEPT or sum(each.memory for each in self._entries.values()) > _KEPT_MEMORY
+        ):
+            self._entries.popitem(last=False)
 
     def _load(self, option: str) -> tuple[LLTokenizer, LLExecutor]:
         with needs(f"{option} needs the package llguidance", "structured", OptionError):
-            from llguidance import LLExecutor, LLTokenizer
+            from llguidance import LLExecutor
         if not self._path.is_file():
             raise BundleError(
                 f"{option} needs the tokenizer as {self._path}, and the bundle has no such file. Export it again from "
@@ -129,7 +197,7 @@ class Grammars:
         with reading(str(self._path), "Export the bundle again.", BundleError):
             text = self._path.read_text(encoding="utf-8")
         try:
-            tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=[*self._eos_token_ids])
+            tokenizer = new_tokenizer(text, self._vocab_size, self._eos_token_ids)
         except ValueError as error:
             raise BundleError(
                 f"{option} cannot be used with the tokenizer {self._path}: {first_line(str(error))}. Leave the option "
@@ -138,47 +206,52 @@ class Grammars:
         return tokenizer, LLExecutor()
 
 
-def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
-    from llguidance import LLMatcher
+def beyond(verdict: Verdict, limits: GrammarLimits) -> str:
+    """Which limit a trial has passed, in words; "" for none."""
+    if verdict.beyond == "memory":
+        return f"compiling it takes more than {limits.compile_memory >> 20:,} MB of memory, the limit"
+    if verdict.beyond:
+        return f"compiling it takes more than {limits.compile_seconds:g} seconds, the limit"
+    if verdict.mask_seconds > limits.mask_seconds:
+        return (
+            f"finding the tokens that may come next takes {verdict.mask_seconds:.1f} seconds, and the limit is "
+            f"{limits.mask_seconds:g}"
+        )
+    return ""
 
-    def compiled() -> LLMatcher:
-        if option == "json_schema":
-            schema = json.dumps(with_real_dates(json.loads(text)))
-            made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
-        else:
-            made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
-        matcher = LLMatcher(tokenizer, made, log_level=0)
-        matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread
-        return matcher
 
-    text, option = source.text, source.option
+def refusal(source: Source, reason: str, next_step: str = "") -> OptionError:
+    """The error for a grammar that cannot be followed."""
+    text = source.text
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    step = next_step or _NEXT_STEPS[source.option]
+    return OptionError(f"{source.option}={' '.join(shown.split())} cannot be followed: {first_line(reason)}. {step}")
+
+
+def _check(source: Source) -> None:
+    """Raise OptionError for a grammar that is too long or too deep to be compiled."""
     try:
-        check_length(text)
-        if option == "json_schema":
-            check_schema(json.loads(text))
-        elif option == "grammar":  # one for tools was made here, of schemas that were checked
-            check_lark(text)
-        matcher = _on_large_stack(compiled)
+        check_length(source.text)
+        if source.option == "json_schema":
+            check_schema(json.loads(source.text))
+        elif source.option == "grammar":  # one for tools was made here, of schemas that were checked
+            check_lark(source.text)
+    except (ValueError, RecursionError) as error:
+        raise refusal(source, str(error)) from error
+
+
+def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
+    try:
+        matcher = new_matcher(tokenizer, source)
         wrong = matcher.get_error()
     except BaseException as error:  # too deep, say; a panic in llguidance is no Exception
         if is_interrupt(error):
             raise
-        wrong = str(error)
+        wrong = str(error) or type(error).__name__
     if wrong:
-        shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-        raise OptionError(
-            f"{option}={' '.join(shown.split())} cannot be followed: {first_line(wrong)}. {_NEXT_STEPS[option]}"
-        )
+        raise refusal(source, wrong)
     return matcher
 
 
-def _on_large_stack(make: Callable[[], T]) -> T:
-    """Call a function in a thread of its own. Threads that others start at this moment get as large a stack, too."""
-    with ThreadPoolExecutor(1) as pool:
-        with _STARTING:
-            before = threading.stack_size(_STACK)
-            try:
-                made = pool.submit(make)  # starts the thread
-            finally:
-                threading.stack_size(before)
-        return made.result()
+def _key(source: Source) -> bytes:
+    return hashlib.sha256(f"{source.option}\n{source.text}".encode("utf-8", "surrogatepass")).digest()

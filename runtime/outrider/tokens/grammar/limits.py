@@ -1,16 +1,19 @@
-"""Limits of a grammar, before llguidance compiles it recursively: what is too deep would end the process.
+"""Limits of a grammar: of its size, before llguidance compiles it recursively, and of its time and memory.
 
-llguidance itself limits the steps of its lexer and the size of what it makes.
+What is nested too deeply would end the process. llguidance itself limits the steps of its lexer and the size of what
+it makes; neither bounds its time or its memory.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.system.nesting import check_levels, levels_of, levels_of_json
 
+MAX_LEXER_STATES = 50_000  # of one answer, of 1 to 2 kB each
 MOST_CHARACTERS = 500_000  # which take up to some seconds; tens of seconds more
 MOST_LEVELS = 4_000  # with those that are reached through references; llguidance takes up to 5 kB of stack for each
 
@@ -18,6 +21,23 @@ MOST_LEVELS = 4_000  # with those that are reached through references; llguidanc
 _PLAIN = re.compile(r'(?://|#)[^\n]*|("(?:[^"\\\n]|\\.)*")|/(?:[^/\\\n]|\\.)*/')
 _DEFINITION = re.compile(r"^[ \t]*[!?]?[A-Za-z_][^:\n]*:|<ref>", re.MULTILINE)
 _ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])")
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What one grammar may take.
+
+    compile_seconds: of processor time, to compile it and compute its first masks. compile_memory: bytes for that.
+    mask_seconds: for one mask, which is the tokens that may follow. answer_seconds: for all masks of an answer.
+    slow_seconds: a mask that takes longer makes its answer a slow one, whose masks are computed in a thread, while
+    others' rounds go on.
+    """
+
+    compile_seconds: float = 10.0
+    compile_memory: int = 512 << 20
+    mask_seconds: float = 2.0
+    answer_seconds: float = 60.0
+    slow_seconds: float = 0.02
 
 
 def check_length(text: str) -> None:

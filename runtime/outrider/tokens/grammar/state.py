@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ import numpy as np
 
 from outrider.errors import NoTokenLeft, one_line
 from outrider.system.guard import is_interrupt
+from outrider.tokens.grammar.late import LATE, Job
+from outrider.tokens.grammar.limits import GrammarLimits
 from outrider.types import num_common_tokens
 
 if TYPE_CHECKING:
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 
     from outrider.types import Draft, Logits
 
-
 _LONGEST = 160  # characters
+_PATIENCE = 10  # times a mask's limit: processor time passes more slowly on a busy machine
+_NUM_QUICK = 4  # masks in a row, after which an answer is not slow any more
 
 
 def first_line(message: str) -> str:
@@ -44,13 +48,31 @@ class GrammarState:
     The matcher stands behind the committed tokens and those of the draft that were looked at last. For another prefix
     it is rolled back to what both share. Masks are kept until other tokens are committed.
 
+    An answer whose masks take long is a slow one: `is_ready` computes them in another thread, and until it is True
+    nothing else is asked of the state. Such an answer has no drafts.
+
     base: the compiled grammar, which is copied. executor: fills masks of several answers at the same time. option: the
-    option that the grammar comes from, for errors.
+    option that the grammar comes from, for errors. limits: of masks. is_slow: whether it is known to be slow.
     """
 
     def __init__(
-        self, base: LLMatcher, executor: LLExecutor, vocab_size: int, eos_token_ids: Collection[int], option: str
+        self,
+        base: LLMatcher,
+        executor: LLExecutor,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        option: str,
+        *,
+        limits: GrammarLimits | None = None,
+        is_slow: bool = False,
     ) -> None:
+        self.is_slow, self._limits = is_slow, limits or GrammarLimits()
+        self.is_suspect = False  # it may be slow: its masks are timed, one by one
+        self._seconds = 0.0  # of processor time, for its masks
+        self._too_slow = ""  # which limit it has passed
+        self._job: Job | None = None  # puts a slow state behind the committed tokens
+        self._uncommitted: list[int] = []  # tokens that the job is to commit
+        self._num_quick = 0
         self.executor, self.vocab_size = executor, vocab_size
         self.matcher, self._base = base.deep_copy(), base
         self._eos_token_ids, self._option = [*eos_token_ids], option
@@ -60,6 +82,67 @@ class GrammarState:
 
     def commit(self, token_ids: Seq[int]) -> None:
         """Move behind committed tokens. Rejected ones leave no trace."""
+        if self.is_slow:
+            self._uncommitted += token_ids
+            self._masks, self._job = {}, None
+        else:
+            self._commit(token_ids)
+
+    def is_ready(self) -> bool:
+        """Whether the state is behind the committed tokens, with its mask; computed in another thread meanwhile.
+
+        Raises:
+            NoTokenLeft: when the masks passed a limit, or the grammar is too complex to be followed here.
+        """
+        if not self.is_slow:
+            return True
+        if self._job is None:
+            self._job = LATE.submit(self._catch_up)
+        job, limit = self._job, self._limits.mask_seconds
+        if not job.is_done:
+            if job.has_run() > limit * _PATIENCE:
+                LATE.lose(job)
+                self._exceed(job.has_run())
+            return False
+        if job.error is not None:
+            raise job.error
+        if not job.is_lost:
+            self._num_quick = 0 if job.seconds > self._limits.slow_seconds else self._num_quick + 1
+            self.is_slow = self._num_quick < _NUM_QUICK
+        return True
+
+    def _catch_up(self) -> None:
+        token_ids, self._uncommitted = self._uncommitted, []
+        began, before = time.thread_time(), self._seconds
+        self._commit(token_ids)
+        self.is_complete()
+        self._mask(())
+        self._charge(time.thread_time() - began - (self._seconds - before), 0)
+
+    def _charge(self, seconds: float, row: int) -> None:
+        """Count processor time for masks. Raises NoTokenLeft beyond a limit."""
+        self._seconds += seconds
+        if seconds > self._limits.mask_seconds:
+            self._exceed(seconds, row)
+        if self._seconds > self._limits.answer_seconds:
+            self._too_slow = (
+                f"finding the tokens that may come next took {self._seconds:.1f} seconds in all, and the limit of an "
+                f"answer is {self._limits.answer_seconds:g}"
+            )
+        self._check_limits(row)
+
+    def _exceed(self, seconds: float, row: int = 0) -> None:
+        self._too_slow = (
+            f"finding the tokens that may come next took {seconds:.1f} seconds, and the limit of a token is "
+            f"{self._limits.mask_seconds:g}"
+        )
+        self._check_limits(row)
+
+    def _check_limits(self, row: int) -> None:
+        if self._too_slow:
+            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._too_slow}. Simplify it.", row=row)
+
+    def _commit(self, token_ids: Seq[int]) -> None:
         count, new = self._move(token_ids), tuple(token_ids)
         self._committed += self._ahead
         self._ahead = []
@@ -79,6 +162,8 @@ class GrammarState:
 
     def forced(self, prefix: Seq[int], most: int) -> list[int]:
         """Up to `most` tokens behind `prefix`, as long as the grammar allows only one."""
+        if self.is_slow:
+            return []
         if self._move(prefix) < len(prefix):
             return []
         return self.matcher.compute_ff_tokens()[:most]
@@ -110,6 +195,20 @@ class GrammarState:
         known = all(tuple(token_ids[:count]) in self._masks for count in range(end + 1))
         return None if known else token_ids
 
+    @property
+    def slow_seconds(self) -> float:
+        """What a mask of an answer takes that is not slow."""
+        return self._limits.slow_seconds
+
+    def time_masks(self, draft: Draft) -> None:
+        """Compute the masks for a draft's first chain one by one, in this thread, until one is found to be slow."""
+        token_ids = self.missing(draft) or []
+        self.is_suspect = False
+        for count in range(len(token_ids) + 1):
+            if self.is_slow:
+                return
+            self._mask(token_ids[:count])
+
     def learn(self, token_ids: Seq[int], masks: NDArray[np.uint32]) -> None:
         """Keep masks, uint32 [n + 1, words], of the rows before and behind n tokens that follow the committed ones."""
         if not self.matcher.is_error():  # else it is tried again, row by row
@@ -121,8 +220,11 @@ class GrammarState:
         if key not in self._masks:
             if self._move(prefix) < len(prefix):
                 return np.zeros(_num_words(self.vocab_size), dtype=np.uint32)
+            self._check_limits(len(prefix))
+            began = time.thread_time()
             with self._contained(prefix):
                 mask = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint32)
+            seconds = time.thread_time() - began
             if self.matcher.is_error():
                 error = self.matcher.get_error()
                 self.restart()
@@ -131,6 +233,8 @@ class GrammarState:
                     row=len(prefix),
                 )
             self._masks[key] = mask
+            self.is_slow = self.is_slow or seconds > self._limits.slow_seconds
+            self._charge(seconds, len(prefix))
         return self._masks[key]
 
     def _move(self, prefix: Seq[int]) -> int:
@@ -173,8 +277,10 @@ def fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
     Those behind second candidates of a tree are computed when they are needed. So are all of them if this fails: then
     only the answer fails whose grammar it was.
     """
+    quick = [(state, draft) for state, draft in drafts if not state.is_slow]
+    began = time.perf_counter()
     try:
-        _fill_masks(drafts)
+        _fill_masks([(state, draft) for state, draft in quick if not state.is_suspect])
     except BaseException as error:  # a panic in llguidance is no Exception
         if is_interrupt(error):
             raise
@@ -182,6 +288,14 @@ def fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
         for state, _ in drafts:
             with suppress(BaseException):  # it fails again where its request is alone
                 state.restart()
+        return
+    for state, draft in quick:
+        if state.is_suspect:
+            with suppress(BaseException):  # it fails again where its request is alone
+                state.time_masks(draft)
+    late = time.perf_counter() - began
+    for state, _ in quick:  # one of them is slow, or the machine is busy
+        state.is_suspect = state.is_suspect or late > state.slow_seconds * len(quick)
 
 
 def _fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:

@@ -1,0 +1,67 @@
+"""What llguidance makes of a tokenizer and a grammar. The same in the engine's process and in the one for trials."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING, TypeVar
+
+from outrider.tokens.grammar.dates import with_real_dates
+from outrider.tokens.grammar.limits import MAX_LEXER_STATES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+    from outrider.tokens.grammar.source import Source
+
+# How JSON is written, unless the schema's "x-guidance" says otherwise. With one way to write a value more tokens are
+# forced, and a model that is unsure cannot write blanks without end.
+JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_STARTING = Lock()  # a thread whose stack has another size
+_STACK = 64 << 20  # bytes, for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
+
+T = TypeVar("T")
+
+
+def new_tokenizer(text: str, vocab_size: int, eos_token_ids: Seq[int]) -> LLTokenizer:
+    """Hugging Face's tokenizer.json for llguidance. Raises ValueError."""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer(text, n_vocab=vocab_size, eos_token=[*eos_token_ids])
+
+
+def new_matcher(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
+    """Compile a grammar and compute its first mask. The matcher may be in an error; a panic is a BaseException."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    def compiled() -> LLMatcher:
+        text, option = source.text, source.option
+        if option == "json_schema":
+            schema = json.dumps(with_real_dates(json.loads(text)))
+            made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
+        else:
+            made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
+        bounds = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        matcher = LLMatcher(tokenizer, made, log_level=0, limits=bounds)
+        matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread
+        return matcher
+
+    return on_large_stack(compiled)
+
+
+def on_large_stack(make: Callable[[], T]) -> T:
+    """Call a function in a thread of its own. Threads that others start at this moment get as large a stack, too."""
+    with ThreadPoolExecutor(1) as pool:
+        with _STARTING:
+            before = threading.stack_size(_STACK)
+            try:
+                made = pool.submit(make)  # starts the thread
+            finally:
+                threading.stack_size(before)
+        return made.result()
