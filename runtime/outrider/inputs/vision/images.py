@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import io
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,8 @@ MEMORY = 0.5  # GB to decode an image in
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _BYTES = 8  # that a pixel takes while it is decoded: Pillow has four for each, and converting or turning makes a copy
 _BYTES_OF_WEBP = 16  # libwebp has copies of its own
+_MOST_EDGE = 65_535  # pixels, as in JPEG: resizing takes 48 bytes for each along an edge, however thin the image is
+_MOST_SCANS = 100  # of a JPEG: each goes through all pixels. Encoders write about ten.
 _GIVE = "Give the path or bytes of a PNG, JPEG, WebP or GIF file, an image of Pillow's, or an array uint8 [h, w, 3]."
 
 
@@ -87,17 +91,31 @@ def _bytes_of(path: str | Path) -> bytes:
 def _pillow() -> tuple[Any, ModuleType]:
     with needs("Images need the package Pillow", "vision", OptionError):
         from PIL import Image, ImageOps
+    _ignore_warnings()
     return Image, ImageOps
+
+
+@functools.cache
+def _ignore_warnings() -> None:
+    """Have Pillow not print a line for each damaged tag of a photo's EXIF data, of which one file may have 65,535."""
+    warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 def _opened(pillow: Any, data: bytes | bytearray | memoryview, name: str) -> Any:
     """An image of Pillow's, whose pixels are read later."""
     try:
-        return pillow.open(io.BytesIO(data), formats=_FORMATS)
+        image = pillow.open(io.BytesIO(data), formats=_FORMATS)
     except pillow.DecompressionBombError as error:
         raise RequestError(f"The {name} has too many pixels: {one_line(error)}. Make it smaller.") from error
     except Exception as error:  # of a damaged header; many kinds
         raise RequestError(f"The {name} cannot be read by Pillow. {_GIVE}") from error
+    if image.format in ("JPEG", "MPO"):
+        num_scans = bytes(data).count(b"\xff\xda")
+        if num_scans > _MOST_SCANS:
+            raise RequestError(
+                f"The {name} is a JPEG of {num_scans:,} scans, and at most {_MOST_SCANS} are decoded. Save it again."
+            )
+    return image
 
 
 def _of_data_url(url: str) -> bytes:
@@ -123,6 +141,10 @@ def _of_array(pillow: Any, array: np.ndarray[Any, Any], memory: float) -> Any:
 def _check_size(width: int, height: int, bytes_per_pixel: int, memory: float) -> None:
     if not width * height:
         raise RequestError(f"The image has {width} × {height} pixels, and needs at least one. {_GIVE}")
+    if max(width, height) > _MOST_EDGE:
+        raise RequestError(
+            f"The image has {width:,} × {height:,} pixels, and an edge has at most {_MOST_EDGE:,}. Cut it."
+        )
     most = int(memory * 1e9) // bytes_per_pixel
     if width * height > most:
         raise RequestError(
