@@ -159,3 +159,19 @@ def test_damaged_tags_are_not_printed_one_by_one(recwarn: pytest.WarningsRecorde
     plain = file_of(Image.new("L", (8, 8)), "PNG")
     assert read_image(plain[:-12] + exif + plain[-12:]).size == (8, 8)
     assert not recwarn.list
+
+
+def test_exif_data_have_a_size() -> None:
+    """Tags may name the same bytes: with Pillow 12, a photo of 300 KB took some GB."""
+    size, plain = 131_070, file_of(Image.new("L", (8, 8)), "PNG")
+    photo = file_of(Image.new("L", (8, 8)), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", 40_008) + b"Exif\0\0" + bytes(40_000)
+    digits = chunk(b"tEXt", b"Raw profile type exif\0" + b"0" * 2 * size + b"00")
+    exif = chunk(b"eXIf", bytes(size + 1))
+    webp = file_of(Image.new("L", (8, 8)), "WEBP", exif=bytes(size + 1))
+    for damaged in (plain[:33] + exif + plain[33:], plain[:-12] + exif + plain[-12:], plain[:33] + digits + plain[33:]):
+        with pytest.raises(RequestError, match=r"has 131,07[1-7] bytes of EXIF data, and at most 131,070 are read"):
+            read_image(damaged)
+    for damaged in (webp, photo[:2] + segment * 4 + photo[2:]):
+        with pytest.raises(RequestError, match=r"bytes of EXIF data, and at most 131,070 are read\. Save it without"):
+            read_image(damaged)
