@@ -15,7 +15,7 @@ from outrider.errors import DeviceError
 from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.kv import BlockPool
 from outrider.models.measure.readings import read
-from outrider.types import Chunk, Draft
+from outrider.types import Chunk, Draft, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from toys import load_toy, random_ids
 
@@ -185,3 +185,22 @@ def test_a_wrong_prefix_is_found_and_dropped(
         assert check.num_wrong == 1
         assert "A cached prefix of 64 tokens differs" in caplog.text
         assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == texts[0]
+
+
+def test_prefixes_of_conversations_are_checked(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is checked ends before, in and after an earlier answer."""
+    monkeypatch.setattr(prefix_check, "EVERY_HITS", 1)
+    with load_toy(openvino_bundle) as engine:
+        check = engine._queue._worker.prefix_check
+        ids = random_ids(5, 40)
+        ids += engine.generate(ids, max_new_tokens=60, ignore_eos=True).token_ids + random_ids(6, 60)
+        for most in (30, 64, 96, 256):
+            monkeypatch.setattr(prefix_check, "MOST_TOKENS", most)
+            for _ in range(2):
+                engine.generate(Prompt(ids, answers=((40, 100), (120, 120), (150, 160))), **OPTIONS)
+            engine.settle()
+        assert check.num_checked >= 4
+        assert not check.num_wrong
+        assert "could not be checked" not in caplog.text

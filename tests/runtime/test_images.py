@@ -1,8 +1,10 @@
 """Images as they come from elsewhere: which are read, at what size, and in how much memory."""
 
 import io
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 import outrider
 from outrider.errors import RequestError, TooLong
-from outrider.inputs.vision import read_image, to_data_url
+from outrider.inputs.vision import images, read_image, to_data_url
 from tiny_vision import add_toy_encoder, asking, picture
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
@@ -117,3 +119,59 @@ def test_images_that_cannot_fit_are_not_all_decoded(
         assert len(read) == 205
         with pytest.raises(RequestError, match=r"more than the 125,000 that image_memory=0.001 GB"):
             engine.generate(asking(Image.new("RGB", (400, 400))))
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """A chunk of a PNG file."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def test_no_image_is_thin_and_endless() -> None:
+    """Resizing took 48 bytes for each pixel along an edge: 3 GB for a file of 120 KB."""
+    longest = read_image(file_of(Image.new("1", (65_535, 1)), "PNG"))
+    assert longest.size == (65_535, 1)
+    for size in ((65_536, 1), (1, 65_536)):
+        for given in (
+            file_of(Image.new("1", size), "PNG"),
+            Image.new("RGB", size),
+            np.zeros((*size[::-1], 3), "uint8"),
+        ):
+            with pytest.raises(RequestError, match=r"pixels, and an edge has at most 65,535\. Cut it\."):
+                read_image(given)
+
+
+def test_scans_of_a_jpeg_are_counted() -> None:
+    """Each goes through all pixels: a file of 3 MB had the decoder busy for hours."""
+    whole = file_of(Image.new("RGB", (64, 64), (9, 200, 30)), "JPEG", progressive=True)
+    assert read_image(whole).size == (64, 64)
+    last = whole[whole.rfind(b"\xff\xc4") : -2]  # the last scan with its table
+    assert read_image(whole[:-2] + last * 90 + whole[-2:]).size == (64, 64)
+    for read in (read_image, to_data_url):
+        with pytest.raises(RequestError, match=r"is a JPEG of 110 scans, and at most 100 are decoded\. Save it again"):
+            read(whole[:-2] + last * 100 + whole[-2:])
+
+
+def test_damaged_tags_are_not_printed_one_by_one(recwarn: pytest.WarningsRecorder) -> None:
+    images._ignore_warnings.cache_clear()  # pytest has filters of its own for each test
+    count = 1000
+    tags = b"".join(struct.pack("<HHII", tag, 7, 2**31, 8) for tag in range(count))
+    exif = chunk(b"eXIf", b"II*\0\x08\0\0\0" + struct.pack("<H", count) + tags + bytes(4))
+    plain = file_of(Image.new("L", (8, 8)), "PNG")
+    assert read_image(plain[:-12] + exif + plain[-12:]).size == (8, 8)
+    assert not recwarn.list
+
+
+def test_exif_data_have_a_size() -> None:
+    """Tags may name the same bytes: with Pillow 12, a photo of 300 KB took some GB."""
+    size, plain = 131_070, file_of(Image.new("L", (8, 8)), "PNG")
+    photo = file_of(Image.new("L", (8, 8)), "JPEG")
+    segment = b"\xff\xe1" + struct.pack(">H", 40_008) + b"Exif\0\0" + bytes(40_000)
+    digits = chunk(b"tEXt", b"Raw profile type exif\0" + b"0" * 2 * size + b"00")
+    exif = chunk(b"eXIf", bytes(size + 1))
+    webp = file_of(Image.new("L", (8, 8)), "WEBP", exif=bytes(size + 1))
+    for damaged in (plain[:33] + exif + plain[33:], plain[:-12] + exif + plain[-12:], plain[:33] + digits + plain[33:]):
+        with pytest.raises(RequestError, match=r"has 131,07[1-7] bytes of EXIF data, and at most 131,070 are read"):
+            read_image(damaged)
+    for damaged in (webp, photo[:2] + segment * 4 + photo[2:]):
+        with pytest.raises(RequestError, match=r"bytes of EXIF data, and at most 131,070 are read\. Save it without"):
+            read_image(damaged)

@@ -55,8 +55,7 @@ class PrefixCheck:
             return
         self._num_hits += 1
         if self._num_hits % EVERY_HITS == 0:
-            end = min(num_cached_tokens, MOST_TOKENS) + 1
-            self._text = dataclasses.replace(sequence, token_ids=sequence.token_ids[:end])
+            self._text = _beginning(sequence, min(num_cached_tokens, MOST_TOKENS) + 1)
 
     def check_on(self, main: Backend) -> None:
         """Read the next piece, and compare at the end. Gives up where rows are not exact, or there is no room."""
@@ -111,6 +110,21 @@ class PrefixCheck:
     def _end(self) -> None:
         self.pause()
         self._text = self._expected = None
+
+
+def _beginning(sequence: Sequence, end: int) -> Sequence | None:
+    """The first tokens of a sequence, up to `end` or the image that it is in; None if there are not two."""
+    for span in sequence.embeds:
+        if span.begin < end < span.begin + len(span.embeds):
+            end = span.begin
+    if end < 2:
+        return None
+    return dataclasses.replace(
+        sequence,
+        token_ids=sequence.token_ids[:end],
+        answers=[(first, min(last, end)) for first, last in sequence.answers if first < end],
+        embeds=tuple(span for span in sequence.embeds if span.begin < end),
+    )
 
 
 def _read(main: Backend, slot: Slot, text: Sequence, most: int) -> Logits | None:

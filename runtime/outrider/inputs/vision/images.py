@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import io
+import re
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +23,12 @@ MEMORY = 0.5  # GB to decode an image in
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _BYTES = 8  # that a pixel takes while it is decoded: Pillow has four for each, and converting or turning makes a copy
 _BYTES_OF_WEBP = 16  # libwebp has copies of its own
+_MOST_EDGE = 65_535  # pixels, as in JPEG: resizing takes 48 bytes for each along an edge, however thin the image is
+_MOST_SCANS = 100  # of a JPEG: each goes through all pixels. Encoders write about ten.
+# Bytes of EXIF data, twice what JPEG has room for in one segment. Pillow before 13 copies the data of each tag, even
+# where those of thousands overlap: 360 MB here at most, and some GB for a file of 300 KB.
+_MOST_EXIF = 131_070
+_EXIF_OF_JPEG = re.compile(rb"\xff\xe1(..)Exif\0\0", re.DOTALL)
 _GIVE = "Give the path or bytes of a PNG, JPEG, WebP or GIF file, an image of Pillow's, or an array uint8 [h, w, 3]."
 
 
@@ -48,8 +58,12 @@ def read_image(image: Any, memory: float = MEMORY) -> Any:
     width, height = image.size
     _check_size(width, height, _BYTES_OF_WEBP if image.format == "WEBP" else _BYTES, memory)
     try:
+        image.load()
+        _check_exif(_num_exif_bytes(image.info))  # those of a PNG may stand at its end
         image = ops.exif_transpose(image)  # a copy; the one before goes
         return image.convert("RGB")
+    except RequestError:
+        raise
     except Exception as error:  # cut short, say: decoders of damaged files raise many kinds
         raise RequestError(f"The {name} is damaged: {one_line(error)}. {_GIVE}") from error
 
@@ -87,17 +101,46 @@ def _bytes_of(path: str | Path) -> bytes:
 def _pillow() -> tuple[Any, ModuleType]:
     with needs("Images need the package Pillow", "vision", OptionError):
         from PIL import Image, ImageOps
+    _ignore_warnings()
     return Image, ImageOps
+
+
+@functools.cache
+def _ignore_warnings() -> None:
+    """Have Pillow not print a line for each damaged tag of a photo's EXIF data, of which one file may have 65,535."""
+    warnings.filterwarnings("ignore", module=r"PIL\.TiffImagePlugin")
 
 
 def _opened(pillow: Any, data: bytes | bytearray | memoryview, name: str) -> Any:
     """An image of Pillow's, whose pixels are read later."""
+    if data[:2] == b"\xff\xd8":  # of a JPEG, Pillow reads EXIF data when it is opened
+        _check_exif(sum(int.from_bytes(found[1], "big") for found in _EXIF_OF_JPEG.finditer(data)))
     try:
-        return pillow.open(io.BytesIO(data), formats=_FORMATS)
+        image = pillow.open(io.BytesIO(data), formats=_FORMATS)
     except pillow.DecompressionBombError as error:
         raise RequestError(f"The {name} has too many pixels: {one_line(error)}. Make it smaller.") from error
     except Exception as error:  # of a damaged header; many kinds
         raise RequestError(f"The {name} cannot be read by Pillow. {_GIVE}") from error
+    if image.format in ("JPEG", "MPO"):
+        num_scans = bytes(data).count(b"\xff\xda")
+        if num_scans > _MOST_SCANS:
+            raise RequestError(
+                f"The {name} is a JPEG of {num_scans:,} scans, and at most {_MOST_SCANS} are decoded. Save it again."
+            )
+    return image
+
+
+def _num_exif_bytes(info: Mapping[Any, Any]) -> int:
+    """What Pillow reads as EXIF data. info: what it has found in a file beside pixels."""
+    exif, in_digits = info.get("exif", b""), info.get("Raw profile type exif", "")
+    return max(len(exif), len(in_digits) // 2) if isinstance(exif, bytes) else 0
+
+
+def _check_exif(num_bytes: int) -> None:
+    if num_bytes > _MOST_EXIF:
+        raise RequestError(
+            f"The image has {num_bytes:,} bytes of EXIF data, and at most {_MOST_EXIF:,} are read. Save it without."
+        )
 
 
 def _of_data_url(url: str) -> bytes:
@@ -123,6 +166,10 @@ def _of_array(pillow: Any, array: np.ndarray[Any, Any], memory: float) -> Any:
 def _check_size(width: int, height: int, bytes_per_pixel: int, memory: float) -> None:
     if not width * height:
         raise RequestError(f"The image has {width} × {height} pixels, and needs at least one. {_GIVE}")
+    if max(width, height) > _MOST_EDGE:
+        raise RequestError(
+            f"The image has {width:,} × {height:,} pixels, and an edge has at most {_MOST_EDGE:,}. Cut it."
+        )
     most = int(memory * 1e9) // bytes_per_pixel
     if width * height > most:
         raise RequestError(
