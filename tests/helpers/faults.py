@@ -171,7 +171,7 @@ def changed(sound: Any) -> Iterator[Any]:
 
 def drafts() -> list[Any]:
     """Drafts of all kinds, each with one thing wrong or strange."""
-    chain = Draft([5, 6, 7], [SURE, SURE, SURE], [0.5, 0.5, 0.5], None, [0, 0, 0, 0])
+    chain = Draft([5, 6, 7], [SURE, SURE, SURE], [0.5, 0.5, 0.5])
     tree = Draft([5, 6, 7], parents=[-1, -1, 0])
     probs = [Draft([5], [each]) for each in changed(SURE)]
     lengths = [Draft([5] * count) for count in (0, 1, 63, 64, 65, 5000)]

@@ -267,8 +267,11 @@ class CompiledModel(PaddedBackend, Protocol):
     device: str
     precision: str  # of calculations: "f32", "bf16", …
     cache_precision: str  # of keys and values
-    has_failed: bool  # after a failed call, if the model has to be loaded again
     logits_width: int
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a call has failed, and the model has to be loaded again."""
 
     @property
     def num_layers(self) -> int:

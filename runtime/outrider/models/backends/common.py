@@ -26,8 +26,12 @@ class MeasuredBackend:
     seconds = 0.0
     can_pad_apart = False
     can_divide = False
-    has_failed = False
     can: Capabilities
+
+    @property
+    def has_failed(self) -> bool:
+        """False: a failed call leaves nothing."""
+        return False
 
     @property
     def separate_rules(self) -> Seq[RowRule]:
