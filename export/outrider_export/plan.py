@@ -13,7 +13,7 @@ from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
 from outrider.errors import ExportError, OptionError, install, nearest
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
-from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of
+from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.progress import Silent
@@ -86,7 +86,9 @@ class Plan:
             return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
         if self.direct:
             return 0 if self.role == "main" else self.final_bytes  # before its output matrix is cut
-        scratch = int(self.num_weights * _SCRATCH_BYTES[self.weights])
+        # Of a decoder with an encoder there are two graphs, both in float32.
+        per_weight = 8.0 if self.encoder else _SCRATCH_BYTES[self.weights]
+        scratch = int(self.num_weights * per_weight)
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 
 
@@ -245,7 +247,7 @@ def make_plan(
         with configuring(path):
             config, num_weights = read_config(path), count_weights(path)
             weights = weights or default_weights(role, num_weights)
-            vocabulary, header, encoder = Vocabulary.of_folder(path), None, None
+            vocabulary, header, encoder = vocabulary_of(path, config), None, None
             if kind_of(config) is not None:
                 geometry = _checked(geometry_of(config, path))
                 encoder = _checked(describe_encoder(path, config, vocabulary))

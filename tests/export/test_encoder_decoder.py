@@ -93,7 +93,8 @@ def test_t5_drafted_is_plain(reader: Engine, options: dict[str, Any]) -> None:
             assert found.exact
             if drafter:
                 accepted[drafter["drafter"]] += found.stats.num_accepted_tokens
-    assert all(accepted.values())
+    # Random text repeats little: above temperature 0 there may be nothing to copy.
+    assert all(count for name, count in accepted.items() if name != "ngram" or not options)
 
 
 def test_one_encoder_is_stored_and_run_once(reader: Engine, convert: Any, t5: Path, t5_draft: Path) -> None:
@@ -170,26 +171,9 @@ def test_whisper_features_are_transformers() -> None:
             assert np.abs(found - expected).max() < 1e-4
 
 
-def test_whisper_greedy_is_transformers(listener: Engine, whisper: Path) -> None:
-    import torch
-    from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
-
-    model = WhisperForConditionalGeneration.from_pretrained(whisper).eval()
-    features = WhisperFeatureExtractor.from_pretrained(whisper)
-    for seconds in (7.3, 30):
-        samples = tone(seconds)
-        given = features(samples, sampling_rate=16_000, return_tensors="pt").input_features
-        common: dict[str, Any] = {"language": "de", "task": "translate", "max_new_tokens": 40}
-        with torch.no_grad():
-            expected = model.generate(given, do_sample=False, **common)[0].tolist()
-        found = listener.transcribe(samples, drafter=None, **common).windows[0].token_ids
-        end = found.index(0) if 0 in found else len(found)
-        assert found[:end] == [token_id for token_id in expected if token_id != model.config.eos_token_id][:end]
-        assert len(found) == 40 or found[-1] == model.config.eos_token_id
-
-
-def test_whisper_timestamps_are_transformers(listener: Engine, whisper: Path) -> None:
-    """Token by token, as Transformers' own loop begins again behind the last timestamp."""
+@pytest.mark.parametrize("without_timestamps", [False, True])
+def test_whisper_greedy_is_transformers(listener: Engine, whisper: Path, without_timestamps: bool) -> None:
+    """Token by token, as Transformers' own loop begins again behind a timestamp, which a random model says anyway."""
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
     from transformers.generation.logits_process import (
@@ -202,15 +186,17 @@ def test_whisper_timestamps_are_transformers(listener: Engine, whisper: Path) ->
     config, encoder = model.generation_config, listener.bundle.manifest.main.encoder
     assert encoder is not None
     assert encoder.audio is not None
-    begin = [*encoder.begin_token_ids, encoder.audio.languages["en"], encoder.audio.tasks["transcribe"]]
+    begin = [*encoder.begin_token_ids, encoder.audio.languages["de"], encoder.audio.tasks["translate"]]
+    begin += [encoder.audio.no_timestamps_token_id] if without_timestamps else []
     processors = [
         SuppressTokensLogitsProcessor(config.suppress_tokens),
         SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, begin_index=len(begin)),
-        WhisperTimeStampLogitsProcessor(config, begin_index=len(begin)),
+        *([] if without_timestamps else [WhisperTimeStampLogitsProcessor(config, begin_index=len(begin))]),
     ]
     samples = tone(7.3)
     features = WhisperFeatureExtractor.from_pretrained(whisper)(samples, sampling_rate=16_000, return_tensors="pt")
-    options: dict[str, Any] = {"language": "en", "timestamps": True, "max_new_tokens": 60, "drafter": None}
+    options: dict[str, Any] = {"language": "de", "task": "translate", "max_new_tokens": 60, "drafter": None}
+    options |= {"without_timestamps": without_timestamps, "temperature": 0.0}
     found = listener.transcribe(samples, **options).windows[0].token_ids
     with torch.no_grad():
         logits = model(features.input_features, decoder_input_ids=torch.tensor([begin + found])).logits
@@ -219,41 +205,31 @@ def test_whisper_timestamps_are_transformers(listener: Engine, whisper: Path) ->
         for processor in processors:
             row = processor(before, row)
         assert int(row.argmax()) == token_id
-    assert sum(token_id >= encoder.audio.first_timestamp_token_id for token_id in found) > 2
-
-
-def test_long_audio_is_read_in_windows(listener: Engine) -> None:
-    found = listener.transcribe(tone(70), max_new_tokens=6)
-    assert found.language in ("en", "de", "ja")
-    assert [(each.begin, each.end) for each in found.segments] == [(0, 30), (30, 60), (60, 70)]
-    assert found.text == "".join(window.text for window in found.windows)
-    second = listener.transcribe(tone(70)[30 * 16_000 : 60 * 16_000], language=found.language, max_new_tokens=6)
-    assert len(second.windows) == 1
-
-
-def test_segments_follow_the_timestamps(listener: Engine) -> None:
-    found = listener.transcribe(tone(70), timestamps=True, max_new_tokens=60)
-    begins = [each.begin for each in found.segments]
-    assert begins == sorted(begins)
-    assert all(each.end >= each.begin for each in found.segments)
-    assert found.segments[-1].end <= 90.02
-    json.dumps(found.as_dict())
+    assert len(set(found)) > 10
+    assert without_timestamps or sum(token_id >= encoder.audio.first_timestamp_token_id for token_id in found) > 2
 
 
 def test_whisper_files_and_command(listener: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = tone(2)
     frames = np.round(samples * 32_767).astype("<i2")
     write_wav(tmp_path / "talk.wav", frames.tobytes())
-    expected = listener.transcribe(frames / np.float32(32_768), max_new_tokens=9)
-    assert listener.transcribe(tmp_path / "talk.wav", max_new_tokens=9).text == expected.text
-    arguments = [str(listener.bundle.folder), str(tmp_path / "talk.wav"), "--max-new-tokens", "9"]
-    assert run(["transcribe", *arguments, "--json"]) == 0
+    common: dict[str, Any] = {"max_new_tokens": 9, "without_timestamps": True}
+    expected = listener.transcribe(frames / np.float32(32_768), **common, temperature=0.0)
+    assert expected.language in ("en", "de", "ja")
+    found = listener.transcribe(tmp_path / "talk.wav", **common, temperature=(0.0, 0.5), logprob_threshold=None)
+    assert found.text == expected.text
+    arguments = [str(listener.bundle.folder), str(tmp_path / "talk.wav"), "--max-new-tokens", "9", "--json"]
+    greedy = ["--without-timestamps", "--temperature-increment-on-fallback", "none"]
+    assert run(["transcribe", *arguments, *greedy, "--no-speech-threshold", "none"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == expected.text
-    write_wav(tmp_path / "fast.wav", frames.tobytes(), rate=44_100)
-    assert run(["transcribe", *arguments[:1], str(tmp_path / "fast.wav")]) == 1
+    sampled = ["--temperature", "0.4", "--temperature-increment-on-fallback", "0.3", "--logprob-threshold", "0"]
+    assert run(["transcribe", *arguments, *sampled, "--without-timestamps", "--seed", "1"]) == 0
+    (segment,) = json.loads(capsys.readouterr().out)["segments"]
+    assert segment["temperature"] == 1.0
+    (tmp_path / "bad.wav").write_bytes(b"RIFF    WAVE")
+    assert run(["transcribe", arguments[0], str(tmp_path / "bad.wav")]) == 1
     said = capsys.readouterr().err
-    assert "44,100" in said
-    assert "16,000" in said
+    assert "bad.wav" in said
     assert "ffmpeg" in said
 
 
@@ -265,7 +241,7 @@ def test_whisper_files_and_command(listener: Engine, tmp_path: Path, capsys: pyt
         (np.full(100, np.nan, dtype=np.float32), {}, "Sample 0 of the audio is nan"),
         (np.zeros((2, 100), dtype=np.float32), {}, "one channel"),
         (np.zeros(100, dtype=np.int16), {}, "Divide 16-bit samples"),
-        (np.zeros(100, dtype=np.float32), {"sampling_rate": 8000}, "8,000 samples a second.*16,000"),
+        (np.zeros(100, dtype=np.float32), {"sampling_rate": 80}, "80 samples a second"),
         (np.zeros(100, dtype=np.float32), {"language": "xx"}, "language='xx' is not known"),
         (np.zeros(100, dtype=np.float32), {"task": "sing"}, "task='sing' is not known"),
         ("missing.wav", {}, "missing.wav"),

@@ -1,4 +1,4 @@
-"""Tiny random T5, Whisper and MarianMT checkpoints, as transformers saves them, with real tokenizers."""
+"""Tiny random T5, Whisper and MarianMT checkpoints, in the form that the hub's have, with real tokenizers."""
 
 import json
 import struct
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from published import publish_marian, publish_t5, publish_whisper
 from tiny import TEXT, train_tokenizer
 
 T5_SHAPE: dict[str, Any] = {
@@ -54,6 +55,8 @@ def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None =
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0} | unigram_pieces(TEXT)
+    extra = [f"<extra_id_{i}>" for i in reversed(range(100))]
+    pieces |= dict.fromkeys(extra, 0.0)
     tokenizer = Tokenizer(models.Unigram([*pieces.items()], unk_id=2))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
@@ -64,6 +67,7 @@ def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None =
         single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
     )
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    tokenizer.add_special_tokens(extra)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
     torch.manual_seed(seed)
     size = tokenizer.get_vocab_size()  # not padded: Transformers would generate tokens that do not exist
@@ -72,6 +76,7 @@ def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None =
     if change is not None:
         change(model)
     model.save_pretrained(folder)
+    publish_t5(folder)
 
 
 def shake_decoder(model: Any) -> None:
@@ -126,7 +131,8 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
 
     names = [f"<|{language}|>" for language in LANGUAGES]
     special = ["<|endoftext|>", "<|startoftranscript|>", *names, "<|translate|>", "<|transcribe|>"]
-    tokenizer = train_tokenizer(special=[*special, "<|notimestamps|>"])
+    special += ["<|startoflm|>", "<|startofprev|>", "<|nocaptions|>"]
+    tokenizer = train_tokenizer(special=[*special, "<|notimestamps|>"], user_defined=())
     tokenizer.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(NUM_TIMESTAMPS)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict.fromkeys(("eos_token", "pad_token"), special[0]))
     fast.save_pretrained(folder)
@@ -145,7 +151,7 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
         lang_to_id={name: ids[name] for name in names},
         task_to_id={name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")},
         no_timestamps_token_id=ids["<|notimestamps|>"],
-        suppress_tokens=[1, 2, 7, start, *(ids[name] for name in names)],
+        suppress_tokens=[1, 2, 7, start, *(ids[name] for name in special[2 + len(names) :])],
         begin_suppress_tokens=[220, end],
         max_initial_timestamp_index=50,
         max_length=shape["max_target_positions"],
@@ -155,6 +161,7 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
         change(model)
     model.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=shape["num_mel_bins"]).save_pretrained(folder)
+    publish_whisper(folder)
 
 
 def write_marian(folder: Path, seed: int = 9, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
@@ -184,6 +191,7 @@ def write_marian(folder: Path, seed: int = 9, change: Callable[[Any], None] | No
     if change is not None:
         change(model)
     model.save_pretrained(folder)
+    publish_marian(folder)
 
 
 def _vary(layers: Any) -> None:

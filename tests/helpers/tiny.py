@@ -22,7 +22,12 @@ TEXT = (
 ) * 8
 
 
-def train_tokenizer(pre: str = "qwen2", special: Iterable[str] = SPECIAL, text: Iterable[str] = TEXT) -> Any:
+def train_tokenizer(
+    pre: str = "qwen2",
+    special: Iterable[str] = SPECIAL,
+    text: Iterable[str] = TEXT,
+    user_defined: Iterable[str] = USER_DEFINED,
+) -> Any:
     """A BPE tokenizer as the real ones are made, written here by hand.
 
     pre: "qwen2", "llama-bpe" or "smollm", which are byte-level, or "sentencepiece".
@@ -50,7 +55,7 @@ def train_tokenizer(pre: str = "qwen2", special: Iterable[str] = SPECIAL, text: 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in USER_DEFINED])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in user_defined])
     return tokenizer
 
 

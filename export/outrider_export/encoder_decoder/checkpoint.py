@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ TASKS = {
     "marian": "text2text-generation-with-past",
 }
 ARCHITECTURES = dict(zip(ENCODER_DECODERS, TASKS, strict=True))
+_NUM_TIMESTAMPS = 1501  # <|0.00|> to <|30.00|>
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 _T5_LENGTH = 512  # tokens that T5 was trained with; newer configurations leave n_positions out
 # The weights that an encoder is made of, and what else of its configuration it depends on.
 _WEIGHTS = {
@@ -79,6 +83,21 @@ def _length(config: dict[str, Any], key: str) -> int:
     return int(config["max_position_embeddings" if kind == "marian" else key])
 
 
+def vocabulary_of(folder: Path, config: dict[str, Any]) -> Vocabulary:
+    """The vocabulary of a checkpoint. Timestamps are added where an older Whisper's tokenizer lacks them.
+
+    Raises:
+        ExportError: as `Vocabulary.of_folder`.
+    """
+    found = Vocabulary.of_folder(folder)
+    if kind_of(config) != "whisper" or not len(found) or found.tokens[-1] != "<|notimestamps|>":
+        return found
+    count = min(_NUM_TIMESTAMPS, int(config.get("vocab_size") or 0) - len(found))
+    added = range(len(found), len(found) + count)
+    names = (f"<|{(token_id - len(found)) / 50:.2f}|>" for token_id in added)
+    return replace(found, tokens=(*found.tokens, *names), added_token_ids=found.added_token_ids.union(added))
+
+
 def describe_encoder(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> EncoderEntry:
     """The manifest's entry for the encoder of a checkpoint, and for how its decoder's texts begin.
 
@@ -110,6 +129,11 @@ def describe_encoder(folder: Path, config: dict[str, Any], vocabulary: Vocabular
 
 def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabulary) -> AudioEntry:
     """What Whisper's features and special tokens are, from preprocessor_config.json and generation_config.json."""
+    if not (folder / "generation_config.json").is_file():
+        raise ExportError(
+            f"{folder} has no generation_config.json, which says what a Whisper's languages, tasks and timestamps are. "
+            "Copy the file of the model that it was made from, such as openai/whisper-small."
+        )
     # transformers 5 may write the feature extractor's values into processor_config.json.
     config = read_json(folder / "preprocessor_config.json")
     config = config or read_json(folder / "processor_config.json").get("feature_extractor") or {}
@@ -129,6 +153,11 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
         )
     no_timestamps = generation.get("no_timestamps_token_id", vocabulary.find("<|notimestamps|>"))
     languages = generation.get("lang_to_id") or {}
+    if not languages and generation.get("is_multilingual") is None and any(map(_is_language, vocabulary.tokens)):
+        raise ExportError(
+            f"{folder}/generation_config.json has no lang_to_id, so its languages are not known. Copy the file of the "
+            "model that it was made from, such as openai/whisper-small, or add is_multilingual: false."
+        )
     tasks = generation.get("task_to_id") or {
         name: token_id for name in ("transcribe", "translate") if (token_id := vocabulary.find(f"<|{name}|>"))
     }
@@ -153,6 +182,10 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
         no_speech_token_id=_find(vocabulary, "<|nospeech|>", "<|nocaptions|>"),
         previous_token_id=previous if isinstance(previous, int) else _find(vocabulary, "<|startofprev|>"),
     )
+
+
+def _is_language(token: str | None) -> bool:
+    return token is not None and _LANGUAGE.fullmatch(token) is not None
 
 
 def _find(vocabulary: Vocabulary, *names: str) -> int | None:

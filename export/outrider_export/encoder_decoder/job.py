@@ -66,6 +66,11 @@ def _features(encoder: EncoderEntry) -> tuple[int, ...]:
 def place_encoder(plan: Plan, main: Plan, progress: Progress) -> EncoderEntry | None:
     """The entry of a model's encoder, if it has one, with its folder. A draft model may share the main model's."""
     encoder = plan.encoder
+    if encoder is not None and not (plan.path / "generation_config.json").is_file():
+        progress.note(
+            f"{plan.source.id} has no generation_config.json: which tokens begin its texts, and which are never "
+            "generated, is taken from config.json."
+        )
     if plan is main or encoder is None or main.encoder is None:
         return encoder
     if encoder.sha256 == main.encoder.sha256:
