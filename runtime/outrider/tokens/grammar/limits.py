@@ -34,9 +34,9 @@ class GrammarLimits:
     """
 
     compile_seconds: float = 10.0
-    compile_memory: int = 512 << 20
-    mask_seconds: float = 2.0
-    answer_seconds: float = 60.0
+    compile_memory: int = 256 << 20
+    mask_seconds: float = 1.0
+    answer_seconds: float = 30.0
     slow_seconds: float = 0.02
 
 
