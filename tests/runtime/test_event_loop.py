@@ -117,6 +117,7 @@ def test_slow_grammars_keep_each_other_waiting_alone(tiny: Path, monkeypatch: py
         return await asyncio.gather(*slow)
 
     monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    monkeypatch.setattr(Source, "is_cheap", False)
     with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
         texts = [result.text for result in asyncio.run(ask(engine))]
     assert texts == ["a" * i + "b" for i in range(1, 9)]

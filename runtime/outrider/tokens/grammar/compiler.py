@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILE = "tokenizer.json"
 _KEPT = 32  # compiled grammars
-_KEPT_MEMORY = 1 << 30  # bytes of compiled grammars, as far as they were tried
+_KEPT_MEMORY = 512 << 20  # bytes of compiled grammars, as far as they were tried
 _KEPT_REFUSALS = 256
 _NUM_THREADS = 2  # where event loops have grammars compiled
 _NUM_UNTRIED = 2  # grammars that are compiled at a time where no other process can be started
@@ -125,10 +125,7 @@ class Grammars:
                 raise OptionError(known)
         try:
             _check(source)
-            if not source.is_cheap:
-                base = self._try(tokenizer, source, entry, gone)
-            else:
-                base = _compile(tokenizer, source)
+            base = _compile(tokenizer, source) if source.is_cheap else self._try(tokenizer, source, entry, gone)
         except ClientLeft as left:
             raise OptionError(_LEFT) from left
         except OptionError as error:

@@ -13,7 +13,9 @@ from typing import Any
 
 from outrider.system.nesting import check_levels, levels_of, levels_of_json
 
-MAX_LEXER_STATES = 50_000  # of one answer, of 1 to 2 kB each
+# llguidance's own limits, half of which no usual schema reaches
+MAX_LEXER_STATES = 100_000  # of one answer, of 0.1 to 2 kB each
+STEP_LEXER_FUEL = 50_000  # of one mask
 MOST_CHARACTERS = 500_000  # which take up to some seconds; tens of seconds more
 MOST_LEVELS = 4_000  # with those that are reached through references; llguidance takes up to 5 kB of stack for each
 
@@ -34,9 +36,9 @@ class GrammarLimits:
     """
 
     compile_seconds: float = 10.0
-    compile_memory: int = 512 << 20
-    mask_seconds: float = 2.0
-    answer_seconds: float = 60.0
+    compile_memory: int = 128 << 20
+    mask_seconds: float = 0.5
+    answer_seconds: float = 30.0
     slow_seconds: float = 0.02
 
 

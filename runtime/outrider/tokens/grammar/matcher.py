@@ -9,7 +9,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
 from outrider.tokens.grammar.dates import with_real_dates
-from outrider.tokens.grammar.limits import MAX_LEXER_STATES
+from outrider.tokens.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def new_matcher(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
             made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
         else:
             made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
-        bounds = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        bounds = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=STEP_LEXER_FUEL)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=bounds)
         matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread
         return matcher

@@ -1,0 +1,366 @@
+"""What a grammar costs: limits of time and memory, and what becomes of those who wait beside it."""
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outrider
+from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
+from in_the_loop import new_request, run
+from outrider.config import GenerationConfig
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
+from outrider.errors import NoTokenLeft, OptionError
+from outrider.testing import FakeBackend
+from outrider.tokens.grammar import GrammarLimits, Grammars, Source, trials
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Coupled
+from outrider.types import Draft, Drafter, Noise
+
+ATTACK = Source("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
+DEAR = [Source("json_schema", json.dumps({"allOf": [{"type": "string"}, {"pattern": f"^a{i}b*$"}]})) for i in range(4)]
+QUICK = GrammarLimits(compile_seconds=0.2)
+ALL_SLOW = GrammarLimits(slow_seconds=-1)  # each mask takes longer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    new_grammars(folder).close()
+    return folder
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[Callable[..., Grammars]]:
+    made: list[Grammars] = []
+
+    def new(limits: GrammarLimits | None = None) -> Grammars:
+        made.append(Grammars(folder, VOCAB_SIZE, EOS, limits))
+        return made[-1]
+
+    yield new
+    for each in made:
+        each.close()
+        assert not each.trials.process_ids
+
+
+def wait_for(holds: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# Compiling
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (QUICK, "compiling it takes more than 0.2 seconds, the limit. Simplify it"),
+        (GrammarLimits(compile_memory=40 << 20), "compiling it takes more than 40 MB of memory, the limit. Simplify"),
+    ],
+    ids=["seconds", "memory"],
+)
+def test_a_grammar_beyond_a_limit_is_refused(
+    make: Callable[..., Grammars], limits: GrammarLimits, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is ended. It is refused again without another, and the next grammar is compiled."""
+    grammars = make(limits)
+    with pytest.raises(OptionError, match=says) as raised:
+        grammars.new_state(ATTACK)
+    assert "\n" not in str(raised.value)
+    assert not grammars.trials.process_ids
+    assert grammars.is_quick(ATTACK)
+    assert grammars.new_state(DEAR[0]).num_allowed([]) == 0
+    assert len(grammars.trials.process_ids) == 1
+    monkeypatch.setattr(grammars.trials, "check", None)
+    with pytest.raises(OptionError, match=says):
+        grammars.new_state(ATTACK)
+    assert not grammars.is_quick(DEAR[1])
+    assert grammars.is_quick(DEAR[0])
+
+
+def test_slow_masks_are_found_in_the_trial(make: Callable[..., Grammars]) -> None:
+    with pytest.raises(OptionError, match=r"come next takes 0\.\d seconds, and the limit is -1\. Simplify it"):
+        make(GrammarLimits(mask_seconds=-1)).new_state(DEAR[0])
+    assert make(ALL_SLOW).new_state(DEAR[0]).is_slow
+    assert not make().new_state(DEAR[0]).is_slow
+
+
+def test_a_client_that_leaves_ends_its_compilation(make: Callable[..., Grammars]) -> None:
+    """So that others' grammars have their turn: as many were compiled as may be at a time."""
+    grammars, gone = make(GrammarLimits(compile_seconds=300, compile_memory=1 << 40)), threading.Event()
+    attacks = [ATTACK, Source("grammar", ATTACK.text + " "), ATTACK]
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(grammars.new_state, attack, gone) for attack in attacks]
+        wait_for(lambda: len(grammars.trials.process_ids) == 2)
+        other = pool.submit(grammars.new_state, DEAR[0])
+        assert not other.done()
+        gone.set()
+        for each in waiting:
+            with pytest.raises(OptionError, match="client has left"):
+                each.result(60)
+        assert other.result(60)
+    assert not grammars.is_quick(ATTACK)  # nothing was found out about it
+
+
+def test_a_task_that_is_cancelled_ends_its_compilation(tiny: Path) -> None:
+    pytest.importorskip("llguidance", reason="the extra [structured]")
+    with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
+        grammars: Any = engine._preparation.grammars
+        grammars.trials._limits = GrammarLimits(compile_seconds=300, compile_memory=1 << 40)
+
+        async def leave() -> None:
+            task = asyncio.create_task(engine.agenerate("hello", grammar=ATTACK.text))
+            await asyncio.to_thread(wait_for, lambda: grammars.trials.process_ids)
+            text = (await engine.agenerate("hello", regex="ab?c", max_new_tokens=4)).text
+            assert text.startswith("a")
+            task.cancel()
+            await asyncio.to_thread(wait_for, lambda: not grammars.trials.process_ids)
+
+        asyncio.run(leave())
+
+
+def test_where_no_process_can_be_started(make: Callable[..., Grammars], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an app that is frozen into one file. Slow grammars are left to their threads, a few at most."""
+    monkeypatch.setattr(trials, "child_command", lambda _: None)
+    grammars = make(QUICK)
+    assert grammars.new_state(DEAR[0])
+    goes_on = threading.Event()
+    monkeypatch.setattr("outrider.tokens.grammar.compiler.new_matcher", lambda *_: goes_on.wait(60))
+    for source in DEAR[1:3]:
+        with pytest.raises(OptionError, match=r"more than 0\.2 seconds, the limit"):
+            grammars.new_state(source)
+    with pytest.raises(OptionError, match=r"2 others are still being compiled\. Try again later"):
+        grammars.new_state(DEAR[3])
+    goes_on.set()
+
+
+def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Grammars]) -> None:
+    grammars = make()
+    for source in DEAR[:3]:
+        grammars.new_state(source)
+        grammars._entries[source].memory = 300 << 20
+    grammars.new_state(DEAR[2])
+    assert [*map(grammars.is_quick, DEAR[:3])] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("source", "is_cheap"),
+    [
+        (Source("regex", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), True),
+        (Source("regex", "(a{1000}){1000}"), False),
+        (Source("regex", "a{1000}{1000}"), False),
+        (Source("regex", "a" * 600), False),
+        (Source("grammar", 'start: "yes" | "no"\n'), True),
+        (ATTACK, False),
+        (Source("grammar", "start: A{100}\nA: B{100}\nB: /a/"), False),
+        (Source("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
+        (Source("tools", 'start: %json {"allOf": []}'), False),
+        (Source("json_schema", '{"maxLength": 100000}'), False),
+        (Source("json_schema", json.dumps({"items": [{"pattern": "a"}] * 9})), False),
+        (Source("json_schema", json.dumps({"items": [{"pattern": "(a{1000}){1000}"}]})), False),
+        *((Source("json_schema", json.dumps(SCHEMAS[name])), True) for name in ("object", "array", "numbers", "ref")),
+    ],
+)
+def test_grammars_that_are_certain_to_be_cheap(source: Source, is_cheap: bool) -> None:
+    assert source.is_cheap == is_cheap
+
+
+def test_usual_schemas_are_compiled_without_a_process(make: Callable[..., Grammars]) -> None:
+    grammars = make()
+    dear = {name for name, schema in SCHEMAS.items() if not Source("json_schema", json.dumps(schema)).is_cheap}
+    assert dear == {"oneOf", "allOf", "map", "blanks"}
+    grammars.new_state(Source("json_schema", json.dumps(SCHEMAS["pattern"])))
+    assert not grammars.trials.process_ids
+
+
+REFUSED_SOON = [
+    Source("regex", "(?=a)b"),
+    Source("regex", r"(a)\1"),
+    Source("grammar", "start: A\nA: /a/ A"),
+    Source("grammar", "start: a\na: a"),
+    Source("json_schema", json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 2}}})),
+    Source("json_schema", json.dumps({"patternProperties": {f"^a*{i}": {} for i in range(40)}})),
+]
+NASTY = [
+    Source("regex", "(" * 300 + "a" + "){2}" * 300),
+    Source("regex", "(a{1000}){1000}"),
+    Source("regex", "((a|b)*a(a|b){30}){40}"),
+    Source("regex", "(a*)*" * 200),
+    Source("regex", "a{999999999}"),
+    Source("regex", r"(\p{L}|\P{L}){0,500}x" * 3),
+    Source("grammar", "start: a\na: b a | b\nb: a b | /x/"),
+    Source("grammar", "start: A\nA: ~(" + "~/a.*b/ & " * 12 + "/b/)"),
+    ATTACK,
+    Source("json_schema", json.dumps({"type": "string", "allOf": [{"pattern": f"w{i}"} for i in range(26)]})),
+    Source("json_schema", json.dumps({"enum": [f"value {i}" for i in range(5_000)]})),
+    Source("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(3_000)}})),
+    Source("json_schema", json.dumps({"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83, 79)]})),
+    Source("json_schema", json.dumps({"anyOf": [{"anyOf": [{"minLength": i}] * 20} for i in range(40)]})),
+]
+
+
+@pytest.mark.parametrize("sources", [REFUSED_SOON, pytest.param(NASTY, marks=pytest.mark.slow)], ids=["soon", "all"])
+def test_grammars_that_are_made_to_hurt(make: Callable[..., Grammars], sources: list[Source]) -> None:
+    """Each is refused in a line, or an answer may begin with it. None takes longer than the limits say."""
+    grammars = make(GrammarLimits(compile_seconds=0.5, compile_memory=100 << 20))
+    says: list[str] = []
+    for source in sources:
+        try:
+            state = grammars.new_state(source)
+            state._mask(())
+        except (OptionError, NoTokenLeft) as error:
+            says.append(str(error))
+    assert max(map(len, says)) < 500
+    assert not any("\n" in each for each in says)
+
+
+# Masks
+
+
+def make_request(grammars: Grammars, source: Source, **fields: Any) -> Request:
+    state = grammars.new_state(source)
+    sampler = LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state)
+    given: dict[str, Any] = {"verifier": Coupled(), "noise": Noise(0), "max_new_tokens": 60, "reuse": False}
+    return new_request([7, 8], sampler=sampler, eos_token_ids=frozenset(EOS), grammar=state, **given | fields)
+
+
+def state_of(request: Request) -> Any:
+    return request.grammar
+
+
+def answer(*requests: Request) -> list[list[int]]:
+    return [token_ids[2:] for token_ids in run(FakeBackend(VOCAB_SIZE, seed=1), *requests, rows=64)]
+
+
+class Proposes(Drafter):
+    num_assistant_tokens = 4
+
+    def propose(self, requests: Any) -> list[Draft]:
+        return [Draft([5, 6]) for _ in requests]
+
+
+def test_answers_with_late_masks_are_the_same(make: Callable[..., Grammars]) -> None:
+    """Their tokens, and how they end: where the grammar is complete, or with the last token that may be generated."""
+    quick, slow = make(), make(ALL_SLOW)
+    sources = [Source("json_schema", json.dumps(SCHEMAS[name])) for name in ("object", "enum", "optional", "lengths")]
+    for source, most in itertools.product([*sources, Source("regex", "ab|abc?d")], (3, 60)):
+        plain = make_request(quick, source, max_new_tokens=most)
+        late = [
+            make_request(slow, source, max_new_tokens=most),
+            make_request(slow, source, max_new_tokens=most, drafter=Proposes()),
+        ]
+        state_of(late[0]).is_slow = True
+        (expected,) = answer(plain)
+        assert answer(*late) == [expected, expected]
+        assert {each.finish_reason for each in late} == {plain.finish_reason}
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (GrammarLimits(mask_seconds=-1), "and the limit of a token is -1"),
+        (GrammarLimits(answer_seconds=-1), "seconds in all, and the limit of an answer is -1"),
+        (GrammarLimits(answer_seconds=-1, slow_seconds=-1), "seconds in all, and the limit of an answer is -1"),
+    ],
+    ids=["token", "answer", "in the thread"],
+)
+def test_an_answer_beyond_the_limit_of_its_masks_fails_alone(
+    make: Callable[..., Grammars], limits: GrammarLimits, says: str
+) -> None:
+    other = make_request(make(), Source("regex", "[a-c]{20}"))
+    (expected,) = answer(make_request(make(), Source("regex", "[a-c]{20}")))
+    source = Source("regex", "(a|b){30}")
+    failing = make_request(make(limits), source)
+    state_of(failing).is_slow = limits.slow_seconds < 0
+    main = FakeBackend(VOCAB_SIZE, seed=1)
+    run(main, other, failing, rows=64, spared=(NoTokenLeft,))
+    assert other.sequence.generated_token_ids == expected
+    assert isinstance(failing.error, NoTokenLeft)
+    assert "regex cannot be followed further: finding the tokens that may come next took 0.0 seconds" in str(
+        failing.error
+    )
+    assert says in str(failing.error)
+
+
+class Blocked:
+    """A matcher whose masks come when they may."""
+
+    def __init__(self, matcher: Any, goes_on: threading.Event) -> None:
+        self.matcher, self.goes_on = matcher, goes_on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.matcher, name)
+
+    def compute_bitmask(self) -> Any:
+        assert self.goes_on.wait(60)
+        return self.matcher.compute_bitmask()
+
+
+def begun(main: FakeBackend, *requests: Request) -> None:
+    for request in requests:
+        assert admit(request, main)
+
+
+def test_others_go_on_while_a_mask_is_late(make: Callable[..., Grammars]) -> None:
+    """A bystander has all of its tokens before the late mask is there; then the late answer has its own."""
+    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{9}"), threading.Event()
+    (expected,) = answer(make_request(make(), source))
+    late = make_request(make(GrammarLimits(mask_seconds=60, slow_seconds=-1)), source)
+    state = state_of(late)
+    state.is_slow, state.matcher = True, Blocked(state.matcher, goes_on)
+    bystander = new_request([7, 8], max_new_tokens=15)
+    begun(main, late, bystander)
+    rounds = 0
+    while not bystander.ended:
+        step(main, [late, bystander], Scheduler(64))
+        rounds += 1
+    assert rounds == 15
+    assert not late.stats.num_generated_tokens
+    goes_on.set()
+    while not late.ended:
+        step(main, [late], Scheduler(64))
+    assert late.sequence.generated_token_ids == expected
+    for request in (late, bystander):
+        release(request)
+
+
+def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> None:
+    """Its thread is left to it, and other slow answers have another."""
+    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{9}"), threading.Event()
+    (expected,) = answer(make_request(make(), source))
+    lost = make_request(make(GrammarLimits(mask_seconds=0.01, slow_seconds=-1)), source)
+    late = make_request(make(ALL_SLOW), source)
+    states = [state_of(lost), state_of(late)]
+    for state in states:
+        state.is_slow = True
+    states[0].matcher = Blocked(states[0].matcher, goes_on)
+    begun(main, lost, late)
+    try:
+        while not (lost.error and late.ended):
+            step(main, [each for each in (lost, late) if not each.ended], Scheduler(64))
+    finally:
+        goes_on.set()
+    assert "the limit of a token is 0.01. Simplify it." in str(lost.error)
+    assert late.sequence.generated_token_ids == expected
+
+
+def test_an_answer_is_slow_only_while_its_masks_are(make: Callable[..., Grammars]) -> None:
+    """One slow mask, as of a busy machine, does not take an answer's drafts for good."""
+    request = make_request(make(), Source("regex", "[a-c]{9}"))
+    state = state_of(request)
+    state.is_slow = True
+    answer(request)
+    assert not state.is_slow
