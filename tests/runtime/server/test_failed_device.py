@@ -61,3 +61,9 @@ def test_a_model_whose_device_failed_is_loaded_again(
         fails.clear()
         assert ask(stream=False) == expected
         assert live.is_idle
+        asked = [pool.submit(ask, stream) for stream in (False, True)]
+        wait_until(lambda: live.engine().cache["main"].num_used_tokens > 0)
+        live.engine().close()  # as when it is loaded again under a request
+        ended = [each.result(60) for each in asked]
+        assert ended[0].startswith("error 503: ")
+        assert all("The model was unloaded while this request ran. Send it again." in each for each in ended)
