@@ -5,6 +5,7 @@
     OutriderError                exit code 1
     ├── OptionError              exit code 2   an invalid option, name or value
     ├── RequestError             1             a request that cannot be run: its prompt is empty, or does not fit
+    │   ├── EngineClosed         1             the engine is closed, or was while the request ran
     │   ├── NoTokenLeft          1             a request's options leave no token to choose
     │   └── TooLong              1             prompt and answer do not fit in the context or the cache
     ├── DrafterError             1             an app's drafter failed, or gave what breaks its interface's rules
@@ -50,6 +51,13 @@ class OptionError(OutriderError, ValueError):
 
 class RequestError(OutriderError, ValueError):
     """A request that cannot be run: its prompt is empty, or too long for the model's context or for the cache."""
+
+
+class EngineClosed(RequestError):
+    """The engine is closed, or was closed while the request waited or ran."""
+
+    def __init__(self) -> None:
+        super().__init__("This engine is closed. Load the bundle again.")
 
 
 class NoTokenLeft(RequestError):

@@ -10,8 +10,7 @@ from typing import TypeVar
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.results import TextChunk
-from outrider.decoding.worker import CLOSED
-from outrider.errors import RequestError
+from outrider.errors import EngineClosed
 
 T = TypeVar("T")
 
@@ -45,20 +44,20 @@ async def call(thread: Executor | None, function: Callable[[Event], T]) -> T:
     """Call a function in a thread, by default one of the event loop's. Its event is set if the task is cancelled.
 
     Raises:
-        RequestError: when the engine is closed, and its thread with it, before the function was begun.
+        EngineClosed: when the engine is closed, and its thread with it, before the function was begun.
     """
     gone = Event()
     try:
         called = asyncio.get_running_loop().run_in_executor(thread, function, gone)
     except RuntimeError as error:  # the thread takes nothing any more
-        raise RequestError(CLOSED) from error
+        raise EngineClosed from error
     try:
         return await called
     except asyncio.CancelledError as error:
         gone.set()
         task = asyncio.current_task()
         if task is not None and not task.cancelling():  # closing has cancelled the call
-            raise RequestError(CLOSED) from error
+            raise EngineClosed from error
         raise
 
 

@@ -14,8 +14,8 @@ from outrider.decoding.observer import Observer, guarded
 from outrider.decoding.request import Request
 from outrider.decoding.results import TextChunk
 from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.worker import CLOSED, Inbox, News, Settle, Stop, Worker
-from outrider.errors import RequestError
+from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker
+from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
 from outrider.system.forks import check_process
 from outrider.types import Backend
@@ -46,7 +46,7 @@ class RequestQueue:
         """Raise RequestError after `close`, and in a process that was forked from the worker's process."""
         check_process(self._pid)
         if not self._stop.alive:
-            raise RequestError(CLOSED)
+            raise EngineClosed
 
     def check_may_wait(self) -> None:
         """Raise RequestError in the worker's own thread: what waits for an answer there would stop all of them."""
@@ -89,7 +89,7 @@ class RequestQueue:
         self._inbox.put(request)
         if not self._stop.alive:  # closed in the meantime: the worker may not read its inbox again
             self._thread.join()
-            self._worker.give_up(RequestError(CLOSED))
+            self._worker.give_up(EngineClosed())
 
     def cancel(self, request: Request) -> None:
         """End a request that is not read any more, after the running round. From any thread."""

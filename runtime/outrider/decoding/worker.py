@@ -18,13 +18,12 @@ from outrider.decoding.rereading import Rereading
 from outrider.decoding.results import TextChunk
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
-from outrider.errors import RequestError
+from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
 from outrider.types import Backend
 
 _REST = 0.1  # seconds without a request, before ended answers are read again
 _AHEAD = 8  # rounds that a request may be ahead of its reader
-CLOSED = "This engine is closed. Load the bundle again."
 
 
 class Stop:
@@ -68,7 +67,7 @@ class Worker:
                         self._prefixes.copy_on()
             except BaseException as error:  # such as an app's drafter's: every reader must get an error
                 self.give_up(error)
-        self.give_up(RequestError(CLOSED))
+        self.give_up(EngineClosed())
         if self._prefixes is not None:
             self._prefixes.finish()
 

@@ -18,7 +18,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outrider.errors import OptionError, OutriderError, RequestError, TooLong, one_line
+from outrider.errors import EngineClosed, OptionError, OutriderError, RequestError, TooLong, one_line
 from outrider.server.protocol.responses import ErrorBody, ErrorResponse
 
 log = logging.getLogger("outrider.server")
@@ -55,6 +55,9 @@ def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an error. Unexpected ones are logged, and their text stays here."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineClosed):  # no fault of this request: another one found that its device has failed
+        message = "The model was unloaded while this request ran. Send it again."
+        return ApiError(503, message, type="server_error", code="unloaded")
     if isinstance(error, OptionError | RequestError):
         message = str(error)
         message = message.replace(*_NAME)
