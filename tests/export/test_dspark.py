@@ -163,7 +163,7 @@ def drafts_of(drafter: HiddenModel, states: Any, token_ids: list[int], verifier:
         assert drafter.reserve(sequence, 200)
         for part in (states[:7], states[7:]):
             drafter.observe(sequence, Committed([], [], features=part))
-        requests.append(DraftRequest(sequence, NUM_PLACES, sampler, verifier, Noise(3), frozenset(), rule=Rule()))  # type: ignore[arg-type]
+        requests.append(DraftRequest(sequence, NUM_PLACES, sampler, verifier, Noise(3), frozenset(), rule=Rule()))
     first, second = drafter.propose(requests)
     assert (first.token_ids, first.confidences) == (second.token_ids, second.confidences)
     for request in requests:

@@ -82,7 +82,7 @@ def _needs(architecture: str) -> str:
 
 
 def _layouts() -> list[Layout]:
-    make = Layout
+    make: Any = Layout
     return [
         make("gpt2", 2019, "gpt2-old", "gpt2", form="none", decoder=False, map=False, dtype="float32",
              refused=_needs("GPT2LMHeadModel")),

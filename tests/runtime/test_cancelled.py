@@ -1,6 +1,5 @@
 """Cancelled answers, and calls that fail, leave no trace: later answers are those of plain decoding."""
 
-import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from outrider.errors import DeviceError
 from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.kv import BlockPool
 from outrider.models.measure.readings import read
+from outrider.models.measure.slots import open_slot
 from outrider.types import Chunk, Draft, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from toys import load_toy, random_ids
@@ -82,7 +82,7 @@ def test_a_failed_call_leaves_its_slot_as_it_was_or_shorter(
 ) -> None:
     """A block of 8 bits is rounded again with what is written to it."""
     with load_toy(openvino_bundle, cache_precision=cache_precision) as engine:
-        slot, ids = engine.main.open(300), random_ids(11, 300)
+        slot, ids = open_slot(engine.main, 300), random_ids(11, 300)
         engine.main.submit([Chunk(slot, ids[:70], num_rows=0)]).wait()
         failing.append(True)
         with pytest.raises(DeviceError):
@@ -102,7 +102,7 @@ def test_a_failed_call_is_dropped_and_never_published(
     """Blocks that the failed call's slot shares with published prefixes stay as they are."""
     with load_with_trees(openvino_bundle, cache_precision=cache_precision) as engine:
         plain = engine.generate(PROMPTS[0], drafter=None, **OPTIONS).token_ids
-        pool = engine.main.paged_cache
+        pool: Any = engine.loaded["main"].backend.prefixes
         keys, blocks = PROMPTS[0][:64], pool.read(PROMPTS[0][:64], b"", 0)
         for after in (0, 1, 3):
             stream = engine.stream(PROMPTS[0], drafter=drafter, **OPTIONS)
@@ -127,12 +127,14 @@ def test_a_model_whose_call_failed_is_used_no_more(openvino_bundle: Bundle, monk
         with monkeypatch.context() as patched:
 
             class Failing:
+                def start_async(self) -> None:
+                    """As if it began."""
+
                 def wait(self) -> None:
                     raise RuntimeError("of ours")
 
-            patched.setattr(engine.main._calls, "_request", dataclasses.make_dataclass("Request", [])())
-            engine.main._calls._request.wait = Failing().wait
-            engine.main._calls._request.start_async = lambda: None
+            main: Any = engine.main
+            patched.setattr(main._calls, "_request", Failing())
             with pytest.raises(DeviceError, match="CPU failed: of ours"):
                 engine.generate(PROMPTS[3], drafter=None, **OPTIONS)
         assert engine.has_failed
@@ -172,8 +174,7 @@ def test_a_wrong_prefix_is_found_and_dropped(
         texts = [engine.generate(PROMPTS[0], **OPTIONS).token_ids for _ in range(4)]
         engine.settle()
         assert (check.num_checked, check.num_wrong) == (1, 0)  # a later one takes an earlier one's place
-        assert engine.main.cache.num_published_tokens
-        cache = engine.main.prefixes
+        cache = engine.loaded["main"].backend.prefixes
         # As if something had written to the cache: the same tokens with the keys and values of others.
         engine.generate(PROMPTS[2], **OPTIONS)
         content = cache.read(PROMPTS[2][:64], b"", 0)

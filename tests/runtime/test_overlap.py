@@ -21,7 +21,7 @@ from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import DeviceError, OptionError
 from outrider.models.backends.common import BufferPending
-from outrider.models.backends.infer_calls import InferCalls
+from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
 from outrider.models.measure import Contention, PassCost, pays
@@ -51,7 +51,7 @@ class SlowPending:
         self.left -= 1
         return self.left < 0
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> FakeBackend.Step:
+    def wait(self) -> FakeBackend.Step:
         self.main.ends.append(self.main.watch())
         return self.step
 
@@ -325,4 +325,4 @@ def test_a_call_that_failed_is_over() -> None:
             raise RuntimeError("[CPU] MatMul: shapes do not fit")
 
     request: Any = Request()
-    assert InferCalls(request, "CPU").is_idle
+    assert InferCalls(request, GraphState("CPU")).is_idle

@@ -114,6 +114,9 @@ class _Simulated:
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
         return self._backend.open(max_tokens, prompt)
 
+    def clear_prefixes(self) -> None:
+        self._backend.clear_prefixes()
+
     def submit(self, chunks: Seq[Chunk]) -> _Pending:
         context = sum(chunk.slot.length for chunk in chunks) / len(chunks)
         seconds = self._cost.together([len(chunk.token_ids) for chunk in chunks], context)
@@ -135,7 +138,7 @@ class _Pending:
     def done(self) -> bool:
         return not self.backend.is_main or self.backend.clock.check_left <= 0
 
-    def wait(self, unless: Callable[[], bool] | None = None) -> Step:  # noqa: ARG002
+    def wait(self) -> Step:
         clock = self.backend.clock
         if self.backend.is_main:
             clock.wait()
