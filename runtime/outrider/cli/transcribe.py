@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,7 +22,7 @@ def _number_or_none(context: click.Context, parameter: click.Parameter, given: s
         raise click.BadParameter(f"'{given}' is neither a number nor none.", context, parameter) from error
 
 
-def _threshold(name: str, default: str, says: str) -> Any:
+def _threshold(name: str, default: str, says: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     described = f"{says} none: off.  [default: {default}]"
     return click.option(name, metavar="X|none", default=default, callback=_number_or_none, help=described)
 

@@ -114,12 +114,13 @@ def _values(block: bytes, form: _Format) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):  # infinity is refused elsewhere
             return np.frombuffer(block, dtype=f"<f{form.width}").astype(np.float32)
     if form.width == 1:  # unsigned
-        return np.frombuffer(block, dtype=np.uint8).astype(np.float32) / 128 - 1
+        return np.frombuffer(block, dtype=np.uint8).astype(np.float32) / np.float32(128) - np.float32(1)
+    scale = np.float32(1 << (8 * form.width - 1))
     if form.width == 3:
         parts = np.frombuffer(block, dtype=np.uint8).reshape(-1, 3).astype(np.int32)
         whole = (parts[:, 0] << 8 | parts[:, 1] << 16 | parts[:, 2] << 24) >> 8
-        return whole.astype(np.float32) / (1 << 23)
-    return np.frombuffer(block, dtype=f"<i{form.width}").astype(np.float32) / (1 << (8 * form.width - 1))
+        return whole.astype(np.float32) / scale
+    return np.frombuffer(block, dtype=f"<i{form.width}").astype(np.float32) / scale
 
 
 @cache
