@@ -64,11 +64,15 @@ class Layout:
     refused: str = ""
 
 
-_BOS_EOS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
-_GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
-_QWEN = {"eos": "<|im_end|>", "pad": "<|endoftext|>", "template": "text"}
-_LLAMA3 = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "template": "text"}
-_DEEPSEEK = {"bos": "<｜begin▁of▁sentence｜>", "eos": "<｜end▁of▁sentence｜>", "pad": "<｜end▁of▁sentence｜>"}
+_BOS_EOS: dict[str, Any] = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+_GPT2: dict[str, Any] = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
+_QWEN: dict[str, Any] = {"eos": "<|im_end|>", "pad": "<|endoftext|>", "template": "text"}
+_LLAMA3: dict[str, Any] = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "template": "text"}
+_DEEPSEEK: dict[str, Any] = {
+    "bos": "<｜begin▁of▁sentence｜>",
+    "eos": "<｜end▁of▁sentence｜>",
+    "pad": "<｜end▁of▁sentence｜>",
+}
 _LLAMA3_ROPE = {
     "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 128,
     "rope_type": "llama3",
