@@ -3,7 +3,7 @@
     layout = LAYOUTS["llama-2-7b-chat"]
     write(layout, folder)
 
-What is after the files as their publishers wrote them: the keys of config.json, tokenizer.json and its companions, how
+What follows the files as their publishers wrote them, rewritten by hand: the keys of config.json, tokenizer.json and its companions, how
 special tokens and templates are given, generation_config.json, shards, number types. Sizes are not.
 """
 
