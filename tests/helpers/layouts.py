@@ -3,8 +3,8 @@
     layout = LAYOUTS["llama-2-7b-chat"]
     write(layout, folder)
 
-What follows the files as their publishers wrote them, rewritten by hand: the keys of config.json, tokenizer.json and its companions, how
-special tokens and templates are given, generation_config.json, shards, number types. Sizes are not.
+The keys of config.json, tokenizer.json and its companions, how special tokens and templates are given,
+generation_config.json, shards and number types follow the publishers' files, rewritten by hand. Sizes do not.
 """
 
 import json
