@@ -110,10 +110,60 @@ and NPU.
 
 """
 
+# Years, layouts, and what the plain installation makes of them, as in tests/helpers/layouts.py.
+LAYOUTS = (
+    (
+        "2023–2026",
+        "Llama 2, 3.1, 3.2, CodeLlama, TinyLlama, Yi, DeepSeek-Coder, stories15M, SmolLM2, Falcon3, MiniMind2, "
+        "R1-Distill-Llama, a Llama saved by Transformers 5",
+        "exported",
+    ),
+    ("2023–2024", "Mistral 7B v0.1 and v0.3, Zephyr, Nemo, Ministral 8B", "exported"),
+    ("2024–2026", "Qwen1.5, Qwen2.5, QwQ, R1-Distill-Qwen, Qwen3, also saved by Transformers 5", "exported"),
+    (
+        "2023–2025",
+        "Phi 3, 3.5, 4-mini; Gemma 1, 2, 3, also by others; SmolLM3, OLMo 1 and 2, Granite 3.1, ERNIE 4.5, StableLM 3B "
+        "and 2",
+        "exported",
+    ),
+    (
+        "2019–2025",
+        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Mixtral, Command R, StarCoder2, Hunyuan, T5, Flan-T5, "
+        "Whisper, MarianMT",
+        "tokenizer converted; weights need `.[export]`",
+    ),
+    (
+        "2024–2025",
+        "EXAONE 3.5, InternLM 2.5 and 3, MiniCPM",
+        "tokenizer converted; weights need `.[export]` and `--trust-remote-code`",
+    ),
+    (
+        "2021–2023",
+        "GPT-Neo; OPT with `vocab.json` and `merges.txt` alone; Baichuan with `tokenizer.model` alone",
+        "refused by name: its attention; its tokenizer has to be saved as `tokenizer.json` first",
+    ),
+)
+
 MODELS_TAIL = """\
 
 A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares
 a bundle with its own checkpoint.
+
+## File layouts
+
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 60 models
+(`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
+follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
+the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
+
+| years | layouts | without PyTorch |
+|---|---|---|
+{layouts}
+
+Tokenizers are read in old and new spellings: merges as texts, no `byte_fallback` or `fuse_unk`, `add_prefix_space`
+for `prepend_scheme`, `legacy=false`, `AddedToken` objects. They are converted and checked before weights are read. Of
+Whisper's, only the decoding has to agree. A chat template may be a text, a list with names ("default" is taken), or
+`chat_template.jinja`, which wins over the others.
 
 ## Architectures that are not in the table
 
@@ -244,7 +294,12 @@ def models_page() -> str:
     for name, rule in REFUSED.items():
         of_rule.setdefault(rule, []).append(f"`{name}`")
     refused = "\n".join(f"| {', '.join(names)} | {rule} |" for rule, names in of_rule.items())
-    return MODELS_HEAD + "\n".join(rows) + "\n" + MODELS_TAIL.format(refused=refused)
+    return (
+        MODELS_HEAD
+        + "\n".join(rows)
+        + "\n"
+        + MODELS_TAIL.format(refused=refused, layouts="\n".join(f"| {' | '.join(row)} |" for row in LAYOUTS))
+    )
 
 
 def index_page() -> str:

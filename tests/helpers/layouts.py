@@ -3,8 +3,8 @@
     layout = LAYOUTS["llama-2-7b-chat"]
     write(layout, folder)
 
-What is after the files as their publishers wrote them: the keys of config.json, tokenizer.json and its companions, how
-special tokens and templates are given, generation_config.json, shards, number types. Sizes are not.
+The keys of config.json, tokenizer.json and its companions, how special tokens and templates are given,
+generation_config.json, shards and number types follow the publishers' files, rewritten by hand. Sizes do not.
 """
 
 import json
@@ -64,11 +64,15 @@ class Layout:
     refused: str = ""
 
 
-_BOS_EOS = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
-_GPT2 = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
-_QWEN = {"eos": "<|im_end|>", "pad": "<|endoftext|>", "template": "text"}
-_LLAMA3 = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "template": "text"}
-_DEEPSEEK = {"bos": "<｜begin▁of▁sentence｜>", "eos": "<｜end▁of▁sentence｜>", "pad": "<｜end▁of▁sentence｜>"}
+_BOS_EOS: dict[str, Any] = {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}
+_GPT2: dict[str, Any] = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<|endoftext|>"}
+_QWEN: dict[str, Any] = {"eos": "<|im_end|>", "pad": "<|endoftext|>", "template": "text"}
+_LLAMA3: dict[str, Any] = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>", "template": "text"}
+_DEEPSEEK: dict[str, Any] = {
+    "bos": "<｜begin▁of▁sentence｜>",
+    "eos": "<｜end▁of▁sentence｜>",
+    "pad": "<｜end▁of▁sentence｜>",
+}
 _LLAMA3_ROPE = {
     "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 128,
     "rope_type": "llama3",
