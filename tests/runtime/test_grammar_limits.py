@@ -91,6 +91,25 @@ def test_a_grammar_beyond_a_limit_is_refused(
     assert grammars.is_quick(DEAR[0])
 
 
+def test_a_process_that_has_ended_is_replaced(make: Callable[..., Grammars]) -> None:
+    grammars = make()
+    grammars.new_state(DEAR[0])
+    (ended,) = grammars.trials._idle
+    ended.end()
+    grammars.new_state(DEAR[1])
+    assert len(grammars.trials.process_ids) == 1
+
+
+def test_closing_ends_compilations(make: Callable[..., Grammars]) -> None:
+    grammars = make(GrammarLimits(compile_seconds=300, compile_memory=1 << 40))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(grammars.new_state, ATTACK)
+        wait_for(lambda: grammars.trials.process_ids)
+        grammars.close()
+        with pytest.raises(OptionError, match="client has left"):
+            waiting.result(60)
+
+
 def test_slow_masks_are_found_in_the_trial(make: Callable[..., Grammars]) -> None:
     with pytest.raises(OptionError, match=r"come next takes 0\.\d seconds, and the limit is -1\. Simplify it"):
         make(GrammarLimits(mask_seconds=-1)).new_state(DEAR[0])

@@ -7,6 +7,7 @@ thread ends the process when a trial passes its limits, as nothing stops llguida
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -50,7 +51,8 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A trial's result. error: llguidance's reason, "" for none. beyond: the limit it passed, "seconds" or "memory".
+    """A trial's result. error: llguidance's reason, "" for none. beyond: the limit it passed, "seconds" or "memory",
+    or "process" if the process has ended.
 
     memory: bytes that it took. mask_seconds: what its first masks took, the slowest of them. retires: whether the
     process ends now.
@@ -91,12 +93,15 @@ class _Watch:
             beyond = beyond or ("seconds" if time.process_time() - began > trial.seconds else "")
             with self.writing:
                 if beyond and self._trial is running:
-                    _write(Verdict(beyond=beyond, memory=self.most, retires=True))
-                    os._exit(0)
+                    try:
+                        _write(Verdict(beyond=beyond, memory=self.most, retires=True))
+                    finally:  # the parent may be gone
+                        os._exit(0)
 
 
 def main() -> None:
     """Try grammars until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the parent's children, too
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     text = Path(start.path).read_text(encoding="utf-8")
     tokenizer = new_tokenizer(text, start.vocab_size, start.eos_token_ids)

@@ -82,7 +82,7 @@ class Grammars:
         self._entries: OrderedDict[Source, _Entry] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._untried = Semaphore(_NUM_UNTRIED)
-        self.trials = Trials(Start(str(self._path), vocab_size, eos_token_ids), self.limits)
+        self.trials = Trials(Start(str(self._path.absolute()), vocab_size, eos_token_ids), self.limits)
         self.threads = ThreadPoolExecutor(_NUM_THREADS, "outrider grammars")
 
     def close(self) -> None:
@@ -207,6 +207,8 @@ def beyond(verdict: Verdict, limits: GrammarLimits) -> str:
     """Which limit a trial has passed, in words; "" for none."""
     if verdict.beyond == "memory":
         return f"compiling it takes more than {limits.compile_memory >> 20:,} MB of memory, the limit"
+    if verdict.beyond == "process":
+        return "the process that compiles it ends, as one does that has no memory left"
     if verdict.beyond:
         return f"compiling it takes more than {limits.compile_seconds:g} seconds, the limit"
     if verdict.mask_seconds > limits.mask_seconds:

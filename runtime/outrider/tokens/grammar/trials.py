@@ -58,7 +58,7 @@ class Trials:
         return [child.process.pid for child in [*self._all] if child.process.poll() is None]
 
     def close(self) -> None:
-        """End the processes. Trials that run raise NoChild."""
+        """End the processes. Trials that run raise ClientLeft."""
         self._closed = True
         _end_all(self._all)
 
@@ -66,15 +66,17 @@ class Trials:
         """Try a grammar. gone: is set when nobody waits for it any more.
 
         Raises:
-            ClientLeft: when `gone` is set. The process is ended.
+            ClientLeft: when `gone` is set, or the engine is closed. The process is ended.
             NoChild: when no process can be started here.
         """
         limits = self._limits
         trial = Trial(source.option, source.text, limits.compile_seconds, limits.compile_memory)
         with self._slot(gone):
+            if self._closed:
+                raise ClientLeft
             with self._lock:
                 child = self._idle.pop() if self._idle else None
-            if child is None:
+            if child is None or child.process.poll() is not None:
                 child = self._new_child(gone)
             verdict: Verdict | None = None
             try:
@@ -86,7 +88,7 @@ class Trials:
                     with self._lock:
                         self._idle.append(child)
             if self._closed:
-                raise NoChild("the engine is closed")
+                raise ClientLeft
             return verdict
 
     @contextmanager
@@ -114,6 +116,9 @@ class Trials:
         finally:
             if not ready:
                 child.end()
+        if self._closed:
+            child.end()
+            raise ClientLeft
         if not ready:
             raise NoChild("the process that tries grammars has ended")
         return child
@@ -136,7 +141,7 @@ class _Child:
         Thread(target=_read, args=(cast("IO[bytes]", self.process.stdout), self._lines), daemon=True).start()
 
     def ask(self, question: Start | Trial, patience: float, gone: Event | None) -> Verdict:
-        """Send a line and wait for its answer. A process that ends without one has run out of memory."""
+        """Send a line and wait for its answer."""
         with suppress(OSError):  # it has ended, as the next line says
             self._input.write(msgspec.json.encode(question) + b"\n")
             self._input.flush()
@@ -144,7 +149,7 @@ class _Child:
         while True:
             with suppress(Empty):
                 line = self._lines.get(timeout=_POLL)
-                return msgspec.json.decode(line, type=Verdict) if line else Verdict(beyond="memory", retires=True)
+                return msgspec.json.decode(line, type=Verdict) if line else Verdict(beyond="process", retires=True)
             if gone is not None and gone.is_set():
                 raise ClientLeft
             if time.monotonic() > until:
