@@ -16,6 +16,12 @@ from outrider.cli import run
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
+VISION: dict[str, Any] = {
+    "folder": "vision", "weights": "fp32", "tile_size": 16, "tokens_per_tile": 4, "longest_edge": 48, "splits": True,
+    "image_token_id": 1, "image_token": "<image>", "around_token": "|", "global_token": "#", "mean": [0, 0, 0],
+    "std": [1, 1, 1], "rescale_factor": 1.0, "resample": 1,
+}  # fmt: skip
+
 
 @pytest.fixture
 def copy(openvino_bundle: Bundle, tmp_path: Path) -> Path:
@@ -54,6 +60,13 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
         (lambda m: m["drafters"][0]["model"].update(vocab_sha256="0" * 64), "vocabulary of drafter 'draft' is not"),
         (lambda m: m["drafters"].append(m["drafters"][0]), "names must differ"),
         (lambda m: m["drafters"][0].update(name="ngram"), "names must differ"),
+        (lambda m: m["drafters"][0].update(name="draft\n"), r"matching regex .*drafters\[0\]\.name"),
+        (lambda m: m["main"].update(folder="main\n"), r"matching regex .*main\.folder"),
+        (lambda m: m.update(minimum_runtime="0.1\n"), r"matching regex .*minimum_runtime"),
+        (lambda m: m["drafters"].extend(m["drafters"][:1] * 64), r"length <= 64 - at .*drafters"),
+        (lambda m: m["main"].update(vision=VISION | {"image_token": ""}), r"length >= 1 - at .*vision\.image_token"),
+        (lambda m: m["main"].update(vision=VISION | {"tile_size": 10**9}), r"<= 4096 - at .*vision\.tile_size"),
+        (lambda m: m["main"].update(vision=VISION | {"tokens_per_tile": 10**12}), r"<= 1048576 .*tokens_per_tile"),
         (lambda m: m["drafters"][0].update(kind="oracle"), "Invalid enum value 'oracle'"),
         (lambda m: m["drafters"][0].update(kind="medusa"), "drafter 'draft' of kind medusa has no features"),
         (lambda m: m["drafters"][0].update(kind="mtp", features=["a"], num_places=3), "has a value for num_places"),

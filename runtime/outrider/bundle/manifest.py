@@ -26,14 +26,16 @@ ADAPTER_NAMES = ("adapter.xml", "adapter.bin")  # the file that a backend opens,
 WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # not allowed as names of a bundle's drafters
-NAME = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
-VERSION = r"^\d{1,9}(\.\d{1,9})*$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"  # not $, which a line's end may follow
+VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 Format: TypeAlias = Literal["openvino", "onnx"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 # Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
 MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
+MOST_TILE = 4_096  # pixels along an edge of what a vision encoder reads
+MOST_DRAFTERS = 64  # each is compiled
 Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -106,12 +108,12 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     folder: Name
     weights: str  # "int8", "fp16" or "fp32"
-    tile_size: Positive  # pixels: the encoder reads squares of so many
-    tokens_per_tile: Positive
+    tile_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILE)]  # pixels: the encoder reads squares of so many
+    tokens_per_tile: Width
     longest_edge: Positive  # pixels: images are resized to it before they are cut into tiles
     splits: bool  # whether they are cut; otherwise one tile is all
     image_token_id: NonNegative  # stands where a tile's embeddings are read
-    image_token: str
+    image_token: Annotated[str, msgspec.Meta(min_length=1)]
     around_token: str  # before and behind the tokens of an image
     global_token: str  # before the tile that shows the whole image
     mean: tuple[float, float, float]
@@ -196,7 +198,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum_runtime: Annotated[str, msgspec.Meta(pattern=VERSION)]
     created_by: str
     main: ModelEntry
-    drafters: tuple[DrafterEntry, ...]
+    drafters: Annotated[tuple[DrafterEntry, ...], msgspec.Meta(max_length=MOST_DRAFTERS)]
     tokenizer: TokenizerEntry
     files: tuple[FileEntry, ...]
     adapters: tuple[AdapterEntry, ...] = ()
