@@ -204,7 +204,7 @@ def test_the_layout_of_smolvlm_keeps_answers(seeing: Path, plain: outrider.Engin
     """Its template writes contents in parts, and a space before an answer that the model writes itself."""
     with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False, drafter="suffix") as engine:
         tokenizer: Any = engine.tokenizer
-        tokenizer._tokenizer.set_chat_template(
+        tokenizer.set_chat_template(
             PARTS_TEMPLATE.replace("<image>", TOY_PLACE).replace("['role'] | capitalize", "['role'].capitalize()")
         )
         chat = engine.chat(**OPTIONS)
