@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,7 @@ import msgspec
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, Format, Geometry, ModelEntry, Source, TokenizerEntry
 from outrider.errors import ExportError
+from outrider.inputs.text.chat_template import DEFAULT, TEMPLATE_FILE
 from outrider.system.together import start
 from outrider_export.adapters.peft_format import WEIGHTS
 from outrider_export.child import run_child
@@ -26,7 +28,7 @@ from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import Pairing
 from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.progress import Progress
-from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
+from outrider_export.sources import TOKENIZER_FILES, read_json, read_templates
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import NoRoom, Target
 
@@ -164,6 +166,13 @@ def copy_tokenizer(plan: Plan, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (plan.path / name).is_file():
             shutil.copyfile(plan.path / name, folder / name)
+    named = read_templates(plan.path).by_name
+    if {*named} - {DEFAULT}:  # a bundle's tokenizer has no folders in it
+        config = read_json(folder / "tokenizer_config.json")
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+        text = json.dumps(config, ensure_ascii=False, indent=2)
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8", newline="\n")
+        (folder / TEMPLATE_FILE).unlink(missing_ok=True)
 
 
 def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
@@ -186,7 +195,7 @@ def describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
         special_token_ids=plan.vocabulary.special_token_ids,
         bos_token_id=token_of_config(config, "bos", plan.vocabulary),
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
-        chat_template="chat_template" in config or any((folder / name).exists() for name in CHAT_TEMPLATES),
+        chat_template=bool(read_templates(folder).by_name),
     )
 
 

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider_export.sources import read_json
+from outrider_export.sources import read_json, read_templates
 
 
 def write_tokenizer_ir(folder: Path) -> bool:
@@ -38,15 +38,13 @@ def write_tokenizer_ir(folder: Path) -> bool:
     encoder.add_sinks(whole.get_sinks())
     encoder = utils.change_outputs_type(encoder, openvino.Type.i64)
     decoder = utils.change_inputs_type(decoder, openvino.Type.i64)
-    template = config.get("chat_template")
-    if template is None and (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template = read_templates(folder).default  # openvino-genai's and the Model Server's; ours reads the folder's files
     for model, name in ((encoder, "openvino_tokenizer"), (decoder, "openvino_detokenizer")):
         utils.update_rt_info_with_environment(model)
         for kind in ("bos", "eos", "pad"):
             if (token_id := _token_id(tokenizer, config, kind)) is not None:
                 model.set_rt_info(token_id, f"{kind}_token_id")
-        if isinstance(template, str):
+        if template:
             model.set_rt_info(template, "chat_template")
         openvino.save_model(model, folder / f"{name}.xml")
     return True

@@ -14,7 +14,7 @@ from outrider.errors import RequestError, one_line
 from outrider.inputs.text.template_limits import TemplateLimit
 from outrider.inputs.text.template_sandbox import compiled, render
 
-TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "chat_templates"
+TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 DEFAULT, TOOL_USE = "default", "tool_use"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -34,7 +34,7 @@ class ChatTemplates:
 
     @classmethod
     def read(cls, folder: Path) -> ChatTemplates:
-        """Read a tokenizer's folder: chat_template.jinja and chat_templates/*.jinja before JSON files.
+        """Read a tokenizer's folder: chat_template.jinja and additional_chat_templates/*.jinja before JSON files.
 
         Raises:
             OSError, ValueError: when a file cannot be read.
@@ -101,17 +101,14 @@ class ChatTemplates:
         return {}
 
     def _form_of_arguments(self, source: str) -> type | None:
-        """`dict` or `str`: the only form in which a template takes a call's arguments as JSON; None: either, or none.
+        """`dict` or `str`: the form in which a template needs a call's arguments; None: it takes either.
 
         Transformers leaves this to the caller. OpenAI's clients always send text, and a template that applies `tojson`
         to it writes a JSON string.
         """
         if source not in self._forms:
-            reads = {
-                kind: self._writes_arguments(source, value)
-                for kind, value in ((str, _ARGUMENTS_TEXT), (dict, _ARGUMENTS))
-            }
-            self._forms[source] = None if reads[str] == reads[dict] else str if reads[str] else dict
+            as_text, as_object = (self._writes_arguments(source, given) for given in (_ARGUMENTS_TEXT, _ARGUMENTS))
+            self._forms[source] = (None if as_object else str) if as_text else dict
         return self._forms[source]
 
     def _writes_arguments(self, source: str, arguments: Any) -> bool:

@@ -19,6 +19,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro, TemplateReference, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -106,11 +107,10 @@ def _tojson(
 @jinja2.pass_environment
 def _sum(environment: _Environment, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
     """Jinja2's, with the operator that is limited."""
+    value_of = (lambda item: item) if attribute is None else make_attrgetter(environment, attribute)
     total = start
-    for item in (
-        iterable if attribute is None else environment.call_filter("map", iterable, (), {"attribute": attribute})
-    ):
-        total = environment.call_binop(cast("Any", None), "+", total, item)
+    for item in iterable:
+        total = environment.call_binop(cast("Any", None), "+", total, value_of(item))
     return total
 
 
