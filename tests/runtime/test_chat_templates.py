@@ -158,7 +158,7 @@ def test_honest_templates_are_within_the_limits() -> None:
     long = [{"role": "user", "content": "word " * 200_000}, *[{"role": "user", "content": "x " * 500}] * 1_000]
     template = (
         "{% set ns = namespace(text='') %}{% for m in messages %}{% set ns.text = m.content | trim %}"
-        "{{ ns.text ~ '\n' }}{{ messages | length if loop.last }}{{ m.content.split('y')[-1] if loop.first }}{% endfor %}"
+        "{{ ns.text ~ '\n' }}{{ messages | length if loop.last }}{{ m.content.split('y')[-1] if loop.first }}{% endfor %}"  # noqa: E501
     )
     assert render(template, long).endswith("1001")
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from string import Formatter
-from typing import Any
+from typing import Any, cast
 
 from jinja2.utils import Namespace
 
@@ -110,13 +110,13 @@ def _items_of(value: Any) -> Iterable[Any] | None:
     if isinstance(value, dict):
         return _pairs(value)
     if isinstance(value, _VIEWS):
-        return list(value)
+        return list(cast("Iterable[Any]", value))
     if isinstance(value, Namespace):
         return _pairs(object.__getattribute__(value, "_Namespace__attrs"))
     return None
 
 
-_VIEWS = (type({}.items()), type({}.keys()), type({}.values()))
+_VIEWS: tuple[type[Any], ...] = (type({}.items()), type({}.keys()), type({}.values()))
 
 
 def _pairs(table: dict[Any, Any]) -> Iterator[Any]:

@@ -89,12 +89,13 @@ def _environment() -> _Environment:
     for name, call in environment.filters.items():
         wrapped = filtered(call, name, _current, 1 if hasattr(call, "jinja_pass_arg") else 0)
         environment.filters[name] = functools.wraps(call)(wrapped) if hasattr(call, "__dict__") else wrapped
-    for name, call in environment.tests.items():
+    tests: dict[str, Any] = environment.tests
+    for name, call in tests.items():
         wrapped = _ticking(call)
         environment.tests[name] = functools.wraps(call)(wrapped) if hasattr(call, "__dict__") else wrapped
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    environment.globals["lipsum"] = _lipsum(environment.globals["lipsum"])
+    environment.globals["lipsum"] = _lipsum(cast("Any", environment.globals["lipsum"]))
     return environment
 
 
@@ -107,10 +108,10 @@ def _tojson(
 @jinja2.pass_environment
 def _sum(environment: _Environment, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
     """Jinja2's, with the operator that is limited."""
-    value_of = (lambda item: item) if attribute is None else make_attrgetter(environment, attribute)
+    value_of: Any = None if attribute is None else make_attrgetter(environment, attribute)
     total = start
     for item in iterable:
-        total = environment.call_binop(cast("Any", None), "+", total, value_of(item))
+        total = environment.call_binop(cast("Any", None), "+", total, value_of(item) if value_of else item)
     return total
 
 
@@ -154,7 +155,7 @@ class _Generation(Extension):
 
     @pass_eval_context
     def _body(self, context: nodes.EvalContext, caller: Macro) -> str:  # noqa: ARG002
-        return cast("str", caller())
+        return caller()
 
 
 class _Parser(Parser):
@@ -281,7 +282,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
         return limited
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
         budget = _current()
         budget.tick()
         args = tuple(map(listed, args))
@@ -300,7 +301,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             budget.level -= 1
 
 
-def _call(name: str, *args: nodes.Expr) -> nodes.Call:
+def _call(name: str, *args: Any) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), [*args], [], None, None)
 
 
