@@ -31,7 +31,7 @@ NOT_RUN = {
     "encoder-decoder.md": "a T5, a Whisper and speech; tests/runtime/test_encoder_decoder*.py have small ones",
 }
 # SmolLM2 has no format for functions.
-BEFORE = {"structured-output.md": ("tools = [", f"engine.tokenizer._tokenizer.set_chat_template({TEMPLATE!r})\n")}
+BEFORE = {"structured-output.md": ("tools = [", f"engine.tokenizer.set_chat_template({TEMPLATE!r})\n")}
 SMOLLM2 = {  # of its config.json
     "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
     "num_hidden_layers": 30,

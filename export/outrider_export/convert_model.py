@@ -26,7 +26,7 @@ from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import Pairing
 from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.progress import Progress
-from outrider_export.sources import CHAT_TEMPLATES, read_json
+from outrider_export.sources import read_json
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import NoRoom, Target
 from outrider_export.tokenizer_files import copy_files
@@ -189,7 +189,7 @@ def describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
         special_token_ids=plan.vocabulary.special_token_ids,
         bos_token_id=token_of_config(config, "bos", plan.vocabulary),
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
-        chat_template="chat_template" in config or any((folder / name).exists() for name in CHAT_TEMPLATES),
+        chat_template=bool(read_templates(folder).by_name),
     )
 
 

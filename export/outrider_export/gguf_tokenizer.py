@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ExportError
+from outrider.inputs.text.chat_template import DEFAULT
 from outrider_export.gguf_file import GGUFHeader
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
@@ -230,6 +231,14 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
         token_id = header.integer(f"tokenizer.ggml.{key}_token_id", -1)
         if 0 <= token_id < len(tokens):
             config[f"{name}_token"] = tokens[token_id]
-    if template := header.text("tokenizer.chat_template", ""):
-        config["chat_template"] = template
+    if templates := _templates(header):
+        named = [{"name": name, "template": text} for name, text in templates.items()]
+        config["chat_template"] = templates[DEFAULT] if [*templates] == [DEFAULT] else named
     return config
+
+
+def _templates(header: GGUFHeader) -> dict[str, str]:
+    """The file's chat templates by name, as in tokenizer_config.json."""
+    key = "tokenizer.chat_template"
+    names = {key: DEFAULT, **{k: k[len(key) + 1 :] for k in header.metadata if k.startswith(f"{key}.")}}
+    return {name: text for each, name in names.items() if (text := header.text(each, ""))}

@@ -20,7 +20,8 @@ from outrider_export.progress import Progress
 # An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never downloaded.
 ALLOWED = ("*.json", "*.jinja", "*.model", "*.spm", "*.safetensors")
 ALLOWED_WITH_CODE = (*ALLOWED, "*.py")
-ELSEWHERE = ("*/*",)  # sub-folders hold other formats: onnx/, openvino/, original/
+# Sub-folders hold other formats: onnx/, openvino/, original/. All but additional_chat_templates/ are left out.
+ELSEWHERE = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*")
 
 
 Advance = Callable[[int], None]  # called with the number of new bytes

@@ -23,12 +23,15 @@ from numpy.typing import NDArray
 from outrider.bundle.manifest import NonNegative
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError
+from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
 from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
 from outrider_export.progress import Progress
 
-CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE, "chat_template.json"
+)  # fmt: skip
+OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
@@ -187,6 +190,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ExportError(f"{path} holds no JSON object.")
     return content
+
+
+def read_templates(folder: Path) -> ChatTemplates:
+    """A checkpoint's chat templates.
+
+    Raises:
+        ExportError: if one of their files cannot be read.
+    """
+    try:
+        return ChatTemplates.read(folder)
+    except FAULTS as error:
+        raise ExportError(f"The chat template in {folder} cannot be read: {why(error)}. {_AGAIN}") from error
 
 
 def count_weights(folder: Path) -> int:

@@ -31,7 +31,7 @@ from outrider_export.onnx_inputs import add_default, add_extra_rows, add_rows, r
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import TOKENIZER_BYTES, Plan, check_width
 from outrider_export.progress import ForModel, Progress, Silent
-from outrider_export.sources import TOKENIZER_FILES, Located, fetch, locate, read_json
+from outrider_export.sources import OTHER_TEMPLATES, TOKENIZER_FILES, Located, fetch, locate, read_json
 from outrider_export.target import Target, check_space
 from outrider_export.vocabulary import Vocabulary
 
@@ -114,7 +114,7 @@ def _locate(name: str | Path, revision: str | None, file: str | None) -> Located
 
 def _look(role: str, source: Located, name: str | None, progress: Progress) -> _Found:
     """Read one model, and check that it is complete and that Outrider can run it."""
-    source = fetch(source, False, progress, (*_CONFIGS, *TOKENIZER_FILES, f"{name}", f"{name}?data*"))
+    source = fetch(source, False, progress, (*_CONFIGS, *TOKENIZER_FILES, OTHER_TEMPLATES, f"{name}", f"{name}?data*"))
     folder = source.fetched
     config, genai = read_json(folder / "config.json"), read_json(folder / "genai_config.json")
     if not (config or genai):

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ExportError, one_line
+from outrider.inputs.text.chat_template import DEFAULT, TEMPLATE_FILE
 from outrider.system.files import FAULTS
-from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
+from outrider_export.sources import TOKENIZER_FILES, read_json, read_templates
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -68,30 +69,18 @@ def copy_files(source: Path, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
-    template = chat_template_of(source)
+    templates = read_templates(source).by_name
+    several = [{"name": name, "template": text} for name, text in templates.items()]
+    if {*templates} - {DEFAULT}:
+        (folder / TEMPLATE_FILE).unlink(missing_ok=True)  # a bundle's tokenizer has no folders in it
     for name in (CONFIG, SPECIAL):
         content = read_json(folder / name)
         plain = {key: _plain(value) for key, value in content.items()}
-        if name == CONFIG and template is not None:
-            plain["chat_template"] = template
+        if name == CONFIG and templates:
+            plain["chat_template"] = templates[DEFAULT] if {*templates} == {DEFAULT} else several
         if plain != content:
             text = json.dumps(plain, ensure_ascii=False, indent=2)
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
-
-
-def chat_template_of(folder: Path) -> str | None:
-    """The chat template that a checkpoint's files give, as Transformers chooses it; None if there is none.
-
-    A file of its own wins over tokenizer_config.json, and among several with names the one named "default".
-    """
-    path = folder / CHAT_TEMPLATES[0]
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    found = read_json(folder / CONFIG).get("chat_template")
-    if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
 
 
 def _plain(value: Any) -> Any:

@@ -15,8 +15,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider_export.sources import read_json
-from outrider_export.tokenizer_files import chat_template_of, read_tokenizer
+from outrider_export.sources import read_json, read_templates
+from outrider_export.tokenizer_files import read_tokenizer
 from outrider_export.tokenizer_steps import SPACE, decoders, normalizer, prepends_first, splits, steps_of, texts_of
 from outrider_export.vocabulary import BYTE_PIECE
 
@@ -44,13 +44,13 @@ def write_tokenizer_ir(folder: Path, *, decodes_only: bool = False) -> bool:
     encoder.add_sinks(whole.get_sinks())
     encoder = utils.change_outputs_type(encoder, openvino.Type.i64)
     decoder = utils.change_inputs_type(decoder, openvino.Type.i64)
-    template = chat_template_of(folder)
+    template = read_templates(folder).default  # openvino-genai's and the Model Server's; ours reads the folder's files
     for model, name in ((encoder, "openvino_tokenizer"), (decoder, "openvino_detokenizer")):
         utils.update_rt_info_with_environment(model)
         for kind in ("bos", "eos", "pad"):
             if (token_id := _token_id(tokenizer, config, kind)) is not None:
                 model.set_rt_info(token_id, f"{kind}_token_id")
-        if template is not None:
+        if template:
             model.set_rt_info(template, "chat_template")
         openvino.save_model(model, folder / f"{name}.xml")
     return True

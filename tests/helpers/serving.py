@@ -107,7 +107,7 @@ def serving(
         for name in bundles if calls else ():
             live.service.models.find(name).load()
             tokenizer: Any = live.engine(name).tokenizer
-            tokenizer._tokenizer.set_chat_template(TEMPLATE)
+            tokenizer.set_chat_template(TEMPLATE)
         yield live
     finally:
         live.stop()

@@ -458,7 +458,7 @@ def test_markers_that_are_special_tokens_are_kept() -> None:
 def engine(tiny: Path) -> outrider.Engine:
     engine = outrider.load(tiny, cache_size=0.05)
     assert isinstance(engine.tokenizer, Tokenizer)
-    engine.tokenizer._tokenizer.set_chat_template(TEMPLATE)
+    engine.tokenizer.set_chat_template(TEMPLATE)
     return engine
 
 

@@ -45,6 +45,11 @@ class SchedulerConfig(Section):
         True, switch, "save acceptance records on disk, by bundle and kind of request, for later starts", flag=""
     )
     image_memory: float = option(0.5, _gigabytes, "GB of memory to decode an image; images that need more are refused")
+    special_tokens_in_content: bool = option(
+        True,
+        switch,
+        "read special tokens in the contents of messages as tokens, as in the chat template. Off: as text",
+    )
     answer_store: str | None = option(
         None,
         text("a file's name"),

@@ -120,7 +120,7 @@ def assemble(
         device = dataclasses.replace(device, npu_window=count + 1)
     prepare_arrays()
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
-        made = pool.submit(_tokenizers_of, bundle, tokenizer)
+        made = pool.submit(_tokenizers_of, bundle, tokenizer, config.scheduler)
         backends, placement = load_parts(main, drafts, device)
     public, tokenizer = made.result()
     config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
@@ -193,13 +193,17 @@ def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, 
         ) from error
 
 
-def _tokenizers_of(bundle: Bundle, given: TextTokenizer | None) -> tuple[TextTokenizer, TextTokenizer]:
+def _tokenizers_of(
+    bundle: Bundle, given: TextTokenizer | None, scheduler: SchedulerConfig
+) -> tuple[TextTokenizer, TextTokenizer]:
     """The app's tokenizer, or the bundle's, which refuses prompts without room: as apps see it, and as it is used."""
     if given is not None:
         return given, guarded(given)
     main = bundle.manifest.main
     context_length = max(main.geometry.context_length, main.encoder.context_length if main.encoder else 0)
-    own = Tokenizer(bundle.tokenizer_path, context_length)
+    own = Tokenizer(
+        bundle.tokenizer_path, context_length, special_tokens_in_content=scheduler.special_tokens_in_content
+    )
     return own, own
 
 

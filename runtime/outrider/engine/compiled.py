@@ -93,7 +93,7 @@ class CompiledBundle:
 
         content, calls = engine.tool_format.parse(result.text)
         """
-        return ToolFormat.of_template(self.tokenizer.chat_template)
+        return ToolFormat.of_tokenizer(self.tokenizer)
 
     @property
     def draft_models(self) -> dict[str, DraftModel]:

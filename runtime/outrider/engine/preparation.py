@@ -206,7 +206,7 @@ class Preparation:
         """How the model writes calls of the request's tools; None if it has none."""
         if not config.offered_tools:
             return None
-        form = ToolFormat.of_template(self.tokenizer.chat_template)
+        form = ToolFormat.of_tokenizer(self.tokenizer)
         if form is None:
             raise OptionError(
                 "tools need a chat template that has a known format for them, and this bundle's has none. Use a model "

@@ -1,9 +1,9 @@
 """The bundle's tokenizer, through openvino-genai's, and apps' own, whose values are checked where they enter."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, cast
 import numpy as np
 
 from outrider.errors import BundleError, OptionError, RequestError, TooLong, one_line
+from outrider.inputs.text.chat_template import DEFAULT, ChatTemplates
+from outrider.inputs.text.special_tokens import CUT, read_special_tokens, without_special
 from outrider.system.forks import spare
 from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
@@ -22,8 +24,6 @@ FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer
 _PIECE = 16_384  # characters
 _CUT = 16  # tokens that cutting a text at any place adds at most, and some
 
-_CAPITALIZE = re.compile(r"""(\w+(?:\[['"]\w+['"]\]|\.\w+)*)\s*\|\s*capitalize\b(?!\s*\()""")
-
 
 class Tokenizer:
     """Text to tokens and back.
@@ -33,12 +33,13 @@ class Tokenizer:
         tokenizer.decode(token_ids)
 
     max_tokens: of a prompt. One that has more is refused after so many, not after all of its tokens. None: any number.
+    special_tokens_in_content: whether the text of a special token in a message becomes that token, as in the template.
 
     Raises:
         BundleError: when the folder or one of its files is not there, or cannot be read.
     """
 
-    def __init__(self, folder: Path, max_tokens: int | None = None) -> None:
+    def __init__(self, folder: Path, max_tokens: int | None = None, *, special_tokens_in_content: bool = True) -> None:
         import openvino_genai
 
         check_tokenizer(folder)
@@ -49,22 +50,28 @@ class Tokenizer:
             raise BundleError(
                 f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
             ) from error
-        # openvino-genai's templates (2026.4) have no such filter, which SmolVLM's has, but Python's method.
-        written = self._tokenizer.chat_template
-        if (known := _CAPITALIZE.sub(r"\1.capitalize()", written)) != written:
-            self._tokenizer.set_chat_template(known)
         spare(self, self._tokenizer)
+        self._templates = self._read_templates(folder)
+        self._special = () if special_tokens_in_content else read_special_tokens(folder)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether messages can be laid out for this model."""
-        return bool(self.chat_template)
+        return bool(self._templates.by_name)
 
     @property
     def chat_template(self) -> str:
         """The template that messages are laid out with; empty if there is none."""
-        template: str = self._tokenizer.chat_template
-        return template
+        return self._templates.default
+
+    @property
+    def tool_template(self) -> str:
+        """The template of requests with tools. Most models have one for both."""
+        return self._templates.with_tools
+
+    def set_chat_template(self, template: str) -> None:
+        """Use another template, in Jinja2, for all messages."""
+        self._templates = replace(self._templates, by_name={DEFAULT: template} if template else {})
 
     def encode_prompt(
         self,
@@ -127,27 +134,36 @@ class Tokenizer:
         history = [_with_content(message) for message in messages]
         if not self.has_chat_template:
             raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
-        options = {"tools": [dict(tool) for tool in tools]} if tools else {}
         try:
-            written = json.dumps([history, options], ensure_ascii=False)
+            written = json.dumps([history, list(map(dict, tools))], ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise OptionError(
                 f"The prompt's messages are not JSON: {one_line(error)}. Give texts and numbers."
             ) from error
         _check_text(written)
-        try:
-            text: str = self._tokenizer.apply_chat_template(history, add_generation_prompt=answering, **options)
-        except (RuntimeError, TypeError) as error:
-            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
-        return text
+        given, described = json.loads(written)  # plain values, whatever the app's are
+        if self._special:
+            given, described = without_special((given, described), self._special)
+        return self._templates.render(given, described, answering=answering)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The token ids of a text that a template has written, from its beginning on: nothing is added."""
         self._check_length(text)
-        return self._encode(text, add_special_tokens=False)
+        begin, *rest = self._parts(text)
+        return [*self._encode(begin, add_special_tokens=False), *self._continued(rest)]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
+        return self._continued(self._parts(text))
+
+    def _parts(self, text: str) -> list[str]:
+        """A text cut within the special tokens that contents hold, so that they are read as text."""
+        return text.split(CUT) if self._special else [text]
+
+    def _continued(self, texts: Seq[str]) -> list[int]:
+        return [token_id for text in texts for token_id in self._continue(text)]
+
+    def _continue(self, text: str) -> list[int]:
         token_ids = self._encode(self._anchor + text, add_special_tokens=False) if text else []
         return token_ids[len(self._anchor_token_ids) :]
 
@@ -176,6 +192,23 @@ class Tokenizer:
     @cached_property
     def _anchor_token_ids(self) -> list[int]:
         return self._encode(self._anchor, add_special_tokens=False) if self._anchor else []
+
+    def _read_templates(self, folder: Path) -> ChatTemplates:
+        """Those of the folder's files. An imported tokenizer may have none; then openvino-genai's."""
+        try:
+            found = ChatTemplates.read(folder)
+        except (OSError, ValueError) as error:
+            raise BundleError(
+                f"The chat template in {folder} cannot be read: {one_line(error)}. Export the bundle again."
+            ) from error
+        if not found.by_name and (template := self._tokenizer.chat_template):
+            found = replace(found, by_name={DEFAULT: template})
+        if not found.special_tokens:
+            known = {
+                name: getattr(self._tokenizer, f"get_{name}")() for name in ("bos_token", "eos_token", "pad_token")
+            }
+            found = replace(found, special_tokens={name: token for name, token in known.items() if token})
+        return found
 
     def _check_length(self, text: str) -> None:
         """Raise TooLong for a text that has more than `max_tokens`, as soon as its beginning has."""

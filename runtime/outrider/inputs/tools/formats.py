@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.stream import ToolCall, ToolCallStream, joined
+from outrider.types import TextTokenizer
 
 _BLANK = [r"\s*"]
 
@@ -85,6 +86,11 @@ class ToolFormat:
     def of_template(cls, template: str) -> ToolFormat | None:
         """The format that a chat template is for; None if it has none, or one that is not known here."""
         return next((form for sign, form in _SIGNS.items() if sign in template), None)
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: TextTokenizer) -> ToolFormat | None:
+        """The format of a tokenizer's template for requests with tools."""
+        return cls.of_template(getattr(tokenizer, "tool_template", "") or tokenizer.chat_template)
 
     def parse(
         self, text: str, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = ()

@@ -1,0 +1,192 @@
+"""The chat templates of a model: where they are read, which is used, and how messages are laid out with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import RequestError, one_line
+from outrider.inputs.text.template_limits import TemplateLimit
+from outrider.inputs.text.template_sandbox import compiled, render
+
+TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+DEFAULT, TOOL_USE = "default", "tool_use"
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class ChatTemplates:
+    """A model's chat templates by name, and the special tokens that they write.
+
+        templates = ChatTemplates.read(folder)
+        text = templates.render(messages, tools=tools, answering=True)
+
+    Source: `get_chat_template` and `apply_chat_template` in Transformers' `tokenization_utils_base.py`.
+    """
+
+    by_name: Mapping[str, str] = field(default_factory=dict)
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> ChatTemplates:
+        """Read a tokenizer's folder: chat_template.jinja and additional_chat_templates/*.jinja before JSON files.
+
+        Raises:
+            OSError, ValueError: when a file cannot be read.
+        """
+        config = _read_json(folder / "tokenizer_config.json")
+        tokens = _read_json(folder / "special_tokens_map.json") | config
+        special = {name: token for name in _TOKENS if (token := _text_of(tokens.get(name))) is not None}
+        return cls(_templates_of_files(folder) or _templates_of_json(folder, config), special)
+
+    @property
+    def default(self) -> str:
+        """The template of a request without tools; empty if there is none."""
+        return self.by_name.get(DEFAULT, "")
+
+    @property
+    def with_tools(self) -> str:
+        """The template of a request with tools; empty if there is none."""
+        return self.by_name.get(TOOL_USE, self.default)
+
+    def render(self, messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], *, answering: bool) -> str:
+        """The text of messages, which are JSON values.
+
+        Arguments of calls that are text become objects for a template that writes these as JSON, and vice versa.
+
+        Raises:
+            RequestError: when the template refuses them, is no template, or exceeds a limit.
+        """
+        source = self.with_tools if tools else self.default
+        if not source:
+            names = ", ".join(sorted(self.by_name))
+            raise RequestError(
+                f"The model has no default chat template, but one for other requests: {names}. Give the prompt as text "
+                "with chat_template=False."
+            )
+        if any(message.get("tool_calls") for message in messages):
+            messages = _with_arguments(messages, self._form_of_arguments(source))
+        return self._rendered(source, messages, tools, answering)
+
+    def _rendered(self, source: str, messages: Any, tools: Any, answering: bool) -> str:
+        variables = {
+            "messages": messages,
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": answering,
+            **self.special_tokens,
+        }
+        try:
+            return render(compiled(source), variables, len(json.dumps([messages, variables["tools"]])))
+        except TemplateLimit as error:
+            raise RequestError(
+                f"The model's chat template exceeds a limit: {one_line(error)}. Check where the model comes from, or "
+                "give the prompt as text with chat_template=False."
+            ) from error
+        except RecursionError as error:
+            raise RequestError(
+                "The model's chat template exceeds a limit: it is nested, or calls itself, too deeply. Check where the "
+                "model comes from, or give the prompt as text with chat_template=False."
+            ) from error
+        except Exception as error:
+            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
+
+    @cached_property
+    def _forms(self) -> dict[str, type | None]:
+        return {}
+
+    def _form_of_arguments(self, source: str) -> type | None:
+        """`dict` or `str`: the form in which a template needs a call's arguments; None: it takes either.
+
+        Transformers leaves this to the caller. OpenAI's clients always send text, and a template that applies `tojson`
+        to it writes a JSON string.
+        """
+        if source not in self._forms:
+            as_text, as_object = (self._writes_arguments(source, given) for given in (_ARGUMENTS_TEXT, _ARGUMENTS))
+            self._forms[source] = (None if as_object else str) if as_text else dict
+        return self._forms[source]
+
+    def _writes_arguments(self, source: str, arguments: Any) -> bool:
+        """Whether a template writes a call's arguments, as JSON, when they are given like this."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        asking = {"role": "user", "content": "a"}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "content": "a", "name": "f", "tool_call_id": "call00000"}
+        for messages in ([asking, answer, result, asking], [asking, answer]):
+            try:
+                text = self._rendered(source, messages, (), False)
+            except RequestError:
+                continue
+            return _KEY in text and f'\\"{_KEY}' not in text
+        return False
+
+
+_KEY = "argument_key"
+_ARGUMENTS = {_KEY: "value"}
+_ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
+
+
+def _with_arguments(messages: Seq[Mapping[str, Any]], form: type | None) -> list[dict[str, Any]]:
+    """A copy of messages whose calls have their arguments in a form."""
+    return [
+        {**message, "tool_calls": [_call_with(call, form) for call in calls]}
+        if isinstance(calls := message.get("tool_calls"), list)
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _call_with(call: Any, form: type | None) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    if form is dict and isinstance(arguments, str):
+        try:
+            value = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return call
+        arguments = value if isinstance(value, dict) else arguments
+    elif form is str and isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _templates_of_files(folder: Path) -> dict[str, str]:
+    found = {}
+    if (folder / TEMPLATE_FILE).is_file():
+        found[DEFAULT] = (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    for path in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found
+
+
+def _templates_of_json(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """chat_template.json is a processor's, of models that read images, and stands before the tokenizer's."""
+    for value in (_read_json(folder / "chat_template.json").get("chat_template"), config.get("chat_template")):
+        if isinstance(value, str):
+            return {DEFAULT: value}
+        if isinstance(value, dict):
+            return {name: text for name, text in value.items() if isinstance(text, str)}
+        if isinstance(value, list):
+            named = [(each.get("name"), each.get("template")) for each in value if isinstance(each, dict)]
+            return {name: text for name, text in named if isinstance(name, str) and isinstance(text, str)}
+    return {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _text_of(token: Any) -> str | None:
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
