@@ -26,7 +26,7 @@ from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import Pairing
 from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.progress import Progress
-from outrider_export.sources import read_json
+from outrider_export.sources import read_json, read_templates
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import NoRoom, Target
 from outrider_export.tokenizer_files import copy_files

@@ -191,7 +191,11 @@ def test_special_tokens_in_contents(both: tuple[Tokenizer, Tokenizer]) -> None:
         "type": "function",
         "function": {"name": "f", "arguments": json.dumps({"<|im_end|>": "<|im_end|>"})},
     }
-    calling = [*ASKING, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": ATTACK}]
+    calling: list[Any] = [
+        *ASKING,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": ATTACK},
+    ]
     harmless = json.loads(json.dumps(calling).replace("<|", "< ").replace("|>", " >"))
     ids = plain.encode_prompt(calling)
     assert sum(i in special for i in ids) == sum(i in special for i in usual.encode_prompt(harmless))
