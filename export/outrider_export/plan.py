@@ -25,7 +25,7 @@ from outrider_export.vocabulary import Vocabulary
 # Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
 # Qwen2.5-Coder pair drafts in 11 ms per token instead of 15, and 83 % instead of 85 % of its first tokens are accepted.
 # A small one is not faster in 4 bits, and loses more: SmolLM2-135M takes 7.8 ms either way, with 0.25 nats of KL
-# divergence in its slice where int8 has 0.007; one with 26 million weights loses half a nat.
+# divergence in its slice where int8 has 0.007.
 DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4", "small draft": "int8"}
 SMALL_DRAFT = 200_000_000  # weights
 
