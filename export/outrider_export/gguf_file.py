@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence as Seq
 from collections.abc import Set
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ class _Reader:
             entries[key] = (entry, self.at)
         infos = self.at
         tensors: dict[str, TensorInfo] = {}
-        end = 0
+        spans: list[tuple[int, int]] = []
         for _ in range(num_tensors):
             name = self.string()
             dimensions = self.scalar("I")
@@ -258,15 +259,20 @@ class _Reader:
                 raise ExportError(f"{self.path} stores {name} in tensor type {type_id}, which is not known here.")
             type_name, _, _ = TENSOR_TYPES[type_id]
             tensors[name] = TensorInfo(type_name, shape, offset)
-            end = max(end, offset + tensors[name].num_bytes)
+            spans.append((offset, offset + tensors[name].num_bytes))
         if not tensors:
             raise ExportError(f"{self.path} holds no tensors, so it is not a model.")
         header = GGUFHeader(self.path, metadata, tensors, entries, (infos, self.at))
+        end = max(end for _, end in spans)
         if header.data_start + end > len(self.data):
             raise ExportError(
                 f"{self.path} is cut short: it has {len(self.data):,} bytes and its header promises "
                 f"{header.data_start + end:,}. Fetch it again."
             )
+        # Tensors that share bytes could take many times the file's size in memory.
+        for (_, end), (begin, _) in pairwise(sorted(span for span in spans if span[0] < span[1])):
+            if end > begin:
+                raise self.damaged(f"two tensors have the bytes from {header.data_start + begin:,} on")
         return header
 
     def damaged(self, why: str) -> ExportError:

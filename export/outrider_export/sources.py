@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,8 @@ class Tensor:
         found = stored.view(_TYPES[self.kind])
         if self.kind == "BF16":  # the upper half of a float32
             return (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return found.astype(np.float32) if self.kind.startswith("F") else found
+        with np.errstate(over="ignore"):  # an infinity is refused where it matters
+            return found.astype(np.float32) if self.kind.startswith("F") else found
 
 
 _TYPES = {
@@ -307,6 +309,10 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
             if known is not None and np.dtype(known).itemsize * prod(entry.shape) != end - begin:
                 raise ValueError(f"{shown(name)} has {end - begin:,} bytes for {entry.dtype} {list(entry.shape)}")
             found[name] = Tensor(path, entry.dtype, entry.shape, start + begin, end - begin)
+        # Tensors that share bytes could take many times the file's size in memory.
+        for one, other in pairwise(sorted((t for t in found.values() if t.size), key=lambda t: t.begin)):
+            if one.begin + one.size > other.begin:
+                raise ValueError(f"two tensors have the bytes from {other.begin:,} on")
     except (*FAULTS, struct.error) as error:
         raise ExportError(f"{path} is missing or damaged: {why(error)}. {_AGAIN}") from error
     return found

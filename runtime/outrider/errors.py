@@ -18,7 +18,8 @@
 this model, device and precision, drafts may change the text.
 
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
-Values from elsewhere may be of any length, so that the middle of a long message is left out.
+Values from elsewhere may be of any length, so that the middle of a long message is left out. Their line ends, and what
+a terminal would obey, are shown as Python writes them: "\\x1b".
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 _LONGEST = 2000  # characters of a message
+_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class OutriderError(Exception):
@@ -40,7 +42,7 @@ class OutriderError(Exception):
     def __init__(self, message: str = "") -> None:
         if len(message) > _LONGEST:  # its end says what to do
             message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 2 :]}"
-        super().__init__(message)
+        super().__init__(_UNSHOWN.sub(lambda found: ascii(found[0])[1:-1], message))
 
 
 class OptionError(OutriderError, ValueError):

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from adapters import write_adapter
 from encoder_decoders import write_marian
@@ -51,6 +53,12 @@ def folder(tmp_path: Path) -> Path:
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', r"a has 4 bytes for F32 \[2\]"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}', "it has .* bytes of"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 12]}}', "it has .* bytes of"),
+        # A thousand tensors of the same megabyte are a gigabyte.
+        (
+            b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
+            b' "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+            "two tensors have the bytes from",
+        ),
     ],
 )
 def test_headers_of_weights_are_checked(folder: Path, header: bytes, message: str) -> None:
@@ -167,7 +175,13 @@ def test_configurations_of_drafters_are_checked(
         ({"rank_pattern": ["q_proj"]}, "a value in it is not what it has to be"),
         ({"rank_pattern": {"(": 4}}, "a value in it is not what it has to be"),
         ({"rank_pattern": {"(.*.*.*.*.*.*)*=": 4}}, r"no module's name with at most two \* and \+ and no groups"),
+        ({"rank_pattern": {"[": 4}}, r"'\[' is no expression"),
+        ({"rank_pattern": {f".*q{i}": 4 for i in range(101)}}, "it has more than 100 expressions"),
         ({"alpha_pattern": {"q_proj": "much"}}, "a value in it is not what it has to be"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "has weights up to nan in lora_B of .*they have to be at most 1e"),
+        ({"alpha_pattern": {"q_proj": float("-inf")}}, "has weights up to inf in lora_B"),
+        ({"lora_alpha": 1e300}, "has weights up to .*e.299 in lora_B of .*, scaled by 2.5e.299; .*Check lora_alpha"),
+        ({"\x1b[2J\u2028\ud800": 1}, r"has \\x1b\[2J\\u2028\\ud800='1'"),
         ({"layers_to_transform": [[0]]}, "a value in it is not what it has to be"),
         ({"lora_alpha": float("inf")}, "lora_alpha=inf, which has to be a number above 0"),
     ],
@@ -175,6 +189,16 @@ def test_configurations_of_drafters_are_checked(
 def test_configurations_of_adapters_are_checked(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     folder = write_adapter(tmp_path / "adapter", SHAPE, targets=["q_proj"], **fields)
     with pytest.raises(ExportError, match=message):
+        read_adapter(folder)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.bool_])
+def test_weights_of_adapters_are_floats(tmp_path: Path, kind: Any) -> None:
+    """Others could be added to a bundle, which could not be loaded then."""
+    folder = write_adapter(tmp_path / "adapter", SHAPE, targets=["q_proj"])
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({name: each.astype(kind) for name, each in weights.items()}, folder / "adapter_model.safetensors")
+    with pytest.raises(ExportError, match="in lora_A of .*floats are wanted"):
         read_adapter(folder)
 
 

@@ -156,6 +156,15 @@ def test_every_truncation_is_noticed(small: Path, tmp_path: Path) -> None:
     read_header(cut)
 
 
+def test_tensors_share_no_bytes(small: Path) -> None:
+    """A thousand tensors of the same megabyte are a gigabyte."""
+    whole = small.read_bytes()
+    at = whole.index(b"quantised") + len("quantised") + 4 + 2 * 8 + 4  # behind dimensions, shape and type
+    small.write_bytes(whole[:at] + struct.pack("<Q", 32) + whole[at + 8 :])
+    with pytest.raises(ExportError, match="two tensors have the bytes from"):
+        read_header(small)
+
+
 @few_or_many
 def test_damage_never_crashes(tmp_path: Path, num_examples: int) -> None:
     path = tmp_path / "damaged.gguf"

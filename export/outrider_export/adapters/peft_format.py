@@ -29,6 +29,10 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _MOST_CHARACTERS = 300  # of a module's name
 _EXPRESSION = re.compile(r"[^*+?{}()|]*([*+][^*+?{}()|]*){0,2}")  # a key of rank_pattern or alpha_pattern
+_PLAIN = re.compile(r"[\w.-]+")  # a key that is a name, not an expression
+_MOST_EXPRESSIONS = 100
+# Larger weights overflow in float32, which spoils rows without the adapter, too: infinity times 0 is no number.
+_LARGEST = 1e9
 _LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\..+")
 # Fields that do not change what an adapter calculates, or are read here.
 _KNOWN = {
@@ -100,7 +104,12 @@ def _read(folder: Path, config: dict[str, Any]) -> LoraAdapter:
         found.setdefault(match["module"], {})[match["side"]] = tensor
     if not found:
         raise ExportError(f"{folder / WEIGHTS} has no lora_A and lora_B. Save the adapter again.")
-    modules = {name: _change(folder, config, name, sides) for name, sides in found.items()}
+    ranks, alphas = (_Pattern(config.get(f"{name}_pattern")) for name in ("rank", "alpha"))
+    modules = {}
+    for name, sides in found.items():
+        rank, alpha = ranks.find(name, config["r"]), alphas.find(name, config["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        modules[name] = _change(folder, name, sides, rank, scale)
     _check_targets(folder, config, modules)
     base = config.get("base_model_name_or_path")
     base = base if isinstance(base, str) and base else None
@@ -157,38 +166,65 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
             raise ExportError(f"{path} has {name}={shown(repr(config.get(name)))}, which has to be a number above 0.")
 
 
-def _change(folder: Path, config: dict[str, Any], module: str, sides: dict[str, Matrix]) -> Change:
-    """A module's matrices, checked, and their scale."""
+def _change(folder: Path, module: str, sides: dict[str, Matrix], rank: int, scale: float) -> Change:
+    """A module's matrices, checked."""
     path = folder / WEIGHTS
     if missing := {"A", "B"} - sides.keys():
         raise ExportError(
             f"{path} has no lora_{missing.pop()} for {module}, but the other one. Save the adapter again."
         )
     down, up = (sides[side] for side in "AB")
-    rank = _of_pattern(config.get("rank_pattern"), module, config["r"])
     if down.ndim != 2 or up.ndim != 2 or len(down) != rank or up.shape[1] != rank:
         raise ExportError(
             f"{path} has lora_A {[*down.shape]} and lora_B {[*up.shape]} for {module}, and {CONFIG} says rank {rank}: "
             f"[{rank}, in] and [out, {rank}] are wanted. Only linear layers are read."
         )
-    for side, matrix in sides.items():
+    for side, matrix, factor in (("A", down, 1.0), ("B", up, scale)):
+        where = f"in lora_{side} of {module}"
+        if matrix.dtype != np.float32:
+            raise ExportError(f"{path} has {matrix.dtype} {where}, and floats are wanted. Save the adapter again.")
         if not np.isfinite(matrix).all():
-            raise ExportError(f"{path} has numbers that are not finite in lora_{side} of {module}. Train it again.")
-    alpha = _of_pattern(config.get("alpha_pattern"), module, config["lora_alpha"])
-    return Change(down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+            raise ExportError(f"{path} has numbers that are not finite {where}. Train it again.")
+        if not (largest := abs(factor) * float(np.abs(matrix).max(initial=0))) <= _LARGEST:
+            raise ExportError(
+                f"{path} has weights up to {largest:.3g} {where}, scaled by {factor:.3g}; they have to be at most "
+                f"{_LARGEST:.0e}. Check lora_alpha and alpha_pattern in {CONFIG}."
+            )
+    return Change(down, up, scale)
 
 
-def _of_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first key that is the module's name, or its end (`get_pattern_key` in PEFT).
+class _Pattern:
+    """rank_pattern or alpha_pattern: values by the names of modules, ends of names, or expressions for these.
+
+    The first key that fits counts (`get_pattern_key` in PEFT).
 
     Raises:
-        ValueError: for an expression that could take for ever.
+        ValueError: for expressions that could take for ever, or are none.
     """
-    for key in pattern or {}:
-        if not _EXPRESSION.fullmatch(key):
-            raise ValueError(f"{shown(repr(key))} is no module's name with at most two * and + and no groups")
-    found = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(found, default)
+
+    def __init__(self, values: dict[str, Any] | None) -> None:
+        self._plain: dict[str, tuple[int, Any]] = {}
+        self._expressions: list[tuple[int, re.Pattern[str], Any]] = []
+        for i, (key, value) in enumerate((values or {}).items()):
+            if _PLAIN.fullmatch(key):
+                self._plain[key] = (i, value)
+                continue
+            if not _EXPRESSION.fullmatch(key):
+                raise ValueError(f"{shown(repr(key))} is no module's name with at most two * and + and no groups")
+            if len(self._expressions) == _MOST_EXPRESSIONS:
+                raise ValueError(f"it has more than {_MOST_EXPRESSIONS} expressions for names of modules")
+            try:
+                self._expressions.append((i, re.compile(rf"(.*\.)?({key})$"), value))
+            except re.error as error:
+                raise ValueError(f"{shown(repr(key))} is no expression: {error}") from error
+
+    def find(self, module: str, default: Any) -> Any:
+        """The module's value."""
+        parts = module.split(".")
+        ends = (".".join(parts[i:]) for i in range(len(parts)))
+        found = [self._plain[end] for end in ends if end in self._plain]
+        found += [(i, value) for i, expression, value in self._expressions if expression.match(module)]
+        return min(found, key=lambda each: each[0])[1] if found else default
 
 
 def _check_targets(folder: Path, config: dict[str, Any], modules: Iterable[str]) -> None:
