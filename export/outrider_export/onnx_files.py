@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError, needs, one_line
+from outrider.system.files import FAULTS, reading, shown, why
 from outrider_export.keep import link_or_copy
 from outrider_export.onnx_graph import graphs_of
 
@@ -52,20 +55,39 @@ def data_files(model: Any, folder: Path) -> list[str]:
     """
     ends: dict[str, int] = {}
     for tensor in _tensors(model):
-        entry = {each.key: each.value for each in tensor.external_data}
-        name = entry["location"]
-        if PurePosixPath(name).is_absolute() or {"..", "\\", ":"} & {*PurePosixPath(name).parts, *name}:
-            raise ExportError(
-                f"{folder} has weights in {name!r}, which is not inside it. They are not read from there."
-            )
-        end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
-        ends[name] = max(ends.get(name, 0), end)
+        name, offset, length = _place_of(tensor, folder)
+        ends[name] = max(ends.get(name, 0), offset + length)
     for name, end in ends.items():
-        if not (folder / name).is_file():
-            raise ExportError(f"{folder / name} is missing, which holds the model's weights. Download it, too.")
-        if (size := (folder / name).stat().st_size) < end:
+        with reading(str(folder / name), "Download it again.", ExportError):
+            if not (folder / name).is_file():
+                raise ExportError(
+                    f"{shown(folder / name)} is missing, which holds the model's weights. Download it, too."
+                )
+            size = (folder / name).stat().st_size
+        if size < end:
             raise ExportError(f"{folder / name} has {size:,} bytes of {end:,}. Download it again.")
     return list(ends)
+
+
+def _place_of(tensor: Any, folder: Path) -> tuple[str, int, int]:
+    """The file in `folder` with a tensor's values, and where they begin and how many bytes they have; 0 if unknown.
+
+    Raises:
+        ExportError: if it is not inside the folder, or the numbers are none.
+    """
+    entry = {each.key: each.value for each in tensor.external_data}
+    name = entry.get("location", "")
+    if not name or PurePosixPath(name).is_absolute() or {"..", "\\", ":"} & {*PurePosixPath(name).parts, *name}:
+        raise ExportError(
+            f"{folder} has weights in {shown(repr(name))}, which is not inside it. They are not read from there."
+        )
+    numbers = [entry.get(key, "0") for key in ("offset", "length")]
+    if not all(re.fullmatch("[0-9]{1,19}", number) for number in numbers):
+        raise ExportError(
+            f"{folder / name} holds the weights {shown(repr(tensor.name))} from byte {shown(numbers[0])} on, "
+            f"{shown(numbers[1])} bytes: these have to be numbers from 0 on. Download the model again."
+        )
+    return name, int(numbers[0]), int(numbers[1])
 
 
 def save(model: Any, source: Path, folder: Path, copy_file: Callable[[Path, Path], object] = link_or_copy) -> None:
@@ -117,18 +139,29 @@ class Weights:
         return tuple(self._tensors[name].dims)
 
     def read(self, name: str) -> NDArray[Any]:
-        """An initializer, read-only."""
+        """An initializer, read-only.
+
+        Raises:
+            ExportError: if its values are not in the folder, or not as many as its shape says.
+        """
         from onnx import helper, numpy_helper
 
         if name in self._new:
             return self._new[name]
         tensor = self._tensors[name]
-        location = {entry.key: entry.value for entry in tensor.external_data}
-        if not location:
-            return np.asarray(numpy_helper.to_array(tensor))
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        path, offset = self.folder / location["location"], int(location.get("offset", 0))
-        return np.memmap(path, dtype, mode="r", offset=offset, shape=self.shape(name))
+        try:
+            if not tensor.external_data:
+                return np.asarray(numpy_helper.to_array(tensor))
+            file, offset, _ = _place_of(tensor, self.folder)
+            dtype, shape = helper.tensor_dtype_to_np_dtype(tensor.data_type), self.shape(name)
+            if offset + prod(shape) * dtype.itemsize > (self.folder / file).stat().st_size:
+                raise ValueError(f"{file} is too short for their shape")
+            return np.memmap(self.folder / file, dtype, mode="r", offset=offset, shape=shape)
+        except (*FAULTS, LookupError, TypeError) as error:
+            raise ExportError(
+                f"{self.folder / MODEL} has weights {shown(repr(name))} that cannot be read: {why(error)}. Export it "
+                "again."
+            ) from error
 
     def put(self, name: str, array: NDArray[Any]) -> str:
         """Add or replace an initializer, and return its name."""
