@@ -25,7 +25,8 @@ def model(tmp_path: Path) -> Any:
     matrix = numpy_helper.from_array(np.ones((32, 32), np.float32), "matrix")
     ports = [helper.make_tensor_value_info(name, FLOAT, [1, 32]) for name in ("hidden", "logits")]
     node = helper.make_node("MatMul", ["hidden", "matrix"], ["logits"])
-    made = helper.make_model(helper.make_graph([node], "head", ports[:1], ports[1:], [matrix]))
+    graph = helper.make_graph([node], "head", ports[:1], ports[1:], [matrix])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(made, folder / MODEL, save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "secret").write_bytes(bytes(8192))
     return load(folder / MODEL)
