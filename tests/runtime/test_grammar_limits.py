@@ -20,7 +20,7 @@ from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
-from outrider.errors import NoTokenLeft, OptionError
+from outrider.errors import EngineClosed, NoTokenLeft, OptionError
 from outrider.testing import FakeBackend
 from outrider.tokens.grammar import GrammarLimits, Grammars, Source, trials
 from outrider.tokens.sampling import LogitsSampler
@@ -106,8 +106,10 @@ def test_closing_ends_compilations(make: Callable[..., Grammars]) -> None:
         waiting = pool.submit(grammars.new_state, ATTACK)
         wait_for(lambda: grammars.trials.process_ids)
         grammars.close()
-        with pytest.raises(OptionError, match="client has left"):
+        with pytest.raises(EngineClosed):
             waiting.result(60)
+    with pytest.raises(EngineClosed):
+        grammars.new_state(ATTACK)
 
 
 def test_slow_masks_are_found_in_the_trial(make: Callable[..., Grammars]) -> None:

@@ -42,6 +42,11 @@ class RequestQueue:
         # When this object is freed, or the interpreter ends: a daemon must not die during a device's call.
         self._stop = weakref.finalize(self, _stop, self._inbox, self._thread, self._pid)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether `close` was not called yet."""
+        return self._stop.alive
+
     def check_open(self) -> None:
         """Raise RequestError after `close`, and in a process that was forked from the worker's process."""
         check_process(self._pid)

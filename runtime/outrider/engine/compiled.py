@@ -44,7 +44,7 @@ class CompiledBundle:
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.placement = parts.placement
-        self.loaded = parts.loaded
+        self.loaded = parts.loaded  # read as a list: `close` empties it, perhaps in another thread
         self._registry, self._preparation, self._queue = parts.registry, parts.preparation, parts.queue
         self._tracing = Lock()
         self._overlaps = False
@@ -107,13 +107,22 @@ class CompiledBundle:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a model's device has failed, so that the bundle has to be loaded again."""
-        return any(model.backend.has_failed for model in self.loaded.values())
+        """Whether a model's device has failed, so that the bundle has to be loaded again.
+
+        After a draft model's, requests that do not use it are still answered: `is_working`.
+        """
+        return any(model.backend.has_failed for model in list(self.loaded.values()))
+
+    @property
+    def is_working(self) -> bool:
+        """Whether requests can be answered: the engine is open, and the main model's device has not failed."""
+        main = self.loaded.get("main")
+        return self._queue.is_open and main is not None and not main.backend.has_failed
 
     @property
     def models(self) -> dict[str, ModelEntry]:
         """The models that are loaded, "main" and by the drafters' names."""
-        return {role: model.part.model for role, model in self.loaded.items()}
+        return {role: model.part.model for role, model in list(self.loaded.items())}
 
     @property
     def overlaps(self) -> bool:
@@ -137,22 +146,22 @@ class CompiledBundle:
     @property
     def setting(self) -> dict[str, str]:
         """Each model's device and precision; for the main model also whether its rows are exact, and the padding."""
-        return {f"{role}_device": model.setting for role, model in self.loaded.items()}
+        return {f"{role}_device": model.setting for role, model in list(self.loaded.items())}
 
     @property
     def choices(self) -> dict[str, Choice]:
         """Each model's setting, and the settings that it was chosen from."""
-        return {role: choice_of(m.part, m.backend.device, self._parts.device) for role, m in self.loaded.items()}
+        return {role: choice_of(m.part, m.backend.device, self._parts.device) for role, m in list(self.loaded.items())}
 
     @property
     def costs(self) -> dict[str, PassCost]:
         """The costs of the models' calls, by role. They adapt to the machine's speed."""
-        return {role: model.cost for role, model in self.loaded.items()}
+        return {role: model.cost for role, model in list(self.loaded.items())}
 
     @property
     def cache(self) -> dict[str, CacheUse]:
         """Each model's prefix-cache occupancy and hit statistics, by role."""
-        return {role: model.backend.cache for role, model in self.loaded.items()}
+        return {role: model.backend.cache for role, model in list(self.loaded.items())}
 
     @property
     def max_tokens(self) -> int:
@@ -205,7 +214,7 @@ class CompiledBundle:
             raise OptionError(f"{path} gets no trace: this engine is being traced already. End the other trace first.")
         try:
             labels = (f"{role}: {where}" for role, where in self.setting.items())
-            models = {role: model.backend for role, model in self.loaded.items()}
+            models = {role: model.backend for role, model in list(self.loaded.items())}
             self._queue.observer = trace = Trace(user_path(path), models, labels)
             try:
                 yield
@@ -217,8 +226,9 @@ class CompiledBundle:
 
     def measure_costs(self, repeats: int) -> None:
         """Measure the costs of the models' calls again, and save them. Not while requests run."""
+        self._queue.check_open()
         self.settle()
-        for model in self.loaded.values():
+        for model in list(self.loaded.values()):
             known, measured = model.cost, cost_of(model.part, model.backend, repeats)
             known.near, known.far, known.change, known.scale = measured.near, measured.far, measured.change, 1.0
 
@@ -227,6 +237,7 @@ class CompiledBundle:
 
         Not while requests run.
         """
+        self._queue.check_open()
         self.settle()
         try:
             contention = measure_contention(self._main, self.loaded[drafter].backend)

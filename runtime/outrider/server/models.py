@@ -44,7 +44,9 @@ class Model:
     progress: str = ""  # of the load that is under way
     given_up: bool = False  # the load ends at its next step
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)  # while an engine that nobody uses gives up its memory
-    num_users: int = 0
+    num_users: int = 0  # those that wait for the engine, too
+    num_answered: int = 0  # users that have the engine
+    unused: asyncio.Event = field(default_factory=asyncio.Event)  # set when the last of them leaves
     last_used: float = 0.0  # time.monotonic
 
     def load(self) -> None:
@@ -76,8 +78,8 @@ class Model:
 
     @property
     def cache_use(self) -> float:
-        """The share of the main model's cache that requests hold; 0 while it is not loaded."""
-        cache = self.engine.cache["main"] if self.engine else None
+        """The share of the main model's cache that requests hold; 0 while it is not loaded, or closed."""
+        cache = self.engine.cache.get("main") if self.engine else None
         return cache.num_used_tokens / cache.num_tokens if cache else 0.0
 
     @property
@@ -160,20 +162,32 @@ class Models:
     async def use(self, model: Model) -> AsyncIterator[Engine]:
         """The model's engine, which is loaded if it is not, and stays while the block runs.
 
+        It is loaded again after a device has failed, or when somebody has closed it. If it is a draft model's device,
+        answers without that draft model end first.
+
         Raises:
             OutriderError: when it cannot be loaded.
         """
         model.num_users += 1
         try:
-            while model.engine is None or model.engine.has_failed:
-                if model.engine is not None:
-                    log.warning("%s is loaded again, as its device has failed.", model.name)
+            while (engine := model.engine) is None or not engine.is_working or engine.has_failed:
+                if engine is None:
+                    if model.loading is None:
+                        model.loading = asyncio.create_task(self._load(model))
+                    await asyncio.shield(model.loading)  # the client may leave: others wait for the model too
+                elif engine.is_working and model.num_answered:
+                    model.unused.clear()
+                    await model.unused.wait()
+                else:
+                    log.warning("%s is loaded again, as a device has failed, or its engine was closed.", model.name)
                     await self._unload(model)
-                    continue
-                if model.loading is None:
-                    model.loading = asyncio.create_task(self._load(model))
-                await asyncio.shield(model.loading)  # the client may leave: others wait for the model too
-            yield model.engine
+            model.num_answered += 1
+            try:
+                yield engine
+            finally:
+                model.num_answered -= 1
+                if not model.num_answered:
+                    model.unused.set()
         finally:
             model.num_users -= 1
             model.last_used = time.monotonic()

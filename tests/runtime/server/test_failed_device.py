@@ -1,8 +1,7 @@
 """A model whose device fails is loaded again; what ran at the time ends with an error, and nothing waits for ever."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -10,60 +9,73 @@ import pytest
 
 import outrider
 from outrider.models.backends.infer_calls import InferCalls
-from outrider.server import Settings
-from serving import MESSAGES, serving, wait_until
+from serving import MESSAGES, Live, wait_until
 
-ASKED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "extra_body": {"ignore_eos": True, "drafter": "none"}}
+OPTIONS: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "extra_body": {"ignore_eos": True, "drafter": "none"}}
 
 
-def test_a_model_whose_device_failed_is_loaded_again(
-    tiny: Path, engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fails, wait, shared = threading.Event(), InferCalls.wait, engine.main._calls.graph  # type: ignore[attr-defined]
+class Device:
+    """Calls that end when the test says so, of which those of some graphs fail."""
 
-    def fail(calls: InferCalls) -> None:
-        wait(calls)
-        if fails.is_set() and calls.graph is not shared:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls_end = threading.Event()
+        self.failing: object = None  # a graph
+        self._wait = InferCalls.wait
+        monkeypatch.setattr(InferCalls, "wait", lambda calls: self.wait(calls))
+        self.calls_end.set()
+
+    def wait(self, calls: InferCalls) -> None:
+        self._wait(calls)
+        self.calls_end.wait(60)
+        if calls.graph is self.failing:
             raise calls.graph.failed(RuntimeError("of the test's"))
 
+
+def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(stream: bool) -> str:
         """The text, or the error."""
         try:
-            made = client.chat.completions.create(**ASKED, max_tokens=400, stream=stream)
+            made = client.chat.completions.create(**OPTIONS, max_tokens=30, stream=stream)
             if stream:
                 return "".join(chunk.choices[0].delta.content or "" for chunk in made)
             return str(made.choices[0].message.content)
         except openai.APIError as error:
             return f"error {getattr(error, 'status_code', 500)}: {error}"  # that of a stream has no status
 
-    monkeypatch.setattr(InferCalls, "wait", fail)
-    with serving({"tiny": tiny}, Settings()) as live, ThreadPoolExecutor(8) as pool:
-        client = live.client()
-        client.chat.completions.create(**ASKED, max_tokens=1)
-        first = live.engine()
-        asked = [pool.submit(ask, bool(i % 2)) for i in range(4)]
-        wait_until(lambda: live.service.models.find("tiny").num_users == 4 and first.cache["main"].num_used_tokens > 0)
-        fails.set()
+    client, first, model = live.client(), live.engine(), live.service.models.find("tiny")
+    expected = first.generate(MESSAGES, max_new_tokens=30, ignore_eos=True, drafter=None).text
+    graph = first.main._calls.graph  # type: ignore[attr-defined]
+    device = Device(monkeypatch)
+    with ThreadPoolExecutor(8) as pool:
+
+        def begin(count: int) -> list[Future[str]]:
+            """Requests that are running, whose call does not end."""
+            device.calls_end.clear()
+            asked = [pool.submit(ask, bool(i % 2)) for i in range(count)]
+            wait_until(lambda: model.num_answered == count and live.engine().cache["main"].num_used_tokens > 0)
+            return asked
+
+        asked = begin(4)
+        device.failing = graph
+        device.calls_end.set()
         wait_until(lambda: first.has_failed)
-        fails.clear()
         asked += [pool.submit(ask, bool(i % 2)) for i in range(4)]  # some find the failed engine, some one that loads
         found = [each.result(60) for each in asked]
-        assert live.engine() is not first
-        expected = engine.generate(MESSAGES, max_new_tokens=400, ignore_eos=True, drafter=None).text
         assert all(each.startswith("error 500: ") for each in found[:4])
-        assert found[4:] == [expected] * 4
         assert all("of the test's" in each or "failed in an earlier call" in each for each in found[:4])
+        assert found[4:] == [expected] * 4
         wait_until(lambda: live.is_idle)
         with pytest.raises(outrider.RequestError, match="closed"):
             first.generate("Hi")
-        fails.set()
-        assert [ask(stream)[:10] for stream in (False, True)] == ["error 500:"] * 2  # it failed again, once loaded
-        fails.clear()
-        assert ask(stream=False) == expected
-        assert live.is_idle
-        asked = [pool.submit(ask, stream) for stream in (False, True)]
-        wait_until(lambda: live.engine().cache["main"].num_used_tokens > 0)
-        live.engine().close()  # as when it is loaded again under a request
+
+        asked, second = begin(2), live.engine()
+        assert second is not first
+        closing = pool.submit(second.close)  # as an app could
+        wait_until(lambda: not second.is_working)
+        device.calls_end.set()
+        closing.result(60)
         ended = [each.result(60) for each in asked]
         assert ended[0].startswith("error 503: ")
         assert all("The model was unloaded while this request ran. Send it again." in each for each in ended)
+        assert ask(stream=False) == expected
+        assert live.engine() is not second

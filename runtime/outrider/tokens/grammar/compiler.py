@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, Semaphore, Thread
 from typing import TYPE_CHECKING
 
-from outrider.errors import BundleError, OptionError, needs
+from outrider.errors import BundleError, EngineClosed, OptionError, needs
 from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.child import Start, Verdict
@@ -102,6 +102,7 @@ class Grammars:
         Raises:
             OptionError: when llguidance is not installed, or does not take the grammar, or the grammar passes a limit.
             BundleError: when the bundle's tokenizer cannot be used.
+            EngineClosed: when these were closed before it was compiled.
         """
         with self._lock:
             tokenizer, executor = self._tools = self._tools or self._load(source.option)
@@ -127,7 +128,7 @@ class Grammars:
             _check(source)
             base = _compile(tokenizer, source) if source.is_cheap else self._try(tokenizer, source, entry, gone)
         except ClientLeft as left:
-            raise OptionError(_LEFT) from left
+            raise (EngineClosed() if self.trials.closed else OptionError(_LEFT)) from left
         except OptionError as error:
             with self._lock:
                 self._refused[_key(source)] = str(error)

@@ -49,7 +49,7 @@ class Trials:
         self._lock = Lock()
         self._idle: list[_Child] = []
         self._all: weakref.WeakSet[_Child] = weakref.WeakSet()
-        self._closed = False
+        self.closed = False
         weakref.finalize(self, _end_all, self._all)
 
     @property
@@ -59,7 +59,7 @@ class Trials:
 
     def close(self) -> None:
         """End the processes. Trials that run raise ClientLeft."""
-        self._closed = True
+        self.closed = True
         _end_all(self._all)
 
     def check(self, source: Source, gone: Event | None = None) -> Verdict:
@@ -72,7 +72,7 @@ class Trials:
         limits = self._limits
         trial = Trial(source.option, source.text, limits.compile_seconds, limits.compile_memory)
         with self._slot(gone):
-            if self._closed:
+            if self.closed:
                 raise ClientLeft
             with self._lock:
                 child = self._idle.pop() if self._idle else None
@@ -82,12 +82,12 @@ class Trials:
             try:
                 verdict = child.ask(trial, limits.compile_seconds * _PATIENCE, gone)
             finally:
-                if verdict is None or verdict.retires or self._closed:
+                if verdict is None or verdict.retires or self.closed:
                     child.end()
                 else:
                     with self._lock:
                         self._idle.append(child)
-            if self._closed:
+            if self.closed:
                 raise ClientLeft
             return verdict
 
@@ -116,7 +116,7 @@ class Trials:
         finally:
             if not ready:
                 child.end()
-        if self._closed:
+        if self.closed:
             child.end()
             raise ClientLeft
         if not ready:
