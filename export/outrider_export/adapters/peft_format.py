@@ -31,8 +31,9 @@ _MOST_CHARACTERS = 300  # of a module's name
 _EXPRESSION = re.compile(r"[^*+?{}()|]*([*+][^*+?{}()|]*){0,2}")  # a key of rank_pattern or alpha_pattern
 _PLAIN = re.compile(r"[\w.-]+")  # a key that is a name, not an expression
 _MOST_EXPRESSIONS = 100
-# Larger weights overflow in float32, which spoils rows without the adapter, too: infinity times 0 is no number.
-_LARGEST = 1e9
+# Weights larger than float16's largest number can overflow in float32, too, which spoils rows without the adapter:
+# infinity times 0 is no number.
+_LARGEST = 65504.0
 _LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\..+")
 # Fields that do not change what an adapter calculates, or are read here.
 _KNOWN = {
@@ -188,7 +189,7 @@ def _change(folder: Path, module: str, sides: dict[str, Matrix], rank: int, scal
         if not (largest := abs(factor) * float(np.abs(matrix).max(initial=0))) <= _LARGEST:
             raise ExportError(
                 f"{path} has weights up to {largest:.3g} {where}, scaled by {factor:.3g}; they have to be at most "
-                f"{_LARGEST:.0e}. Check lora_alpha and alpha_pattern in {CONFIG}."
+                f"{_LARGEST:,.0f}. Check lora_alpha and alpha_pattern in {CONFIG}."
             )
     return Change(down, up, scale)
 
