@@ -178,7 +178,10 @@ def test_configurations_of_drafters_are_checked(
         ({"rank_pattern": {"[": 4}}, r"'\[' is no expression"),
         ({"rank_pattern": {f".*q{i}": 4 for i in range(101)}}, "it has more than 100 expressions"),
         ({"alpha_pattern": {"q_proj": "much"}}, "a value in it is not what it has to be"),
-        ({"alpha_pattern": {"q_proj": float("nan")}}, "has weights up to nan in lora_B of .*they have to be at most 65,504"),
+        (
+            {"alpha_pattern": {"q_proj": float("nan")}},
+            "has weights up to nan in lora_B of .*they have to be at most 65,504",
+        ),
         ({"alpha_pattern": {"q_proj": float("-inf")}}, "has weights up to inf in lora_B"),
         ({"lora_alpha": 1e300}, "has weights up to .*e.299 in lora_B of .*, scaled by 2.5e.299; .*Check lora_alpha"),
         ({"\x1b[2J\u2028\ud800": 1}, r"has \\x1b\[2J\\u2028\\ud800='1'"),
