@@ -250,6 +250,12 @@ class PrefixStore:
             self._num_copied += len(content)
             self._inbox.put(_Copy(text.model, chunk, content))
 
+    def forget(self, role: str) -> None:
+        """Delete a model's files, and what waits to be saved."""
+        if (model := self._models.get(role)) is not None:
+            self._texts.clear()
+            model.files.clear()
+
     def finish(self) -> None:
         """Save what is left, for some seconds, and drop the models. In the thread that made their calls."""
         until = time.monotonic() + _LAST_SECONDS
