@@ -401,7 +401,7 @@ def test_follow_ups_are_about_earlier_answers() -> None:
 def test_a_model_without_a_chat_template_is_asked_the_users_prompts_alone(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.inputs.text.Tokenizer.chat_template", "")
+    monkeypatch.setattr("outrider.inputs.text.Tokenizer.has_chat_template", False)
     with pytest.raises(ExportError, match="All prompts are used: 180 prompts of yours gave"):
         write(tmp_path / "few", bundle, Recipe(100_000, max_new_tokens=8))
     assert {each["source"] for each in asked_in(tmp_path / "few")} == {USER}

@@ -17,6 +17,7 @@ from outrider.models.measure.readings import read
 from outrider.models.measure.slots import open_slot
 from outrider.types import Chunk, Draft, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
+from serving import wait_until
 from toys import load_toy, random_ids
 
 NUM_CANCELS = int(os.environ.get("OUTRIDER_CANCELS", "24"))
@@ -165,11 +166,11 @@ def test_published_blocks_are_read_only() -> None:
 
 @pytest.mark.every_format
 def test_a_wrong_prefix_is_found_and_dropped(
-    toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    toy_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One in some hundred is read again while the engine is idle."""
+    """One in some hundred is read again while the engine is idle. Its files are dropped, too."""
     monkeypatch.setattr(prefix_check, "EVERY_HITS", 2)
-    with load_toy(toy_bundle) as engine:
+    with load_toy(toy_bundle, prefix_store=str(tmp_path)) as engine:
         check = engine._queue._worker.prefix_check
         texts = [engine.generate(PROMPTS[0], **OPTIONS).token_ids for _ in range(4)]
         engine.settle()
@@ -185,6 +186,7 @@ def test_a_wrong_prefix_is_found_and_dropped(
         engine.settle()
         assert check.num_wrong == 1
         assert "A cached prefix of 64 tokens differs" in caplog.text
+        wait_until(lambda: not [*tmp_path.glob("*/*.kv")])
         assert engine.generate(PROMPTS[0], **OPTIONS).token_ids == texts[0]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -199,7 +200,10 @@ def test_an_answer_may_fill_the_context(toy_bundle: Bundle) -> None:
 def test_a_model_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "bundle", draft=False)
     path = bundle.folder / "outrider.json"
-    path.write_text(path.read_text().replace('"num_layers": 2', '"num_layers": 3'))
+    manifest = json.loads(path.read_text())
+    del manifest["checksum"]
+    manifest["main"]["geometry"]["num_layers"] = 3
+    path.write_text(json.dumps(manifest))
     with pytest.raises(outrider.BundleError, match="has 2 layers and 48 logits; outrider.json says 3 and 48"):
         outrider.Engine(outrider.read_bundle(bundle.folder), tokenizer=ToyTokenizer())
 

@@ -30,6 +30,7 @@ from outrider.types import Draft, Drafter, Noise
 ATTACK = Source("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
 DEAR = [Source("json_schema", json.dumps({"allOf": [{"type": "string"}, {"pattern": f"^a{i}b*$"}]})) for i in range(4)]
 QUICK = GrammarLimits(compile_seconds=0.2)
+PATIENT = GrammarLimits(compile_seconds=10, compile_memory=1 << 30)
 ALL_SLOW = GrammarLimits(slow_seconds=-1)  # each mask takes longer
 
 
@@ -101,7 +102,7 @@ def test_a_process_that_has_ended_is_replaced(make: Callable[..., Grammars]) -> 
 
 
 def test_closing_ends_compilations(make: Callable[..., Grammars]) -> None:
-    grammars = make(GrammarLimits(compile_seconds=300, compile_memory=1 << 40))
+    grammars = make(PATIENT)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(grammars.new_state, ATTACK)
         wait_for(lambda: grammars.trials.process_ids)
@@ -121,7 +122,7 @@ def test_slow_masks_are_found_in_the_trial(make: Callable[..., Grammars]) -> Non
 
 def test_a_client_that_leaves_ends_its_compilation(make: Callable[..., Grammars]) -> None:
     """So that others' grammars have their turn: as many were compiled as may be at a time."""
-    grammars, gone = make(GrammarLimits(compile_seconds=300, compile_memory=1 << 40)), threading.Event()
+    grammars, gone = make(PATIENT), threading.Event()
     attacks = [ATTACK, Source("grammar", ATTACK.text + " "), ATTACK]
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(grammars.new_state, attack, gone) for attack in attacks]
@@ -140,7 +141,7 @@ def test_a_task_that_is_cancelled_ends_its_compilation(tiny: Path) -> None:
     pytest.importorskip("llguidance", reason="the extra [structured]")
     with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
         grammars: Any = engine._preparation.grammars
-        grammars.trials._limits = GrammarLimits(compile_seconds=300, compile_memory=1 << 40)
+        grammars.trials._limits = PATIENT
 
         async def leave() -> None:
             task = asyncio.create_task(engine.agenerate("hello", grammar=ATTACK.text))
@@ -190,6 +191,11 @@ def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Gramm
         (Source("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
         (Source("tools", 'start: %json {"allOf": []}'), False),
         (Source("json_schema", '{"maxLength": 100000}'), False),
+        (Source("json_schema", '{"multipleOf": 0.01}'), True),
+        (Source("json_schema", '{"multipleOf": 56606581}'), False),
+        (Source("json_schema", '{"multipleOf": 1e-09}'), False),
+        (Source("json_schema", '{"items": [{"multipleOf": 56606581}, {"multipleOf": 0}]}'), False),
+        (Source("json_schema", '{"items": [{"multipleOf": 997}, {"multipleOf": 991}]}'), False),
         (Source("json_schema", json.dumps({"items": [{"pattern": "a"}] * 9})), False),
         (Source("json_schema", json.dumps({"items": [{"pattern": "(a{1000}){1000}"}]})), False),
         *((Source("json_schema", json.dumps(SCHEMAS[name])), True) for name in ("object", "array", "numbers", "ref")),
@@ -370,7 +376,9 @@ def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> No
     states[0].matcher = Blocked(states[0].matcher, goes_on)
     begun(main, lost, late)
     try:
+        until = time.monotonic() + 30
         while not (lost.error and late.ended):
+            assert time.monotonic() < until
             step(main, [each for each in (lost, late) if not each.ended], Scheduler(64))
     finally:
         goes_on.set()

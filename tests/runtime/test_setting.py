@@ -347,7 +347,7 @@ def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.M
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     monkeypatch.setattr("outrider.models.part.SMALL", 0)
     monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
-    monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_: ToyTokenizer())
+    monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
     said: list[str] = []
     outrider.load(openvino_bundle.folder, cache_size=0.01, progress=said.append)

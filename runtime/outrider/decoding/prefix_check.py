@@ -11,6 +11,7 @@ import logging
 
 import numpy as np
 
+from outrider.models.kv import PrefixStore
 from outrider.types import Backend, Chunk, Logits, Prompt, Sequence, Slot
 
 log = logging.getLogger("outrider")
@@ -29,10 +30,13 @@ class PrefixCheck:
         check.pause()    # a request has come
 
     The row behind the prefix is computed twice: from the cache, and from a fresh reading. Where rows are exact, both
-    have the same bits. If they differ, an error is logged and all cached prefixes are dropped.
+    have the same bits. If they differ, an error is logged, and all prefixes in the cache and in its files are dropped.
+
+    store: has these files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: PrefixStore | None = None) -> None:
+        self._store = store
         self._num_hits = 0
         self._text: Sequence | None = None  # to be checked: the last token is the row's
         self._slot: Slot | None = None  # of the fresh reading
@@ -101,6 +105,8 @@ class PrefixCheck:
         if not is_same:
             self.num_wrong += 1
             main.clear_prefixes()
+            if self._store is not None:
+                self._store.forget("main")
             log.error(
                 "A cached prefix of %d tokens differs from a fresh reading of it, so texts that began with it may be "
                 "wrong. All cached prefixes were dropped. Run 'outrider verify' on this machine, and report it.",

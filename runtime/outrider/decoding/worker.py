@@ -51,7 +51,7 @@ class Worker:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._refused: Request | None = None  # there was no room for it, and none was freed since
-        self._rereading, self.prefix_check = Rereading(), PrefixCheck()
+        self._rereading, self.prefix_check = Rereading(), PrefixCheck(prefixes)
 
     def work(self) -> None:
         """Run until the end comes: what the thread does."""

@@ -203,6 +203,11 @@ class ChunkFiles:
                     self._delete(self._path(key))  # beginnings of it are of no use any more
             self._add(chunk.key, chunk.parent, chunk.token_ids)
 
+    def clear(self) -> None:
+        """Delete all files of this model in this setting."""
+        for file in files_in(self._root, self.folder.name):
+            self._delete(file.path)
+
     def use(self, chunk: Chunk) -> None:
         """Count a use of a file."""
         path, now = self._path(chunk.key), time.time()

@@ -145,6 +145,13 @@ class _Copy:
     content: NDArray[np.uint8]
 
 
+@dataclass(eq=False)
+class _Forget:
+    """The files of a model that are to be deleted, once those before it are written."""
+
+    model: _Model
+
+
 @dataclass(frozen=True)
 class Stored:
     """A model whose prefix cache is saved. identity: all that its keys and values depend on besides what it reads.
@@ -186,7 +193,7 @@ class PrefixStore:
                 files = ChunkFiles(folder, model.identity, max_bytes, model.about)
                 self._models[role] = _Model(prefixes, files, model.backend.capabilities.marks_answers)
                 prefixes.on_publish = partial(_note, weakref.ref(self), role)
-        self._inbox: SimpleQueue[_Text | _Copy | None] = SimpleQueue()
+        self._inbox: SimpleQueue[_Text | _Copy | _Forget | None] = SimpleQueue()
         self._texts: deque[_Text] = deque(maxlen=_MOST_TEXTS)
         self._num_copied = self._num_written = 0  # bytes; each is counted by one thread
         self._fetched: weakref.WeakValueDictionary[tuple[str, str, int], Fetched] = weakref.WeakValueDictionary()
@@ -227,7 +234,11 @@ class PrefixStore:
         """Save a text that is in the prefix cache now, as soon as there is time."""
         if len(keys) < _LEAST or role not in self._models:
             return
-        self._inbox.put(_Text(self._models[role], keys, scope))
+        self._send(_Text(self._models[role], keys, scope))
+
+    def _send(self, sent: _Text | _Forget) -> None:
+        """Give the store's thread something to do."""
+        self._inbox.put(sent)
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="outrider prefixes", daemon=True)
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
@@ -250,6 +261,11 @@ class PrefixStore:
             self._num_copied += len(content)
             self._inbox.put(_Copy(text.model, chunk, content))
 
+    def forget(self, role: str) -> None:
+        """Delete a model's files, also those of what was copied before."""
+        if (model := self._models.get(role)) is not None:
+            self._send(_Forget(model))
+
     def finish(self) -> None:
         """Save what is left, for some seconds, and drop the models. In the thread that made their calls."""
         until = time.monotonic() + _LAST_SECONDS
@@ -271,12 +287,14 @@ class PrefixStore:
             self._handle(sent)
             del sent  # it has a text's memory
 
-    def _handle(self, sent: _Text | _Copy | None) -> None:
+    def _handle(self, sent: _Text | _Copy | _Forget | None) -> None:
         try:
             if isinstance(sent, _Text):
                 sent.missing = sent.model.missing(sent.keys, sent.scope)
                 if sent.missing:
                     self._texts.append(sent)
+            elif isinstance(sent, _Forget):
+                sent.model.files.clear()
             elif sent is not None:
                 self._num_written += len(sent.content)
                 sent.model.files.write(sent.chunk, sent.content)

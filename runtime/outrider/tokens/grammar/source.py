@@ -17,12 +17,15 @@ _CHEAP_CHARACTERS = 20_000
 _CHEAP_PATTERN_CHARACTERS = 500
 _CHEAP_COPIES = 20_000  # characters of patterns, with repetitions written out
 _CHEAP_LENGTH = 1_000  # minLength, maxLength and similar
+_CHEAP_MULTIPLE = 10_000  # all multipleOf together, without the decimal points: automata have a state for each rest
 _CHEAP_PATTERNS = 8  # patterns and formats of a schema, which may be intersected through references
 
 _COUNTED = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _LENGTHS = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 _COMBINES = {"allOf", "patternProperties", "x-guidance"}  # intersections, and grammars within schemas
-_OF_SCHEMAS = re.compile(r'"(?:allOf|pattern|patternProperties|format|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*\d{4}')
+_OF_SCHEMAS = re.compile(
+    r'"(?:allOf|pattern|patternProperties|format|multipleOf|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*\d{4}'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,17 @@ def _is_cheap_schema(text: str) -> bool:
         schema = json.loads(text)
     except (ValueError, RecursionError):
         return True  # refused without compiling it
-    patterns = 0
+    patterns, multiple = 0, 1
     for key, value in _entries(schema):
         if key in _COMBINES:
             return False
         if key in _LENGTHS and isinstance(value, int | float) and value > _CHEAP_LENGTH:
             return False
+        if key == "multipleOf":
+            digits = str(value).replace(".", "")[:9]
+            multiple *= max(1, int(digits)) if digits.isdecimal() else _CHEAP_MULTIPLE + 1
+            if multiple > _CHEAP_MULTIPLE:
+                return False
         if key in ("pattern", "format") and isinstance(value, str):
             patterns += 1
             if patterns > _CHEAP_PATTERNS or (key == "pattern" and not _is_cheap_pattern(value)):
