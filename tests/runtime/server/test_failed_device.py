@@ -35,7 +35,7 @@ def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: py
     def ask(stream: bool) -> str:
         """The text, or the error."""
         try:
-            made = client.chat.completions.create(**OPTIONS, max_tokens=30, stream=stream)
+            made = client.chat.completions.create(**OPTIONS, max_tokens=10, stream=stream)
             if stream:
                 return "".join(chunk.choices[0].delta.content or "" for chunk in made)
             return str(made.choices[0].message.content)
@@ -43,7 +43,7 @@ def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: py
             return f"error {getattr(error, 'status_code', 500)}: {error}"  # that of a stream has no status
 
     client, first, model = live.client(), live.engine(), live.service.models.find("tiny")
-    expected = first.generate(MESSAGES, max_new_tokens=30, ignore_eos=True, drafter=None).text
+    expected = first.generate(MESSAGES, max_new_tokens=10, ignore_eos=True, drafter=None).text
     graph = first.main._calls.graph  # type: ignore[attr-defined]
     device = Device(monkeypatch)
     with ThreadPoolExecutor(8) as pool:
