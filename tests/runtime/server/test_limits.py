@@ -176,7 +176,7 @@ def test_a_reader_that_stops_reading_is_given_up(tiny: Path) -> None:
         live.service.models.find("tiny").load()
         connection = begin(live, BUSY | {"n": 8, "logprobs": 20, "temperature": 1}, buffer=2048)
         wait_until(lambda: live.service.queue.running == 8)
-        wait_until(lambda: live.is_idle, 60)
+        wait_until(lambda: live.is_idle)
         connection.close()
 
 
