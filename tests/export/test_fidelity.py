@@ -22,7 +22,7 @@ def checkpoints(make_checkpoint: Any) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def pair(checkpoints: tuple[Path, Path], convert: Any) -> Bundle:
     """A main model that is the checkpoint, and a draft model in 4 bits."""
-    made: Bundle = convert(*checkpoints, weights="fp32")[0]
+    made: Bundle = convert(*checkpoints, weights="fp32", draft_weights="int4")[0]
     return made
 
 
