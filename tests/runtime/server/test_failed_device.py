@@ -64,10 +64,8 @@ def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: py
         found = [each.result(60) for each in asked]
         failed = found[:4]  # those that had not reached the engine when it was closed are told to come back
         assert all(
-            each.startswith("error 500: ")
-            and ("of the test's" in each or "failed in an earlier call" in each)
-            or each.startswith("error 503: ")
-            and UNLOADED in each
+            (each.startswith("error 500: ") and ("of the test's" in each or "failed in an earlier call" in each))
+            or (each.startswith("error 503: ") and UNLOADED in each)
             for each in failed
         ), failed
         assert any("of the test's" in each for each in failed)
