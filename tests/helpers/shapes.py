@@ -64,6 +64,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granite": _LLAMA | _GRANITE,
     "granitemoe": _LOCAL_MOE | _GRANITE,
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
+    "lfm2": _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16},
     "llama": _LLAMA,
     "ministral": _SLIDING | {"head_dim": 16},
     "mistral": _SLIDING,

@@ -39,7 +39,8 @@ class Form:
     and values (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding
     window where `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but
     each n-th. rotated: which layers rotate queries and keys: "all", "sliding", or by `no_rope_layers`. local_theta:
-    layers with a window rotate by frequencies of their own. defaults: what Transformers takes for keys that
+    layers with a window rotate by frequencies of their own. names: what checkpoints call modules that have other names
+    in Llama's. keys: what config.json calls keys of Llama's. defaults: what Transformers takes for keys that
     config.json lacks.
     """
 
@@ -56,11 +57,38 @@ class Form:
     windows: str | int = "none"
     rotated: str = "all"
     local_theta: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def in_checkpoint(self, name: str) -> str:
+        """A module's name in checkpoints, by its name in Llama's."""
+        return _renamed(name, self.names)
+
+    def in_llama(self, name: str) -> str:
+        """A module's name in Llama's checkpoints, by its name in this architecture's."""
+        return _renamed(name, {theirs: ours for ours, theirs in self.names.items()})
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    *before, part = name.split(".", 3) if name.startswith("model.layers.") else [name]
+    return ".".join([*before, names.get(part, part)])
 
 
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+_NAMES_OF_LFM2 = {
+    "self_attn.o_proj": "self_attn.out_proj", "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2", "model.norm": "model.embedding_norm",
+}  # fmt: skip
+_KEYS_OF_LFM2 = {
+    "rms_norm_eps": "norm_eps", "intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding",
+}  # fmt: skip
+_OF_LFM2: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True, "conv_L_cache": 3,
+    "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
@@ -85,6 +113,10 @@ FORMS: dict[str, Form] = {
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
         ),
         Form("granite", "granite", gguf_interleaved=True, defaults={"attention_multiplier": 1.0}),
+        Form(
+            "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
+            keys=_KEYS_OF_LFM2, defaults=_OF_LFM2,
+        ),
         Form("llama", "llama", gguf_interleaved=True),
         Form("ministral", windows="all", defaults={"sliding_window": 4096}),
         Form("mistral", windows="all", defaults={"sliding_window": 4096}),

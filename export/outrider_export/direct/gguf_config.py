@@ -34,6 +34,7 @@ _KEYS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "final_logit_softcapping": "final_logit_softcapping",
+    "conv_L_cache": "shortconv.l_cache",
 }
 _ROPE_KEYS = {
     "rope_type": "type",
@@ -46,6 +47,7 @@ _ROPE_KEYS = {
 # Settings that change what is computed, in a way that the graph does not have.
 _REFUSED = ("expert_count", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 _SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
+_STATES = {"lfm2": "conv"}  # the kind of layers without keys and values, in `layer_types`
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
 
@@ -86,7 +88,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
             raise NotDirect(f"{key}={value!r}" if not is_array(value) else key)
     if header.metadata.get(header.of_architecture("rope.scaling.finetuned")) is False and form.name == "granite":
         raise NotDirect("no rotation of queries and keys")
-    config = {"sliding_window": None} | find(_KEYS)
+    config = {"sliding_window": None, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
+    config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
     if form.name == "olmo2" and config["sliding_window"]:  # OLMo 3 has the same name, and other rotations
         raise NotDirect("sliding windows")
     config |= {"model_type": form.name, "tie_word_embeddings": "output.weight" not in header.tensors}
@@ -109,6 +112,23 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     if rope.get("rope_type", "none") != "none":
         config["rope_parameters"] = rope
     return config
+
+
+def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
+    """What config.json says of layers without keys and values, of which the metadata has no heads; {} if all have some.
+
+    Raises:
+        NotDirect: when layers have different numbers of heads.
+    """
+    found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
+    if not isinstance(found, memoryview):
+        return {}
+    counts = {*found} - {0}
+    state = _STATES.get(header.architecture)
+    if len(counts) != 1 or (state is None and 0 in found):
+        raise NotDirect("attention.head_count_kv that differs from layer to layer")
+    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in found]}
+    return {"num_key_value_heads": counts.pop(), **kinds}
 
 
 def _floats(header: GGUFHeader, name: str) -> NDArray[np.float32]:

@@ -19,8 +19,11 @@ _PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj",
 }  # fmt: skip
+
+_NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
 
 
 class GGUFWeights(Weights):
@@ -40,6 +43,8 @@ class GGUFWeights(Weights):
         module, _, kind = name.rpartition(".")
         if module in _MODULES:
             found = f"{_MODULES[module]}.{kind}"
+            if module == FINAL_NORM and found not in self._header.tensors:
+                found = f"{_NORM_OF_LFM2}.{kind}"
         else:
             *_, layer, part = ["", "", *module.split(".", 3)][-2:]
             found = f"blk.{layer}.{self._parts.get(part)}.{kind}"

@@ -21,6 +21,7 @@ from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
+from outrider_export.direct.short_convolution import causal_convolution, gated_convolution
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
@@ -111,7 +112,7 @@ class _Builder:
 
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
-        attended = self._attention(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
+        attended = self._mixed(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
         attended = self._norm(layer_name(i, norms.after_attention), attended)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
@@ -121,6 +122,30 @@ class _Builder:
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
         return stream
 
+    def _mixed(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
+        """What a layer reads of earlier tokens, by attention or from its state."""
+        if layer.state is None:
+            return self._attention(i, layer, x)
+        state, name = layer.state, layer_name(i, "conv.conv")
+        weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
+        if weight is None or weight.size != state.width * state.kernel:
+            raise self.weights.missing(f"{name}.weight")
+
+        def convolve(columns: ov.Node) -> ov.Node:
+            filters = weight.reshape(state.width, state.kernel)
+            place = f"conv.{self._number_of(i)}"
+            place = f"cache_params.past.{place}cache_params.present.{place}"
+            found, sink = causal_convolution(columns, filters, bias, self.batch, self.beam_idx, place)
+            self.sinks.append(sink)
+            return found
+
+        return gated_convolution(x, convolve, lambda part, rows: self._project(i, part, rows))
+
+    def _number_of(self, i: int) -> int:
+        """How many layers of its kind are before layer i."""
+        kinds = [type(layer.state) for layer in self.decoder.layers]
+        return kinds[:i].count(kinds[i])
+
     def _attention(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
         decoder = self.decoder
         heads, kv_heads, size = decoder.num_heads, decoder.num_kv_heads, decoder.head_size
@@ -129,8 +154,9 @@ class _Builder:
         values = self._heads(self._project(i, "self_attn.v_proj", x), kv_heads)
         if layer.rope is not None:
             queries, keys = self._rotated(queries, layer.rope), self._rotated(keys, layer.rope)
+        number = self._number_of(i)
         keys, values = (
-            self._repeated(self._cached(f"past_key_values.{i}.{name}present.{i}.{name}", each))
+            self._repeated(self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each))
             for name, each in (("key", keys), ("value", values))
         )
         scale = ops.constant(np.float32(decoder.attention_scale))

@@ -57,6 +57,7 @@ class Weights(ABC):
         """
 
         def find(name: str) -> tuple[int, ...] | str | None:
+            name = self.decoder.form.in_llama(name)
             module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
             if module is not None and name == EMBEDDING:
                 return "is an Embedding"
@@ -65,7 +66,7 @@ class Weights(ABC):
             return None if module is None else module.shape
 
         check_fits(adapter, find)
-        self._changes = adapter.modules
+        self._changes = {self.decoder.form.in_llama(name): change for name, change in adapter.modules.items()}
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -108,6 +109,10 @@ class Weights(ABC):
         decoder = self.decoder
         hidden, wide = decoder.hidden_size, decoder.mlp_size
         queries, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        *_, layer, part = ["", "", *module.split(".", 3)][-2:]
+        state = decoder.layers[int(layer)].state if layer.isdecimal() else None
+        if state is not None and part in state.matrices:
+            return state.matrices[part]
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
             "o_proj": (hidden, queries), "qkv_proj": (queries + 2 * keys, hidden),
@@ -178,7 +183,8 @@ class CheckpointWeights(Weights):
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
-        tensor = self._tensors.get(name)
+        module, _, kind = name.rpartition(".")
+        tensor = self._tensors.get(f"{self.decoder.form.in_checkpoint(module)}.{kind}")
         if tensor is None or not tensor.shape:
             return None
         if tensor.path not in self._files:
@@ -195,4 +201,6 @@ class CheckpointWeights(Weights):
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
+        module, _, kind = name.rpartition(".")
+        name = f"{self.decoder.form.in_checkpoint(module)}.{kind}"
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

@@ -88,15 +88,15 @@ def to_paged_attention(model: ov.Model) -> None:
     layer, for n tokens of s sequences end to end (Kwon et al. 2023; OpenVINO's SDPAToPagedAttention).
 
     Raises:
-        BundleError: when the graph is not a stateful decoder, or keeps other states than keys and values.
+        BundleError: when the graph is not a stateful decoder, or keeps a state that is not paged.
     """
-    check_states(model)
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise BundleError(
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
+    check_states(model)
 
 
 def gather_rows(model: ov.Model) -> None:
