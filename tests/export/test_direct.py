@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exports import error_of, logits_of_ir, reader_of_ir
+from llamacpp_orders import add_sizes, rewritten
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -90,7 +91,9 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert list(windows_of(graph)) == decoder.windows
     count = len(decoder.layers)
     kinds = [node.get_type_name() for node in graph.get_ops()]
-    assert kinds.count("PagedCausalConv1D") == decoder.states.count("short_convolution")
+    assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
+    assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
+    assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
     if decoder.states:
         return
@@ -292,7 +295,8 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     writer.add_feed_forward_length(decoder.mlp_size)
     writer.add_head_count(decoder.num_heads)
     kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
-    writer.add_head_count_kv(kv_heads if decoder.states else decoder.num_kv_heads)
+    writer.add_head_count_kv(kv_heads if decoder.states and name != "qwen3_5_text" else decoder.num_kv_heads)
+    add_sizes(writer, decoder, config)
     if name == "lfm2":
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_key_length(decoder.head_size)
@@ -304,7 +308,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_sliding_window(config["sliding_window"])
     if decoder.logit_cap:
         writer.add_final_logit_softcapping(decoder.logit_cap)
-    if name == "granite":
+    if name in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -316,7 +320,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         if form.gguf.startswith("gemma") and weight.endswith("norm.weight"):
             values = values + 1
         if (
-            form.gguf in ("llama", "granite", "smollm3")
+            form.gguf in ("llama", "granite", "granitehybrid", "smollm3")
             and ".self_attn." in weight
             and weight.split(".")[-2] in "q_proj k_proj"
         ):
@@ -325,12 +329,13 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
         if ".conv.conv." in weight:
             values = values.reshape(values.shape[0], -1)
-        target = names.get_name(weight, try_suffixes=(".weight", ".bias"))
-        assert target is not None, weight
-        if values.ndim == 2 and kind is not Kind.F32:
-            writer.add_tensor(target, gguf.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(target, values)
+        for part, numbers in rewritten(weight, values, decoder):
+            target = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            assert target is not None, part
+            if numbers.ndim == 2 and kind is not Kind.F32:
+                writer.add_tensor(target, gguf.quantize(numbers, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(target, numbers)
     finish(writer)
 
 
