@@ -168,6 +168,7 @@ class OpenVINOPaged(MeasuredBackend):
             trees=True,
             adapters=adapters.names if adapters else (),
             embeds_width=self._embeds_width,
+            states=bool(self._states),
         )
         self.use(Exactness())
 

@@ -58,8 +58,6 @@ class PagedSlot(SlotTokens):
             count = len(branch)
             interval = self._states.interval_of(past, count, chunk.num_rows, generated=is_answer)
             self.state_calls.append(self._states.plan(past, count, interval))
-        if not is_answer:
-            self._states.ended(past + len(chunk.token_ids))
         return self.state_calls
 
     def _drop_plan(self) -> None:
