@@ -171,11 +171,6 @@ def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, 
     if scheduler.prefix_store is None or not scheduler.enable_prefix_caching:
         return None
     main = loaded["main"]
-    if main.backend.capabilities.states:
-        raise OptionError(
-            f"prefix_store={scheduler.prefix_store!r} is for models with attention in all layers: what the states of "
-            "this one are is not kept for each token. Leave it out; the prefix cache in memory works."
-        )
     if main.backend.prefixes is None:
         raise OptionError(
             f"prefix_store={scheduler.prefix_store!r} is for decoders on a CPU or GPU, and the main model's "

@@ -60,6 +60,12 @@ class PagedSlot(SlotTokens):
             self.state_calls.append(self._states.plan(past, count, interval))
         return self.state_calls
 
+    def take_row(self, length: int) -> int:
+        """A row for the states after `length` tokens, which the caller writes, and which are published."""
+        if self._states is None:
+            raise AssertionError("the model has no states")
+        return self._states.restore(length)
+
     def _drop_plan(self) -> None:
         """Free the rows of a call that was not made, or whose tokens are not kept."""
         for call in self.state_calls:

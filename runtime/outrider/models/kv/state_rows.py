@@ -297,6 +297,13 @@ class SequenceRows:
             self._free(each)
         self.store(call)
 
+    def restore(self, length: int) -> int:
+        """A row to which the states after `length` tokens are written from a file, and which is published."""
+        (row,) = self._pool.take(1, self)
+        self._rows[length] = row
+        self.mark(length)
+        return row
+
     def drop_call(self, call: StateCall) -> None:
         """Free the rows of a call whose tokens are not kept."""
         for row in call.stored:
