@@ -252,13 +252,17 @@ class SequenceRows:
             self._pool.drop(row)
         return StateCall(self._rows[past], past, interval, lengths, tuple(taken[: len(lengths)]))
 
-    def interval_of(self, past: int, count: int, num_rows: int) -> int:
-        """The interval for a piece of a prompt: with a row that later prompts may start from, if one is wanted.
+    def interval_of(self, past: int, count: int, num_rows: int, *, generated: bool) -> int:
+        """The interval for a call: with each state of an answer, and the one of a prompt that later ones may start from.
 
         That is where earlier prompts parted from this one, or in front of the last token, which is never taken from the
-        prefix cache because its row is wanted. num_rows: rows of logits of the piece.
+        prefix cache because its row is wanted. num_rows: rows of logits of the call.
         """
         end = past + count
+        if generated:
+            if past < self.branch <= end:
+                self.mark(self.branch)
+            return 1
         wanted = end - num_rows + (num_rows > 1) if num_rows else end
         if past < self.branch < end:
             wanted = self.branch
