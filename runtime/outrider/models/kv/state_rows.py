@@ -289,7 +289,10 @@ class SequenceRows:
 
     def store(self, call: StateCall) -> None:
         """Keep the rows that a call writes."""
-        self._rows |= zip(call.lengths, call.stored, strict=True)
+        for length, row in zip(call.lengths, call.stored, strict=True):
+            if length in self._rows:  # a call without tokens
+                self._free(length)
+            self._rows[length] = row
 
     def exchange(self, length: int, call: StateCall) -> None:
         """Keep the rows that a call has written for another branch after `length`, in place of those behind it."""

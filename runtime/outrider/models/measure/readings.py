@@ -70,7 +70,7 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     sizes = {f"pieces of {n}": [n] * -(-context // n) for n in PIECES if n < context and context // n <= MAX_CALLS}
     uneven = rng.integers(1, 300, size=context).tolist()
-    sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
+    sizes["uneven pieces"] = uneven[: _num_until(uneven, context)]
     readings = {name: _in_pieces(main, each) for name, each in sizes.items()}
     if main.capabilities.fixed is None:  # fixed shapes have no room for another sequence
         readings |= _in_company(main, TAIL)
@@ -91,10 +91,16 @@ def compare_states(main: Backend, context: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     cuts = {context - TAIL, context - 1, *rng.integers(1, context, size=_NUM_CUTS).tolist()}
     readings = {f"a prompt cut after {n} tokens": _in_pieces(main, [n, context - n]) for n in sorted(cuts)}
-    readings["a prompt in pieces of any size"] = _in_pieces(main, rng.integers(1, 10, size=context).tolist())
+    uneven = rng.integers(1, 10, size=context).tolist()
+    readings["a prompt in pieces of any size"] = _in_pieces(main, uneven[: _num_until(uneven, context)])
     for n in _NUM_DRAFTED:
         readings[f"{n} drafts rejected at every place"] = _Reading(TAIL, partial(_go_back, main, num_drafted=n))
     return _compare(main, context, readings)
+
+
+def _num_until(sizes: Seq[int], count: int) -> int:
+    """How many pieces of these sizes have `count` tokens."""
+    return int(np.searchsorted(np.cumsum(sizes), count)) + 1
 
 
 def _in_pieces(main: Backend, sizes: Seq[int]) -> _Reading:
@@ -257,8 +263,9 @@ def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
     with closing(open_slot(main, len(token_ids) + max(nums_drafts))) as slot:
         main.submit([Chunk(slot, token_ids[:begin], num_rows=0)]).wait()
         for i, num_drafts in enumerate(nums_drafts, begin):
-            chunk = [token_ids[i], *token_ids[:num_drafts]]
+            read = token_ids[slot.length : i + 1]  # more than one where the slot went back further
+            chunk = [*read, *token_ids[:num_drafts]]
             step = main.submit([Chunk(slot, chunk, num_rows=len(chunk), generated=True)]).wait()
-            rows += copied_rows(step, 0, 1)
+            rows += copied_rows(step, len(read) - 1, len(read))
             slot.trim(i + 1)
     return np.array(rows)
