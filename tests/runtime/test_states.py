@@ -3,15 +3,26 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import outrider
 from hybrids import KINDS, save_hybrid
+from outrider.bundle import Bundle, Format
+from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
+from outrider.config import DeviceConfig
+from outrider.models import candidates
+from outrider.models.backends import load_model
+from outrider.models.backends.support import ModelSpec
+from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
-from outrider.models.measure.readings import compare_readings
+from outrider.models.measure.readings import compare_readings, compare_states
+from outrider.models.part import Part
+from outrider.testing import ToyTokenizer
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from toys import in_threads, load_toy, random_ids
@@ -24,7 +35,7 @@ SAMPLED = {"temperature": 1.3, "seed": 4}
 @pytest.fixture(scope="module", params=KINDS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[outrider.Engine]:
     bundle = save_hybrid(tmp_path_factory.mktemp(request.param) / "bundle", request.param)
-    with load_toy(bundle, cache_size=0.02) as made:
+    with load_toy(bundle, cache_size=0.02, tokenizer=ToyTokenizer(chat=True)) as made:
         yield made
 
 
@@ -130,7 +141,17 @@ def test_it_is_read_in_any_pieces_with_the_same_bits(engine: outrider.Engine) ->
     """As the certificate has it: in pieces, beside others, from the cache, with wrong drafts."""
     found = compare_readings(engine.main, 150)
     assert len(found) > 12
+    found |= compare_states(engine.main, 150)
     assert set(found.values()) == {0.0}
+
+
+def test_a_call_without_tokens_keeps_no_row(engine: outrider.Engine) -> None:
+    main: Any = engine.main
+    slot = main.open(40)
+    for count in (3, 0, 2):
+        main.submit([Chunk(slot, [1] * count, 0)]).wait()
+    slot.close()
+    assert main.cache.num_used_rows == 0
 
 
 def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine) -> None:
@@ -279,3 +300,55 @@ def test_prompts_and_drafts_in_one_call(engine: outrider.Engine) -> None:
         with_one.close()
     for slot in slots:
         slot.close()
+
+
+@pytest.mark.parametrize(
+    ("form", "device", "said"),
+    [("onnx", "CPU", "in ONNX.*outrider export MODEL"), ("openvino", "NPU", "on an NPU.*main_device='CPU'")],
+)
+def test_other_libraries_and_devices_say_why_not(tmp_path: Path, form: Format, device: str, said: str) -> None:
+    bundle = save_hybrid(tmp_path / "bundle", "conv")
+    model = msgspec.structs.replace(bundle.manifest.main, format=form)
+    spec = ModelSpec(bundle.folder / "main" / MODEL_NAMES[form][0], model, device, outrider.Config().device)
+    with pytest.raises(outrider.BundleError, match=f"cannot be run {said}") as raised:
+        load_model(spec)
+    assert "2 of its 4 layers keep a state" in str(raised.value)
+
+
+def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others round the state at each store, so no draft could be exact. Short convolutions are measured."""
+    monkeypatch.setattr(candidates, "limit_on", lambda name: None)
+    monkeypatch.setattr(candidates, "new_core", lambda: SimpleNamespace(get_property=lambda *_: ["FP32", "BF16"]))
+    for kind, precisions in (("conv", {"f32", "bf16"}), ("gdn", {"f32"}), ("ssm", {"f32"})):
+        part = Part("main", *main_of(save_hybrid(tmp_path / kind, kind)))
+        monkeypatch.setattr(Part, "is_small", False)
+        assert {each.precision for each in settings_for(part, "CPU", DeviceConfig())} == precisions
+
+
+def main_of(bundle: Bundle) -> tuple[Bundle, ModelEntry]:
+    return bundle, bundle.manifest.main
+
+
+def test_a_chat_goes_back_and_on(engine: outrider.Engine) -> None:
+    """Retried, rewound and forked conversations have the text of a fresh one, and read little again."""
+
+    def said(chat: Any, text: str) -> str:
+        result = chat.send(text, max_new_tokens=12, ignore_eos=True, drafter="ngram")
+        num_new = result.stats.num_prompt_tokens - result.stats.num_cached_tokens
+        assert num_new <= (9 + len(text) if len(chat.turns) > 1 else 99)
+        return str(result.text)
+
+    chat = engine.chat()
+    texts = [said(chat, text) for text in ("abc de f", "gh ij", "klm")]
+    again = chat.retry(max_new_tokens=12, ignore_eos=True)
+    assert (again.text, again.stats.num_cached_tokens) == (texts[2], again.stats.num_prompt_tokens - 1)
+    other = chat.fork()
+    chat.rewind(2)
+    answers = [said(chat, "nop"), said(other, "q")]
+    engine.main.clear_prefixes()
+    fresh = engine.chat()
+    for before, expected in (([], [("abc de f", texts[0]), ("nop", answers[0])]), ([1], [("gh ij", texts[1])])):
+        if before:
+            fresh.rewind()
+        assert [said(fresh, text) for text, _ in expected] == [each for _, each in expected]
+    assert [said(fresh, "klm"), said(fresh, "q")] == [texts[2], answers[1]]
