@@ -20,6 +20,7 @@ from outrider.models.backends import load_model
 from outrider.models.backends.support import ModelSpec
 from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
+from outrider.models.kv.block_tree import Block
 from outrider.models.measure.readings import compare_readings, compare_states
 from outrider.models.part import Part
 from outrider.testing import ToyTokenizer
@@ -231,22 +232,20 @@ def test_a_cache_without_room_for_rows_says_what_to_raise(tmp_path: Path) -> Non
         load_toy(bundle, cache_size=0.00005)
 
 
-class Block:
-    """A published block of ten tokens, for rows."""
-
-    def __init__(self, parent: Any = None) -> None:
-        self.parent, self.token_ids, self.rows = parent, tuple(range(10)), dict[int, int]()
+def block_after(parent: Block | None = None) -> Block:
+    """A published block of ten tokens."""
+    return Block(0, tuple(range(10)), parent)
 
 
 def test_the_row_that_saves_the_least_goes_first() -> None:
     """By how many tokens it saves, and how long ago it was used."""
-    rows, block = StateRows(NUM_FIXED + ROWS_PER_SEQUENCE + 3, spacing=1), Block()
+    rows, block = StateRows(NUM_FIXED + ROWS_PER_SEQUENCE + 3, spacing=1), block_after()
     held = rows.open(0)
     for length, parent in ((8, None), (9, None), (20, block)):
         call = held.plan(held.length, length - held.length, 1 << 30)
         held.store(call)
         held.mark(length)
-        held.publish(block if parent is None else Block(parent), 0 if parent is None else 10, 10)
+        held.publish(block if parent is None else block_after(parent), 0 if parent is None else 10, 10)
     held.close()
     assert (rows.num_idle, rows.num_used) == (3, 0)
     other = rows.open(0)
@@ -256,7 +255,7 @@ def test_the_row_that_saves_the_least_goes_first() -> None:
 
 def test_rows_that_must_not_be_written_are_found_before_the_call() -> None:
     """A number beyond the table would overwrite other memory of the process."""
-    rows, block = StateRows(20, spacing=1), Block()
+    rows, block = StateRows(20, spacing=1), block_after()
     held = rows.open(0)
     call = held.plan(0, 3, 1)
     rows.check([call])
