@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import openvino as ov
 import pytest
+from openvino import opset13 as ops
 
 import outrider
 from hybrids import KINDS, save_hybrid
@@ -17,7 +19,9 @@ from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
 from outrider.config import DeviceConfig
 from outrider.models import candidates
 from outrider.models.backends import load_model
+from outrider.models.backends.paged_graph import connect_positions
 from outrider.models.backends.support import ModelSpec
+from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
 from outrider.models.kv.block_tree import Block
@@ -322,6 +326,20 @@ def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypat
         part = Part("main", *main_of(save_hybrid(tmp_path / kind, kind)))
         monkeypatch.setattr(Part, "is_small", False)
         assert {each.precision for each in settings_for(part, "CPU", DeviceConfig())} == precisions
+
+
+def test_positions_that_a_graph_counts_itself_are_connected() -> None:
+    """As in optimum-intel's export of Qwen3.5: with a paged cache they would be those of one row."""
+    ids, positions = (parameter(name, ov.Type.i64, (-1, -1)) for name in ("input_ids", "position_ids"))
+    count = ops.gather(ops.shape_of(ids), ops.constant(np.int64(1)), ops.constant(np.int64(0)))
+    counted = ops.range(ops.constant(np.int64(0)), count, ops.constant(np.int64(1)), output_type="i64")
+    sizes = ops.concat([ints(3), ops.shape_of(ids)], 0)
+    planes = ops.broadcast(ops.reshape(counted, ints(1, 1, -1), special_zero=False), sizes, "BIDIRECTIONAL")
+    model = ov.Model([result("planes", planes)], [ids, positions], "counts")
+    connect_positions(model)
+    given = {"input_ids": np.zeros((2, 3), np.int64), "position_ids": np.array([[4, 5, 6], [9, 10, 11]])}
+    found = ov.Core().compile_model(model, "CPU")(given)[0]
+    assert found.tolist() == [given["position_ids"].tolist()] * 3
 
 
 def main_of(bundle: Bundle) -> tuple[Bundle, ModelEntry]:
