@@ -17,6 +17,7 @@ from hybrids import KINDS, save_hybrid
 from outrider.bundle import Bundle, Format
 from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
 from outrider.config import DeviceConfig
+from outrider.decoding import prefix_check
 from outrider.models import candidates
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
@@ -107,6 +108,28 @@ def test_drafters_do_not_show(engine: outrider.Engine, drafter: str, sampling: d
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
     assert [each.logprobs for each in found] == [each.logprobs for each in plain]
     assert sum(each.stats.num_draft_tokens for each in found)
+
+
+def test_drafting_ahead_does_not_show(tmp_path: Path, engine: outrider.Engine) -> None:
+    """A wrong guess is dropped from the draft model's states, back to the last token that was right."""
+    prompts = [random_ids(80 + i, 30) for i in range(2)]
+    options = OPTIONS | {"drafter": "draft", "num_assistant_tokens": 4}
+    with load_toy(engine.bundle, cache_size=0.02, overlap=True) as ahead:
+        found = [ahead.generate(each, **options) for each in prompts]
+    plain = [engine.generate(each, **OPTIONS | {"drafter": None}) for each in prompts]
+    assert [each.logprobs for each in found] == [each.logprobs for each in plain]
+    assert any(each.stats.ahead_seconds for each in found)
+
+
+def test_cached_prefixes_are_checked(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a fresh reading, while the engine has nothing to do."""
+    monkeypatch.setattr(prefix_check, "EVERY_HITS", 1)
+    prompt, check = random_ids(90, 60), engine._parts.queue._worker.prefix_check
+    before = check.num_checked
+    for _ in range(3):
+        engine.generate(prompt, max_new_tokens=2, drafter=None)
+        engine.settle()
+    assert (check.num_checked - before, check.num_wrong) == (2, 0)
 
 
 def test_a_draft_model_reads_nothing_twice(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
