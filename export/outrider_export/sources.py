@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import NonNegative
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, OutriderError
+from outrider.errors import ExportError, OptionError, OutriderError, install
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
 from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
@@ -40,6 +41,7 @@ IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGenera
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,12 @@ class Located:
         if self.path is None:
             raise AssertionError(f"{self.id} was not fetched")
         return self.path
+
+
+def check_packages() -> None:
+    """Raise ExportError if packages are missing that bundles are made with."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ExportError(f"Making a bundle of a model needs {', '.join(missing)}. Run: {install('cli')}")
 
 
 def locate(name: str | Path, revision: str | None = None) -> Located:
