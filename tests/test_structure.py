@@ -284,7 +284,7 @@ def test_mutations_find_their_places() -> None:
 
 def test_ablations_find_their_places() -> None:
     """The same for the controller's parts."""
-    ablation = runpy.run_path(str(Path(__file__).with_name("ablation.py")))
+    ablation = runpy.run_path(str(BENCH.parent / "scripts" / "ablation.py"))
     for part in ablation["PARTS"]:
         with ablation["without"](part):
             pass
