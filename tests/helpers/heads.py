@@ -15,13 +15,26 @@ from outrider.models.backends.heads.weights import MainWeights
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
 NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark")
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark", "mtp qwen")
 DSPARKS = ("dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence")
 DECODER: dict[str, Any] = {
     "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD_SIZE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
     "max_position_embeddings": 512, "num_hidden_layers": 1,
 }  # fmt: skip
+# The text model's of a checkpoint that reads images, too. Half of each head is rotated.
+QWEN_MTP: dict[str, Any] = {
+    "architectures": ["Qwen3_5MTP"], "model_type": "qwen3_5",
+    "text_config": {
+        **DECODER, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+}  # fmt: skip
+
+
+def name_of(kind: str) -> str:
+    """A kind as a drafter's name."""
+    return kind.replace(" ", "-")
 
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -51,6 +64,7 @@ def config_of(kind: str) -> dict[str, Any]:
             "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
         },
         "mtp": {**DECODER, "architectures": ["LlamaMTP"]},
+        "mtp qwen": QWEN_MTP,
         "dflash": {
             **DECODER,
             "architectures": ["DFlashDraftModel"],
@@ -78,9 +92,12 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             "norm.weight": (hidden,),
             "lm_head.weight": (len(TOKEN_MAP), hidden),
         }
-    elif kind == "mtp":
+    elif kind in ("mtp", "mtp qwen"):
         norms = {f"mtp.{name}.weight": (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
         shapes = {"mtp.fc.weight": (hidden, 2 * hidden), **norms, **_layer("mtp.layers.0", hidden, hidden)}
+        if kind == "mtp qwen":
+            shapes["mtp.layers.0.self_attn.q_proj.weight"] = (2 * HEADS * HEAD_SIZE, hidden)
+            shapes |= {f"mtp.layers.0.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
     elif kind == "dflash":
         norms = {f"{name}.weight": (hidden,) for name in ("hidden_norm", "norm")}
         shapes = {"fc.weight": (hidden, 2 * hidden), **norms}
@@ -101,6 +118,8 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
     rng = np.random.default_rng([seed, (*KINDS, *DSPARKS).index(kind)])
     tensors: dict[str, NDArray[Any]] = {name: _drawn(name, shape, rng) for name, shape in shapes.items()}
+    if kind == "mtp qwen":
+        tensors = {name: each - np.float32("norm" in name) for name, each in tensors.items()}
     if kind == "eagle3":
         tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))
         tensors["t2d"] = np.isin(np.arange(VOCAB), TOKEN_MAP)

@@ -29,6 +29,12 @@ _GEMMA_NORMS = {
 }
 
 
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with what LiquidAI's have one level deeper, and without saying in other cases."""
+    own = config.get("dflash_config") or {}
+    return {"confidence_head_with_markov": "Lfm2DSparkDraftModel" in config.get("architectures", ()), **own, **config}
+
+
 def split_heads(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
     """The tensors with the Markov head and the confidence head apart: what reads a block's hidden states, and the rest.
 

@@ -18,7 +18,8 @@ from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of
-from outrider_export.heads import dspark
+from outrider_export.heads import dspark, qwen
+from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
 
 EMBEDDING, MATRIX = "embed_tokens.weight", "lm_head.weight"  # where they are a drafter's own
@@ -30,9 +31,12 @@ KINDS = {
     "LlamaForCausalLMEagle": "eagle",
     "EagleLlamaForCausalLM": "eagle",
     "LlamaMTP": "mtp",
+    "Qwen3NextMTP": "mtp",
+    "Qwen3_5MTP": "mtp",
     "DFlashDraftModel": "dflash",
     "Qwen3DSparkModel": "dspark",
     "Gemma4DSparkModel": "dspark",
+    "Lfm2DSparkDraftModel": "dspark",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
 }
@@ -154,7 +158,10 @@ def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geome
 
 
 def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
-    return _on_last("mtp", config, _renamed(tensors, {r"^mtp\.": ""}), main)
+    renamed = _renamed(tensors, {r"^mtp\.": ""})
+    if qwen.is_of_family(config):
+        config, renamed = qwen.from_qwen(config, renamed)
+    return _on_last("mtp", config, renamed, main)
 
 
 def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
@@ -167,7 +174,7 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     own = config.get("dflash_config") or {}
     if not own.get("target_layer_ids") or own.get("mask_token_id") is None:
         raise ExportError("config.json has no dflash_config with target_layer_ids and mask_token_id. Export it again.")
-    head = _decoder("dflash", config, tensors, int(config["num_hidden_layers"]))
+    head = _decoder("dflash", _of_qwen3(config), tensors, int(config["num_hidden_layers"]))
     return dataclasses.replace(
         head,
         features=tuple(after_layers(i + 1) for i in own["target_layer_ids"]),
@@ -178,9 +185,12 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
 
 def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
     """Its embedding and output matrix are copies of the main model's, and are not read."""
+    config, tensors = dspark.flat(config), _renamed(tensors, {r"^model\.": ""})
     tensors, numbers = dspark.split_heads(config, tensors), dict[str, float]()
     if "Gemma4DSparkModel" in architectures_of(config):
         config, tensors, numbers = dspark.from_gemma(config, tensors)
+    else:
+        config = _of_qwen3(config)
     head = _decoder("dspark", config, tensors, int(config["num_hidden_layers"]))
     soft_cap = {"soft_cap": float(config.get("final_logit_softcapping") or 0)}
     return dataclasses.replace(
@@ -244,6 +254,7 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
             "for them (q_proj). Fetch the checkpoint again."
         )
     frequencies, scale = _rotary(config, size)
+    tensors, frequencies = in_halves(tensors, size, frequencies, interleaved=_is_interleaved(config))
     floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
     numbers = {
         "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
@@ -277,6 +288,18 @@ def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], flo
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"config.json has {given}, which is not supported for drafters: {error}.") from error
     return rope.frequencies, rope.scale
+
+
+def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what some take over from their main models: Qwen3's layers rotate whole heads."""
+    rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    rope.pop("partial_rotary_factor", None)
+    return config | {"rope_parameters": {"rope_theta": config.get("rope_theta") or 10_000.0} | rope}
+
+
+def _is_interleaved(config: dict[str, Any]) -> bool:
+    """Whether neighbours are rotated, as in drafters for LFM2."""
+    return not config.get("rope_is_neox_style", "Lfm2DSparkDraftModel" not in architectures_of(config))
 
 
 def _in_order(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROW_TYPES = "row_types"
 # Of Gemma's layers: a number, and norms before their parts are added to the hidden states.
 GELU, BEHIND_ATTENTION, BEHIND_FEED_FORWARD = "gelu", "behind_attention", "behind_feed_forward"
+OUTPUT_GATE = "output_gate"
 _INT, _FLOAT, _BYTE = ov.Type.i32, ov.Type.f32, ov.Type.u8
 # Inputs of PagedAttention from number 10 on, in OpenVINO 2026.4: (type, shape) of those that are not used here.
 _FIRST = 10
@@ -168,11 +169,17 @@ def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
 
 
 def attend(rows: ov.Node, weights: Weights, name: str, attention: Attention, rotation: Rotation) -> ov.Node:
-    """Causal self-attention of rows float32 [n, 1, width], with the output projection."""
+    """Causal self-attention of rows float32 [n, 1, width], with the output projection.
+
+    A gate of the attention's output, as Qwen3-Next has it, is a matrix of its own.
+    """
     queries = rotation(heads_of(rows, weights, f"{name}.q", "num_heads"))
     keys = rotation(heads_of(rows, weights, f"{name}.k", "num_kv_heads"))
     values = heads_of(rows, weights, f"{name}.v", "num_kv_heads")
-    return linear(attention(queries, keys, values), weights, f"{name}.o_proj")
+    read = attention(queries, keys, values)
+    if f"{name}.{OUTPUT_GATE}.weight" in weights:
+        read = ops.multiply(read, ops.sigmoid(linear(rows, weights, f"{name}.{OUTPUT_GATE}")))
+    return linear(read, weights, f"{name}.o_proj")
 
 
 def behind_attention(
