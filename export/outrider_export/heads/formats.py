@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
+from outrider.models.backends.heads.block import WINDOW
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
@@ -34,6 +35,7 @@ KINDS = {
     "Qwen3NextMTP": "mtp",
     "Qwen3_5MTP": "mtp",
     "DFlashDraftModel": "dflash",
+    "DFlash2DraftModel": "dflash2",
     "Qwen3DSparkModel": "dspark",
     "Gemma4DSparkModel": "dspark",
     "Lfm2DSparkDraftModel": "dspark",
@@ -174,9 +176,15 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     own = config.get("dflash_config") or {}
     if not own.get("target_layer_ids") or own.get("mask_token_id") is None:
         raise ExportError("config.json has no dflash_config with target_layer_ids and mask_token_id. Export it again.")
-    head = _decoder("dflash", _of_qwen3(config), tensors, int(config["num_hidden_layers"]))
+    is_second, numbers = "DFlash2DraftModel" in architectures_of(config), dict[str, float]()
+    tensors = _renamed(tensors, {r"^model\.": ""})
+    if is_second:
+        tensors, numbers = dspark.split_selector({**own, **config}, tensors)
+        numbers["soft_cap"] = float(own.get("final_logit_softcapping") or 0)
+    head = _decoder("dflash2" if is_second else "dflash", _of_qwen3(config), tensors, int(config["num_hidden_layers"]))
     return dataclasses.replace(
         head,
+        numbers=head.numbers | numbers | _windows(config),
         features=tuple(after_layers(i + 1) for i in own["target_layer_ids"]),
         num_places=int(config.get("block_size") or own.get("block_size", 16)) - 1,
         mask_token_id=int(own["mask_token_id"]),
@@ -198,7 +206,7 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
         features=tuple(after_layers(i + 1) for i in config["target_layer_ids"]),
         num_places=int(config["block_size"]),
         mask_token_id=int(config["mask_token_id"]),
-        numbers=head.numbers | soft_cap | numbers,
+        numbers=head.numbers | soft_cap | numbers | _windows(config),
     )
 
 
@@ -290,6 +298,12 @@ def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], flo
     return rope.frequencies, rope.scale
 
 
+def _windows(config: dict[str, Any]) -> dict[str, float]:
+    """The sliding windows of a block drafter's layers."""
+    kinds, window = config.get("layer_types") or (), config.get("sliding_window")
+    return {f"layers.{i}.{WINDOW}": window for i, kind in enumerate(kinds) if kind == "sliding_attention" and window}
+
+
 def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration without what some take over from their main models: Qwen3's layers rotate whole heads."""
     rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
@@ -339,6 +353,7 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "eagle": _eagle,
     "mtp": _mtp,
     "dflash": _dflash,
+    "dflash2": _dflash,
     "dspark": _dspark,
     "medusa": _medusa,
     "hydra": _hydra,
