@@ -1,4 +1,7 @@
-"""DSpark and DFlash 2 draft what their published forms do, step by step over the whole vocabulary; the text is plain decoding's."""
+"""DSpark and DFlash 2 draft what their published forms do, step by step over the whole vocabulary.
+
+The text is plain decoding's.
+"""
 
 import json
 import shutil

@@ -12,7 +12,7 @@ from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that
 from outrider.errors import ExportError
 from outrider_export.direct.describe import Decoder
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights
-from outrider_export.gguf_file import GGUFHeader, TensorInfo
+from outrider_export.gguf_file import GGUFHeader
 
 _MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
 _PARTS = {
@@ -43,15 +43,20 @@ class GGUFWeights(Weights):
         else:
             *_, layer, part = ["", "", *module.split(".", 3)][-2:]
             found = f"blk.{layer}.{self._parts.get(part)}.{kind}"
-        tensor = self._header.tensors.get(found)
-        return None if tensor is None else _stored(self._header, found, tensor)
+        return stored_in(self._header, found) if found in self._header.tensors else None
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
         return ExportError(f"{self._header.path} has no tensor for {name}. Fetch it again, or export the checkpoint.")
 
 
-def _stored(header: GGUFHeader, name: str, tensor: TensorInfo) -> Stored:
+def stored_in(header: GGUFHeader, name: str) -> Stored:
+    """A tensor that a file has.
+
+    Raises:
+        ExportError: when its type cannot be read.
+    """
+    tensor = header.tensors[name]
     kind = gguf.GGMLQuantizationType[tensor.type]
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
         raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")

@@ -98,19 +98,26 @@ def read_head(folder: Path, main: Geometry) -> Head:
     kind = kind_of(folder)
     if kind is None:
         raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
-    config = read_json(folder / "config.json")
-    tensors = read_tensors(folder)
-    with configuring(folder / "config.json"):
+    return make_head(kind, read_json(folder / "config.json"), read_tensors(folder), main, folder)
+
+
+def make_head(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry, where: Path) -> Head:
+    """The drafter of a configuration and tensors. where: the checkpoint's folder, or the file of both.
+
+    Raises:
+        ExportError: when it is damaged, or does not fit.
+    """
+    with configuring(where if where.is_file() else where / "config.json"):
         config = {**config, **(config.get("transformer_layer_config") or {})}
         try:
             head = _READERS[kind](config, tensors, main)
         except KeyError as error:
-            raise ExportError(f"{folder}: config.json has no {error}, which {kind} drafters have. Add it.") from error
+            raise ExportError(f"{where}: config.json has no {error}, which {kind} drafters have. Add it.") from error
     if head.uses_main_matrix:
-        head = dataclasses.replace(head, proposed=read_trained(folder, main.logits_width))
+        head = dataclasses.replace(head, proposed=read_trained(where, main.logits_width))
     if head.hidden_size != main.hidden_size:
         raise ExportError(
-            f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
+            f"{where} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
             f"{main.hidden_size:,}. Name the main model that it was trained for."
         )
     return head

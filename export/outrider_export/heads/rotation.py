@@ -1,7 +1,7 @@
 """Puts the rows of queries and keys in the order in which the graphs rotate them: number i with number i + size / 2.
 
-Other orders are those of neighbours (2i with 2i + 1), and of heads of which only the first numbers are rotated. Products
-of queries and keys do not depend on the order of a head's numbers, so that reordering both changes nothing else.
+Other orders are those of neighbours (2i with 2i + 1), and of heads of which only the first numbers are rotated. No
+product of queries and keys depends on the order of a head's numbers, so reordering both changes nothing else.
 """
 
 from __future__ import annotations
