@@ -87,9 +87,9 @@ MODELS_HEAD = """\
 
 <!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
 
-A main model or a draft model has to be a decoder with attention in all layers: it keeps only keys and values of a
-text, so rejected draft tokens can be dropped. `config.json` names the architecture as `model_type`. [T5, MarianMT
-and Whisper](encoder-decoder.md) have a page of their own.
+A main model or a draft model has to be a decoder that keeps keys and values of a text, of which rejected draft tokens
+can be dropped, or states that OpenVINO pages (short convolutions). `config.json` names the architecture as
+`model_type`. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
 
 The slow tests export and run a small model with random weights of each architecture in this table
 (`tests/export/test_architectures.py`, Transformers 5.5, optimum-intel 2.2, OpenVINO 2026.4). Its logits are those of
@@ -282,7 +282,9 @@ def models_page() -> str:
         cells = (
             f"`{each.name}`",
             each.models,
-            attention + (", mixture of experts" if each.experts else ""),
+            attention
+            + (f" and {each.states}" if each.states else "")
+            + (", mixture of experts" if each.experts else ""),
             "OpenVINO, ONNX" if each.onnx else "OpenVINO",
             "no" if each.name not in FORMS else "checkpoints, GGUF" if FORMS[each.name].gguf else "checkpoints",
             "yes",

@@ -19,7 +19,8 @@ LAST_TRANSFORMERS = "5.5.99"  # the newest that optimum-intel 2.2 installs with,
 class Architecture:
     """An architecture by its `model_type` in config.json.
 
-    models: some that have it. attention: "full", "sliding" in all layers, or "mixed". experts: whether layers are
+    models: some that have it. attention: "full", "sliding" in all layers, or "mixed". states: what layers without
+    attention have; "" if there are none. experts: whether layers are
     mixtures of experts. onnx: whether `--format onnx` is tried, too. features: whether its hidden states are found, so
     that heads can read them. tried: "random weights", and real checkpoints that were run. like: the architecture whose
     export optimum-intel is to use, which has none for this one. lifted: optimum-intel allows older versions of
@@ -29,6 +30,7 @@ class Architecture:
     name: str
     models: str
     attention: str = "full"
+    states: str = ""
     experts: bool = False
     onnx: bool = False
     features: bool = True
@@ -59,6 +61,7 @@ _ALL = (
     Architecture("granite", "Granite 3", onnx=True),
     Architecture("granitemoe", "Granite 3 MoE", experts=True),
     Architecture("hunyuan_v1_dense", "Hunyuan 0.5B to 7B"),
+    Architecture("lfm2", "LFM2, LFM2.5", states="short convolution"),
     Architecture("llama", "Llama, SmolLM2, TinyLlama", onnx=True, tried=f"SmolLM2-135M-Instruct, {RANDOM}"),
     Architecture("ministral", "Ministral 8B", "sliding", like="mistral"),
     Architecture("mistral", "Mistral 7B, Nemo", "sliding", onnx=True),

@@ -53,6 +53,8 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
+_BY_LAYER = ".attention.head_count_kv"  # of models whose layers differ
+
 
 @dataclass(frozen=True)
 class UnreadArray:
@@ -259,7 +261,8 @@ class _Reader:
         for _ in range(num_keys):
             entry = self.at
             key = self.string()
-            metadata[key] = self.value(self.scalar("I"), _READ.get(key, frozenset()))
+            read = _INTEGERS if key.endswith(_BY_LAYER) else _READ.get(key, frozenset())
+            metadata[key] = self.value(self.scalar("I"), read)
             entries[key] = (entry, self.at)
         infos = self.at
         tensors: dict[str, TensorInfo] = {}

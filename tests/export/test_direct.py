@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exports import error_of, logits_of_ir
+from exports import error_of, logits_of_ir, reader_of_ir
+from llamacpp_orders import add_sizes, rewritten
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -27,10 +28,12 @@ from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
+from outrider_export.direct.states import STATES
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
+STATEFUL = [name for name in FORMS if CONFIGS[name].get("layer_types", ["full_attention"])[0] in STATES]
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
 
 
@@ -55,6 +58,16 @@ def logits(model: ov.Model) -> Any:
     return logits_of_ir(model, TOKENS, PIECES)
 
 
+def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens behind a prompt, each read in a call of its own."""
+    read, made = reader_of_ir(model), []
+    row = read(prompt)[-1]
+    while len(made) < count:
+        made.append(int(row.argmax()))
+        row = read(made[-1:])[-1]
+    return made
+
+
 def divergence(found: Any, expected: Any) -> float:
     """The mean Kullback-Leibler divergence of rows of logits."""
     first, second = (x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
@@ -74,11 +87,31 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     _, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "int8", tmp_path / "scratch")
     decoder = open_weights(folder, is_gguf=False).decoder
-    to_paged_attention(graph)
+    to_paged_attention(graph)  # which refuses a state that is left
     assert list(windows_of(graph)) == decoder.windows
     count = len(decoder.layers)
+    kinds = [node.get_type_name() for node in graph.get_ops()]
+    assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
+    assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
+    assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
+    if decoder.states:
+        return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_greedy_text_is_transformers(name: str, tied: bool, tmp_path: Path) -> None:
+    """200 tokens, one a call, so that states are carried; the tied model is read from a GGUF file."""
+    model, path = saved(name, tmp_path / name, tie_word_embeddings=tied)
+    if tied:
+        write_gguf(path, tmp_path / "model.gguf", name)
+        path = tmp_path / "model.gguf"
+    made = greedy(graph_of(path, "fp32", tmp_path / "scratch"), TOKENS, 200)
+    rows = logits_of(model, [*TOKENS, *made])[len(TOKENS) - 1 : -1]
+    gaps = rows.max(1) - rows[np.arange(len(made)), made]
+    assert gaps.max() < 1e-4  # of Transformers' own choice
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,6 +146,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "no window": ("mistral", {"sliding_window": None}),
+    "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
+    "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
 
 
@@ -257,9 +292,13 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     writer.add_block_count(len(decoder.layers))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(decoder.mlp_size)
     writer.add_head_count(decoder.num_heads)
-    writer.add_head_count_kv(decoder.num_kv_heads)
+    kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
+    writer.add_head_count_kv(kv_heads if decoder.states and name != "qwen3_5_text" else decoder.num_kv_heads)
+    add_sizes(writer, decoder, config)
+    if name == "lfm2":
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_key_length(decoder.head_size)
     writer.add_layer_norm_rms_eps(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
@@ -269,7 +308,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_sliding_window(config["sliding_window"])
     if decoder.logit_cap:
         writer.add_final_logit_softcapping(decoder.logit_cap)
-    if name == "granite":
+    if name in ("granite", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -281,19 +320,22 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         if form.gguf.startswith("gemma") and weight.endswith("norm.weight"):
             values = values + 1
         if (
-            form.gguf in ("llama", "granite", "smollm3")
+            form.gguf in ("llama", "granite", "granitehybrid", "smollm3")
             and ".self_attn." in weight
             and weight.split(".")[-2] in "q_proj k_proj"
         ):
             heads = decoder.num_heads if ".q_proj." in weight else decoder.num_kv_heads
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        target = names.get_name(weight, try_suffixes=(".weight", ".bias"))
-        assert target is not None, weight
-        if values.ndim == 2 and kind is not Kind.F32:
-            writer.add_tensor(target, gguf.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(target, values)
+        if ".conv.conv." in weight:
+            values = values.reshape(values.shape[0], -1)
+        for part, numbers in rewritten(weight, values, decoder):
+            target = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            assert target is not None, part
+            if numbers.ndim == 2 and kind is not Kind.F32:
+                writer.add_tensor(target, gguf.quantize(numbers, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(target, numbers)
     finish(writer)
 
 

@@ -136,7 +136,11 @@ def read_all(
 def matrices_of(weights: Weights) -> list[str]:
     """The names of a decoder's matrices."""
     decoder = weights.decoder
-    layers = [layer_name(i, part) for i in range(len(decoder.layers)) for part in (*ATTENTION, *FEED_FORWARD)]
+    layers = [
+        layer_name(i, part)
+        for i, layer in enumerate(decoder.layers)
+        for part in (*(ATTENTION if layer.state is None else layer.state.matrices), *FEED_FORWARD)
+    ]
     # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
     own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
     return [EMBEDDING, *layers, *([HEAD] if own_head else [])]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
 from outrider_export.direct.describe import Decoder
+from outrider_export.direct.states import State
 from outrider_export.sources import tensors_of
 
 Rows = NDArray[np.float32]
@@ -24,6 +25,7 @@ Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_OF_TEXT = "model.language_model."
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -57,6 +59,7 @@ class Weights(ABC):
         """
 
         def find(name: str) -> tuple[int, ...] | str | None:
+            name = self.decoder.form.in_llama(name)
             module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
             if module is not None and name == EMBEDDING:
                 return "is an Embedding"
@@ -65,7 +68,7 @@ class Weights(ABC):
             return None if module is None else module.shape
 
         check_fits(adapter, find)
-        self._changes = adapter.modules
+        self._changes = {self.decoder.form.in_llama(name): change for name, change in adapter.modules.items()}
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -103,14 +106,24 @@ class Weights(ABC):
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
         )
 
+    def state_of(self, module: str) -> State | None:
+        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
+        *_, layer, _ = ["", "", *module.split(".", 3)]
+        number = int(layer) if layer.isdecimal() else len(self.decoder.layers)
+        return self.decoder.layers[number].state if number < len(self.decoder.layers) else None
+
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
         hidden, wide = decoder.hidden_size, decoder.mlp_size
-        queries, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        queries = 2 * attended if decoder.form.gated else attended
+        state, part = self.state_of(module), module.split(".", 3)[-1]
+        if state is not None and part in state.matrices:
+            return state.matrices[part]
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, queries), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
             "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
         }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
@@ -120,6 +133,27 @@ class Weights(ABC):
         module, _, kind = name.rpartition(".")
         found = self._part(module, kind)
         return None if found is None else found.read(slice(None)).reshape(-1)
+
+    def numbers(self, name: str, count: int) -> Rows:
+        """A tensor that has to be there, float32 [count], by its whole name.
+
+        Raises:
+            ExportError: when it is missing, or has another size.
+        """
+        found = self.numbers_if_any(name, count)
+        if found is None:
+            raise self.missing(name)
+        return found
+
+    def numbers_if_any(self, name: str, count: int) -> Rows | None:
+        """The same, but None if the file does not have it."""
+        found = self.vector(name)
+        if found is not None and len(found) != count:
+            raise ExportError(
+                f"{name} has {len(found):,} numbers, and has to have {count:,} by the model's configuration. Download "
+                "the model again."
+            )
+        return found
 
     def _part(self, name: str, kind: str) -> Stored | None:
         """The rows of a tensor that are this module's."""
@@ -156,6 +190,11 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     return name, None
 
 
+def _has_offset(name: str) -> bool:
+    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+
+
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
     """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
 
@@ -173,19 +212,24 @@ class CheckpointWeights(Weights):
     def __init__(self, folder: Path, decoder: Decoder) -> None:
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
-        self._tensors = tensors_of(folder)
+        # Of a model that reads images, the text's part.
+        self._tensors = {
+            name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name: tensor
+            for name, tensor in tensors_of(folder).items()
+        }
         self._files: dict[Path, NDArray[np.uint8]] = {}
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
-        tensor = self._tensors.get(name)
+        module, _, kind = name.rpartition(".")
+        tensor = self._tensors.get(f"{self.decoder.form.in_checkpoint(module)}.{kind}")
         if tensor is None or not tensor.shape:
             return None
         if tensor.path not in self._files:
             self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         data = self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
         rows = data.reshape(tensor.shape[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if name.endswith("norm.weight") else 0)
+        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
@@ -195,4 +239,6 @@ class CheckpointWeights(Weights):
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
+        module, _, kind = name.rpartition(".")
+        name = f"{self.decoder.form.in_checkpoint(module)}.{kind}"
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

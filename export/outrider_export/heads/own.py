@@ -45,8 +45,8 @@ _GGUF_NAMES = {
 }  # fmt: skip
 _GGUF_KEYS = {
     "hidden_size": "embedding_length", "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
-    "intermediate_size": "feed_forward_length", "max_position_embeddings": "context_length",
+    "head_dim": "attention.key_length", "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class OwnModule:
             ExportError: when they are damaged, or do not fit the configuration.
         """
         tensors = self._of_checkpoint() if self.header is None else self._of_gguf(self.header)
-        config = dict(self.config) if self.header is None else _config_of(self.header)
+        config = dict(self.config) if self.header is None else _config_of(self.header, main)
         return make_head(NAME, config, tensors, main, self.path)
 
     def _of_checkpoint(self) -> dict[str, NDArray[Any]]:
@@ -132,7 +132,7 @@ def _gguf_names(header: GGUFHeader) -> dict[str, str]:
     return names
 
 
-def _config_of(header: GGUFHeader) -> dict[str, Any]:
+def _config_of(header: GGUFHeader, main: Geometry) -> dict[str, Any]:
     """What config.json says of a module."""
 
     def of(key: str) -> int:
@@ -146,6 +146,7 @@ def _config_of(header: GGUFHeader) -> dict[str, Any]:
 
     config: dict[str, Any] = {ours: of(theirs) for ours, theirs in _GGUF_KEYS.items()}
     return config | {
+        "num_key_value_heads": main.num_kv_heads,
         "model_type": _GGUF[header.architecture],
         "rms_norm_eps": real("attention.layer_norm_rms_epsilon"),
         "rope_theta": real("rope.freq_base"),
