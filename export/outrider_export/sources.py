@@ -33,6 +33,7 @@ from outrider_export.progress import Progress
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE, "chat_template.json"
 )  # fmt: skip
+NONE = "none"  # for --draft: not even the drafter that a model's own files have
 OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
@@ -112,7 +113,7 @@ def default_name(main: str | Path, draft: str | Path | None = None) -> str:
     source = usable(user_path(main))
     name = source.resolve().name if source.exists() else re.split(r"[/\\]", str(main))[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
-    return f"{name}-pair" if draft is not None else name
+    return name if draft in (None, NONE) else f"{name}-pair"
 
 
 def fetch(
