@@ -23,7 +23,8 @@ CASES: dict[str, tuple[str, bool, str, str, str]] = {
     "cut, opened": ("<think>", True, "Hm. ", "Hm.", ""),
     "magistral": ("[THINK]", False, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
     "granite 3.2": (
-        "Here is my thought process:", False, "Here is my thought process: Hm.\n\nHere is my response: Yes.", "Hm.", "Yes.",
+        "Here is my thought process:", False, "Here is my thought process: Hm.\n\nHere is my response: Yes.", "Hm.",
+        "Yes.",
     ),
     "granite 3.3": ("<response>", False, "<think>Hm.</think><response>Yes.</response>", "Hm.", "Yes."),
     "granite 3.3, bare": ("<response>", False, "<think>Hm.</think> Yes.", "Hm.", "Yes."),
@@ -62,7 +63,8 @@ def test_calls_of_gpt_oss_are_passed_on_in_one_order() -> None:
     form = ReasoningFormat.of_template("<|channel|>")
     assert form is not None
     for head in (
-        "<|start|>assistant to=functions.f<|channel|>commentary json", "<|channel|>commentary to=functions.f <|constrain|>json",
+        "<|start|>assistant to=functions.f<|channel|>commentary json",
+        "<|channel|>commentary to=functions.f <|constrain|>json",
     ):  # fmt: skip
         _, content = form.parse(f'{ANALYSIS}Hm.<|end|>{head}<|message|>{{"a": 1}}<|call|>')
         assert content == '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>'
@@ -135,7 +137,10 @@ def test_options_name_what_is_wrong() -> None:
     from outrider import GenerationConfig
     from outrider.errors import OptionError
 
-    assert GenerationConfig(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs["enable_thinking"] is False
+    assert (
+        GenerationConfig(chat_template_kwargs={"enable_thinking": False}).chat_template_kwargs["enable_thinking"]
+        is False
+    )
     wrong: list[Any] = [{"messages": []}, {"a": object()}, [1]]
     for value in wrong:
         with pytest.raises(OptionError, match="chat_template_kwargs="):

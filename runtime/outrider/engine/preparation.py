@@ -144,7 +144,9 @@ class Preparation:
                 embeds=whole.embeds,
                 earlier_answers=config.earlier_answers,
             ),
-            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget),
+            sampler=LogitsSampler(
+                config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget
+            ),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),

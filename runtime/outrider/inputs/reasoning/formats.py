@@ -103,7 +103,9 @@ _SIGNS = {  # the first that is found
     "Here is my thought process:": ReasoningFormat(  # Granite 3.2
         "granite", "Here is my thought process:", "Here is my response:"
     ),
-    "<response>": ReasoningFormat("think-response", "<think>", "</think>", ("<response>", "</response>")),  # Granite 3.3
+    "<response>": ReasoningFormat(
+        "think-response", "<think>", "</think>", ("<response>", "</response>")
+    ),  # Granite 3.3
     "<think>": THINK,  # Qwen3, Qwen3.5, R1 and its distills, LFM2.5, GLM 4.5, MiniMax M2, Kimi K2, SmolLM3, Nemotron
     "</think>": THINK,
 }

@@ -167,7 +167,7 @@ def _with_reasoning(message: Mapping[str, Any], source: str) -> dict[str, Any]:
     reasoning = message.get("reasoning_content")
     if not reasoning or "reasoning_content" in source:
         return dict(message)
-    others = {name: reasoning for name in _REASONING.findall(source)}
+    others = dict.fromkeys(_REASONING.findall(source), reasoning)
     if "thinking" in others and message.get("tool_calls"):  # gpt-oss: a call has either
         return {**message, **others, "content": ""}
     return {**message, **others}

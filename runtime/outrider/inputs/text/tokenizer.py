@@ -155,9 +155,7 @@ class Tokenizer:
             given, described = without_special((given, described), self._special)
         if continuing:
             _check_continued(given)
-        return self._templates.render(
-            given, described, answering=answering, variables=variables, continuing=continuing
-        )
+        return self._templates.render(given, described, answering=answering, variables=variables, continuing=continuing)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The token ids of a text that a template has written, from its beginning on.

@@ -11,4 +11,12 @@ from outrider.inputs.tools.grammar import source_of_calls
 from outrider.inputs.tools.markers import dropped_markers, keep_markers
 from outrider.inputs.tools.stream import ToolCall, ToolCallDelta, ToolCallStream
 
-__all__ = ["ToolCall", "ToolCallDelta", "ToolCallStream", "ToolFormat", "dropped_markers", "keep_markers", "source_of_calls"]
+__all__ = [
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallStream",
+    "ToolFormat",
+    "dropped_markers",
+    "keep_markers",
+    "source_of_calls",
+]
