@@ -38,7 +38,7 @@ from outrider_export.plan import (
     space_needed,
 )
 from outrider_export.progress import ForModel, Progress, Silent
-from outrider_export.sources import NONE, Located, fetch, locate
+from outrider_export.sources import NONE, Located, check_packages, fetch, locate
 from outrider_export.special_tokens import eos_of
 from outrider_export.target import NoRoom, Target, check_space
 
@@ -76,6 +76,7 @@ def export_bundle(
         VocabularyMismatch: if the draft model has no token in common with the main model.
         ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
     """
+    check_packages()
     progress = progress or Silent()
     main_form, draft_form = check_format("format", format), check_format("draft_format", draft_format or format)
     check_weights("weights", weights, main_form)

@@ -29,6 +29,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
+from outrider_export.geometry import geometry_of_gguf
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
 
@@ -354,6 +355,40 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
     assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
+    """llama.cpp counts them among the layers."""
+    _, folder = saved("qwen3_5_text", tmp_path / "model")
+    write_gguf(folder, tmp_path / "plain.gguf", "qwen3_5_text")
+    plain = gguf.GGUFReader(tmp_path / "plain.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "nextn.gguf", "qwen35")
+    for name, field in plain.fields.items():
+        if name.startswith("qwen35."):
+            value = field.contents()
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
+    writer.kv_data[0]["qwen35.block_count"].value = 5
+    writer.add_nextn_predict_layers(1)
+    for tensor in plain.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((64, 128), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(tmp_path / "nextn.gguf")
+    assert geometry_of_gguf(header).num_layers == len(open_weights(header.path, is_gguf=True).decoder.layers) == 4
+
+
+def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
+    _, folder = saved("granitemoehybrid", tmp_path / "model")
+    write_gguf(folder, tmp_path / "model.gguf", "granitemoehybrid")
+    damaged = (
+        (tmp_path / "model.gguf").read_bytes().replace(b"granitehybrid.ssm.state_size", b"granitehybrid.ssm.state_sizf")
+    )
+    (tmp_path / "model.gguf").write_bytes(damaged)
+    with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
+        open_weights(tmp_path / "model.gguf", is_gguf=True)
 
 
 QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,12 @@ from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
 _END = 2**63 - 1
 
 
-def openvino_toy(weights: ToyWeights) -> ov.Model:
-    """The graph; see `outrider.testing.save_toy_model`."""
+def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> ov.Model:
+    """The graph; see `outrider.testing.save_toy_model`.
+
+    mix: makes what layers with a state add, float32 [batch, tokens, hidden], in place of a convolution: of their input,
+    their number, the number of sequences int64 [1], beam_idx, and the list of what is assigned to states.
+    """
 
     def scalar(value: int) -> Any:
         return ops.constant(np.int64(value))
@@ -75,7 +80,11 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
 
     for i, layer in enumerate(weights.layers):
         for convolution in weights.convolutions[i : i + 1]:
-            x = ops.add(x, ops.tanh(convolved(x, convolution.filters, f"cache_params.past.conv.{i}")))
+            if mix is None:
+                mixed = ops.tanh(convolved(x, convolution.filters, f"cache_params.past.conv.{i}"))
+            else:
+                mixed = mix(x, i, batch, beam_idx, assigned)
+            x = ops.add(x, mixed)
             x = rest_of_layer(x, convolution.up, convolution.down)
         key = cached(heads(x, layer.key), f"past_key_values.{i}.keypresent.{i}.key")
         value = cached(heads(x, layer.value), f"past_key_values.{i}.valuepresent.{i}.value")

@@ -56,7 +56,7 @@ class PagedSlot(SlotTokens):
         self._states.settle(past)
         for branch in chunk.branches:
             count = len(branch)
-            interval = 1 if is_answer else self._states.interval_of(past, count, chunk.num_rows)
+            interval = self._states.interval_of(past, count, chunk.num_rows, generated=is_answer)
             self.state_calls.append(self._states.plan(past, count, interval))
         if not is_answer:
             self._states.ended(past + len(chunk.token_ids))
