@@ -31,7 +31,7 @@ Many = TypeVar("Many", bound=Generation)
 class Head:
     """What all bodies of one answer begin with. created: in seconds since 1970. texts: of tokens.
 
-    conversations: where the answer may be stored.
+    conversations: where the answer may be stored. loose_calls: as in the settings.
     """
 
     id: str
@@ -42,6 +42,7 @@ class Head:
     tool_format: ToolFormat | None
     conversations: Conversations
     reasoning_format: ReasoningFormat | None = None
+    loose_calls: bool = True
 
     @property
     def fields(self) -> dict[str, Any]:

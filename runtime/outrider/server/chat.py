@@ -50,6 +50,7 @@ class Chat(Choices[ChatRequest]):
             calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
             max_calls=1 if request.parallel_tool_calls is False else None,
             tools=msgspec.to_builtins(request.tools or []),
+            loose=head.loose_calls,
             shows=not excluded,
         )
         self._readers: dict[int, Reader] = {}  # of the choices that are streamed

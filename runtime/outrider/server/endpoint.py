@@ -168,6 +168,7 @@ class _Job:
             tool_format=engine.tool_format,
             conversations=self._service.conversations,
             reasoning_format=engine.reasoning_format,
+            loose_calls=self._service.settings.loose_calls,
         )
 
 

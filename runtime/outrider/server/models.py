@@ -21,7 +21,7 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
 from outrider.engine.engine import Engine
-from outrider.errors import BundleError, OptionError, RequestError, nearest
+from outrider.errors import OptionError, RequestError, nearest
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
@@ -53,12 +53,7 @@ class Model:
         """Load the engine. Takes seconds."""
         with listener(self._take_progress):
             engine = Engine(self.bundle, self.config)
-        manifest = self.bundle.manifest
-        try:
-            token_bytes = self.bundle.read_token_bytes(manifest.tokenizer, manifest.main.vocab_size)
-        except BundleError:  # of an older export
-            token_bytes = []
-        self.texts = TokenTexts(engine.tokenizer, token_bytes)
+        self.texts = TokenTexts(engine.tokenizer, self.bundle.tokenizer_path)
         self.engine = engine
         self.last_used = time.monotonic()
         log.info("Loaded %s.", self.name)

@@ -20,7 +20,7 @@ class Reading:
     """How a request's answers are read.
 
     reasoning: the model's form; None to leave it in the text. calls: how the model writes calls; None to leave them
-    there. shows: whether the reasoning is part of the answer.
+    there. shows: whether the reasoning is part of the answer. loose: whether JSON without a marker may be a call.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -28,6 +28,7 @@ class Reading:
     max_calls: int | None = None
     tools: Seq[Mapping[str, Any]] = ()
     shows: bool = True
+    loose: bool = True
 
     def reader(self, *, thinks: bool) -> Reader:
         """The reader of one answer. thinks: it begins within the reasoning."""
@@ -47,7 +48,9 @@ class Reader:
 
     def __init__(self, reading: Reading, *, thinks: bool) -> None:
         self._reasoning = reading.reasoning.stream(opened=thinks) if reading.reasoning else None
-        self._calls = reading.calls.stream(reading.max_calls, reading.tools) if reading.calls else None
+        self._calls = (
+            reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
+        )
         self._shows = reading.shows
         self.has_called = False
 

@@ -261,7 +261,7 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     item_id: str | UnsetType = UNSET
     item: Any | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
-    part: OutputText | ReasoningText | UnsetType = UNSET
+    part: Any | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[Any] | UnsetType = UNSET
