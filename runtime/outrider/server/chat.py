@@ -44,15 +44,7 @@ class Chat(Choices[ChatRequest]):
 
     def __init__(self, request: ChatRequest, head: Head, choices: Seq[Choice]) -> None:
         super().__init__(request, head, choices)
-        excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
-        self._reading = Reading(
-            reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
-            calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
-            max_calls=1 if request.parallel_tool_calls is False else None,
-            tools=msgspec.to_builtins(request.tools or []),
-            loose=head.loose_calls,
-            shows=not excluded,
-        )
+        self._reading = reading_of(request, head)
         self._readers: dict[int, Reader] = {}  # of the choices that are streamed
 
     @staticmethod
@@ -127,3 +119,16 @@ def _delta(piece: Piece) -> Delta:
 
 def _new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+def reading_of(request: ChatRequest, head: Head) -> Reading:
+    """How a chat's answers are read."""
+    excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
+    return Reading(
+        reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
+        calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
+        max_calls=1 if request.parallel_tool_calls is False else None,
+        tools=msgspec.to_builtins(request.tools or []),
+        loose=head.loose_calls,
+        shows=not excluded,
+    )
