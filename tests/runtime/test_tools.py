@@ -118,7 +118,7 @@ TEXTS = [
         "Hm.",
         CALLS,
     ),
-    (GLM, "Write <tool_call> there <arg", "Write", []),  # a call that was cut
+    (GLM, "Write <tool_call> there <arg", "Write <tool_call> there <arg", []),
 ]
 
 
@@ -593,6 +593,13 @@ SHAPES = [
         '<tool_call>{"arguments": {"a',
     )),
 ]  # fmt: skip
+
+
+def test_a_call_that_was_cut_is_not_text() -> None:
+    stream = GLM.stream()
+    assert joined([*stream.push("Hm. <tool_call>get_weather\n<arg"), *stream.finish(is_cut=True)]) == ("Hm.", [])
+
+
 OTHERS = [  # a sign of the template, and its call
     ("<|tool_call|>", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]'),
     ("<|tool|>", 'functools[{"name": "f", "arguments": {"a": 1}}]'),

@@ -201,7 +201,7 @@ class Messages(Answer[ChatRequest]):
 
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[MessageEvent]:
         reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.push(text) + (reader.finish() if result else []):
+        for piece in reader.push(text) + (reader.finish(result) if result else []):
             yield from self._add(piece)
         if result:
             if not self._content:

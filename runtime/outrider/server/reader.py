@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from outrider.decoding.results import AnswerToken
+from outrider.decoding.results import AnswerToken, Result
 from outrider.inputs.reasoning import ReasoningFormat, Thought
 from outrider.inputs.tools import ToolCallDelta, ToolFormat
 from outrider.server.logprobs import TokenTexts
@@ -65,10 +65,11 @@ class Reader:
             return []
         return self._read(self._reasoning.push(text) if self._reasoning else [text])
 
-    def finish(self) -> list[Piece]:
-        """Return what was held back, as no text follows."""
+    def finish(self, result: Result) -> list[Piece]:
+        """Return what was held back, as no text follows. result: the whole answer."""
         pieces = self._read(self._reasoning.finish() if self._reasoning else [])
-        return pieces + (self._found(self._calls.finish()) if self._calls else [])
+        is_cut = result.finish_reason == "length"
+        return pieces + (self._found(self._calls.finish(is_cut=is_cut)) if self._calls else [])
 
     def _read(self, given: Seq[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []

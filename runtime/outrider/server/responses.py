@@ -111,7 +111,7 @@ class Responses(Answer[ResponseRequest]):
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[ResponseEvent]:
         """Add text to the output. result: with the last of it."""
         reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.push(text) + (reader.finish() if result else []):
+        for piece in reader.push(text) + (reader.finish(result) if result else []):
             if isinstance(piece, Thought):
                 yield from self._add_thought(piece.text)
             elif isinstance(piece, str):

@@ -69,12 +69,16 @@ class ToolCallStream:
             pass
         return pieces
 
-    def finish(self) -> list[str | ToolCallDelta]:
-        """Return what was held back, as no text follows."""
+    def finish(self, *, is_cut: bool = False) -> list[str | ToolCallDelta]:
+        """Return what was held back, as no text follows.
+
+        is_cut: the answer was, by its length, so what looks like the beginning of a call is one, and is dropped. It is
+        dropped in any case where it is JSON.
+        """
         is_text = self._step in (self._begin, self._text, self._head, self._object, self._whole)
         if not is_text or self._step == self._text or not self._is_marked:
             pass
-        elif self._opened.strip():  # a call that was cut before its arguments
+        elif self._opened.strip() and (is_cut or self._form.is_object):  # a call that was cut before its arguments
             self._opened = self._left = ""
         rest, self._left, self._opened = self._opened + self._left, "", ""
         return [rest] if is_text and rest else []
