@@ -124,8 +124,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     if form.name == "olmo2" and config["sliding_window"]:  # OLMo 3 has the same name, and other rotations
         raise NotDirect("sliding windows")
     config |= _recurrence_of(header, form.name)
-    if drafting := header.integer(header.of_architecture("nextn_predict_layers"), 0):  # for a drafter
-        config["num_hidden_layers"] -= drafting
+    if "num_hidden_layers" in config:
+        config["num_hidden_layers"] = header.num_layers
     config |= {"model_type": form.name, "tie_word_embeddings": "output.weight" not in header.tensors}
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads

@@ -14,7 +14,7 @@ from outrider_export.direct.describe import Decoder
 from outrider_export.direct.experts import CHOICE, DOWN, GATE, ROUTER, UP
 from outrider_export.direct.states import GatedDeltaNet
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights, flat
-from outrider_export.gguf_file import GGUFHeader, TensorInfo
+from outrider_export.gguf_file import GGUFHeader
 
 _MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
 _PARTS = {
@@ -56,10 +56,9 @@ class GGUFWeights(Weights):
         else:
             *_, layer, part = ["", "", *module.split(".", 3)][-2:]
             found = f"blk.{layer}.{_WHOLE.get(kind) or f'{self._parts.get(part)}.{kind}'}"
-        tensor = self._header.tensors.get(found)
-        if tensor is None:
+        if found not in self._header.tensors:
             return None
-        stored = _stored(self._header, found, tensor)
+        stored = stored_in(self._header, found)
         state = self.state_of(module)
         if isinstance(state, GatedDeltaNet):
             stored = _by_key_head(stored, module.rsplit(".", 1)[-1], kind, state)
@@ -103,7 +102,13 @@ def _logarithms(stored: Stored) -> Stored:
     return Stored(stored.shape, stored.num_bytes, read)
 
 
-def _stored(header: GGUFHeader, name: str, tensor: TensorInfo) -> Stored:
+def stored_in(header: GGUFHeader, name: str) -> Stored:
+    """A tensor that a file has.
+
+    Raises:
+        ExportError: when its type cannot be read.
+    """
+    tensor = header.tensors[name]
     kind = gguf.GGMLQuantizationType[tensor.type]
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
         raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")

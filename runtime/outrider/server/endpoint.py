@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.decoding.results import Result, TextChunk
@@ -24,12 +24,13 @@ from outrider.engine.engine import Engine
 from outrider.server.answers import Answer, Head
 from outrider.server.conversations import Conversations
 from outrider.server.errors import as_api_error, out_of_time
+from outrider.server.infill import Infill
 from outrider.server.limits import Gone, Queue, read_body
 from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
 from outrider.server.options import Choice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
-from outrider.server.protocol.reading import read_request
+from outrider.server.protocol.messages import MessageEvent
 from outrider.server.protocol.requests import Asked
 from outrider.server.settings import Settings
 
@@ -58,7 +59,7 @@ class Endpoint:
         began, settings = time.monotonic(), self._service.settings
         try:
             body = await read_body(scope, receive, settings.max_body, settings.body_seconds)
-            request = read_request(body, self._answer.kind)
+            request = self._answer.read(body)
             job = _Job(self._service, self._answer, request, began)
             await _unless_gone(job.run(scope, send), receive)
         except Gone:
@@ -95,9 +96,12 @@ class _Job:
             except TimeoutError as error:
                 raise out_of_time(self._service.settings.request_seconds) from error
             if self._request.stream:
-                response = EventSourceResponse(
-                    self._events(answer, first, pieces), sep="\n", send_timeout=self._service.settings.send_seconds
-                )
+                events = self._events(answer, first, pieces)
+                if answer.lines:
+                    response = StreamingResponse(_lines(events), media_type="application/x-ndjson")
+                else:
+                    timeout = self._service.settings.send_seconds
+                    response = EventSourceResponse(events, sep="\n", send_timeout=timeout)
             try:
                 await response(scope, _never, send)
             except SendTimeoutError:
@@ -123,7 +127,7 @@ class _Job:
         meters = [Meter(self._service.metrics, self._model.name, self._began) for _ in self._choices]
         try:
             whole = not self._request.stream
-            choices = self._choices
+            choices = [_with_infill(choice, engine) for choice in self._choices]
             if len({id(choice.prompt) for choice in choices}) == 1:  # several answers: its images are read once
                 prompt = await engine.aread_images(choices[0].prompt, **choices[0].options)
                 choices = [dataclasses.replace(choice, prompt=prompt) for choice in choices]
@@ -166,7 +170,18 @@ class _Job:
             texts=model.texts,
             tool_format=engine.tool_format,
             conversations=self._service.conversations,
+            reasoning_format=engine.reasoning_format,
+            loose_calls=self._service.settings.loose_calls,
         )
+
+
+def _with_infill(choice: Choice, engine: Engine) -> Choice:
+    """A choice whose prompt is laid out for this model."""
+    if not isinstance(choice.prompt, Infill):
+        return choice
+    prompt, needed = choice.prompt.laid_out(engine.tokenizer)
+    stops = (*choice.options.get("stop_token_ids", ()), *needed["stop_token_ids"])
+    return Choice(prompt, choice.options | {"stop_token_ids": stops})
 
 
 async def _results(
@@ -211,13 +226,18 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
+async def _lines(events: AsyncIterator[dict[str, str]]) -> AsyncIterator[str]:
+    async for event in events:
+        yield event["data"] + "\n"
+
+
 def as_json(body: Any) -> Response:
     """The response with this body."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-def _event(body: msgspec.Struct) -> dict[str, str]:
-    name = {"event": body.type} if isinstance(body, ResponseEvent) else {}
+def _event(body: Any) -> dict[str, str]:
+    name = {"event": body.type} if isinstance(body, ResponseEvent | MessageEvent) else {}
     return name | {"data": msgspec.json.encode(body).decode()}
 
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
 
+from outrider.errors import one_line
+from outrider.inputs.text.token_bytes import read_token_bytes
+from outrider.inputs.tools import dropped_markers
 from outrider.server.protocol.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from outrider.types import TextTokenizer, TokenLogprobs
+
+log = logging.getLogger("outrider.server")
 
 
 class TokenTexts:
     """The texts of single tokens. Each is decoded once.
 
-    A token that is part of a character decodes to U+FFFD, or to nothing, depending on the tokenizer.
+    A token that is part of a character decodes to U+FFFD, or to nothing, depending on the tokenizer; the
+    tokenizer's files in `folder` say what it stands for.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, folder: Path | None = None) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
         self._known: dict[int, str] = {}
+        self._markers: dict[tuple[str, ...], dict[int, str]] = {}
 
     def __getitem__(self, token_id: int) -> str:
         text = self._known.get(token_id)
@@ -24,14 +34,38 @@ class TokenTexts:
             text = self._known[token_id] = self._tokenizer.decode([token_id])
         return text
 
+    def markers(self, markers: tuple[str, ...]) -> dict[int, str]:
+        """Those of the markers that are tokens without a text, by token id."""
+        if markers not in self._markers:
+            self._markers[markers] = dropped_markers(markers, self._tokenizer)
+        return self._markers[markers]
+
+    def text_of(self, token_ids: Seq[int]) -> str:
+        """The text of several tokens."""
+        return self._tokenizer.decode(token_ids)
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        """A token's bytes; None for one that has no text."""
+        text = self[token_id]
+        if text and "\ufffd" not in text:
+            return list(text.encode())
+        return list(self._token_bytes.get(token_id, b"")) or None
+
+    @cached_property
+    def _token_bytes(self) -> dict[int, bytes]:
+        try:
+            return {} if self._folder is None else read_token_bytes(self._folder)
+        except (OSError, ValueError) as error:
+            log.warning("The bytes of tokens are not known: %s.", one_line(error))
+            return {}
+
 
 def chat_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:
     """As /v1/chat/completions has them."""
     made = []
     for token in tokens:
-        text = texts[token.token_id]
-        top = [TopLogprob(texts[i], logprob, _bytes(texts[i])) for i, logprob in token.top]
-        made.append(TokenLogprob(text, token.logprob, _bytes(text), top))
+        top = [TopLogprob(texts[i], logprob, texts.bytes_of(i)) for i, logprob in token.top]
+        made.append(TokenLogprob(texts[token.token_id], token.logprob, texts.bytes_of(token.token_id), top))
     return ChatLogprobs(made)
 
 
@@ -48,7 +82,3 @@ def completion_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts, offset: i
             likely.setdefault(texts[i], logprob)  # the likelier of two with the same text
         top.append(likely)
     return CompletionLogprobs([texts[t.token_id] for t in tokens], [t.logprob for t in tokens], top, offsets)
-
-
-def _bytes(text: str) -> list[int] | None:
-    return None if not text or "\ufffd" in text else list(text.encode())

@@ -21,7 +21,10 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
 from outrider.engine.engine import Engine
-from outrider.errors import OptionError, RequestError, nearest
+from outrider.errors import OptionError, RequestError, nearest, one_line
+from outrider.inputs.reasoning import ReasoningFormat
+from outrider.inputs.text.chat_template import ChatTemplates
+from outrider.inputs.tools import ToolFormat
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
@@ -53,7 +56,7 @@ class Model:
         """Load the engine. Takes seconds."""
         with listener(self._take_progress):
             engine = Engine(self.bundle, self.config)
-        self.texts = TokenTexts(engine.tokenizer)
+        self.texts = TokenTexts(engine.tokenizer, self.bundle.tokenizer_path)
         self.engine = engine
         self.last_used = time.monotonic()
         log.info("Loaded %s.", self.name)
@@ -68,6 +71,15 @@ class Model:
         """Says of two answers whether the same program with the same files made them."""
         files = msgspec.json.encode((__version__, self.bundle.manifest.files))
         return f"outrider-{hashlib.sha256(files).hexdigest()[:12]}"
+
+    @cached_property
+    def chat_templates(self) -> ChatTemplates:
+        """Those of the bundle's files."""
+        try:
+            return ChatTemplates.read(self.bundle.tokenizer_path)
+        except (OSError, ValueError) as error:  # the load says so
+            log.warning("The chat template of %s cannot be read: %s.", self.name, one_line(error))
+            return ChatTemplates()
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -98,6 +110,11 @@ class Model:
             drafters=list(drafters),
             adapters=list(self.adapters),
             max_model_len=manifest.main.geometry.context_length,
+            architecture=manifest.main.geometry.architecture,
+            quantization=manifest.main.weights,
+            tools=ToolFormat.of_template(self.chat_templates.with_tools) is not None,
+            reasoning=ReasoningFormat.of_template(self.chat_templates.default) is not None,
+            vision=manifest.main.vision is not None,
         )
 
 
@@ -108,15 +125,16 @@ class Models:
         async with models.use("qwen") as engine:
             ...
 
-    Belongs to one event loop.
+    strict: a single model answers to its own name only. Belongs to one event loop.
 
     Raises:
         BundleError: when a bundle is missing or damaged.
     """
 
-    def __init__(self, bundles: Mapping[str, str | Path], config: Config) -> None:
+    def __init__(self, bundles: Mapping[str, str | Path], config: Config, *, strict: bool = False) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
+        self._strict = strict or len(bundles) > 1
         self._models = {name: Model(name, open_bundle(path), config) for name, path in bundles.items()}
 
     @property
@@ -125,11 +143,17 @@ class Models:
         return list(self._models.values())
 
     def find(self, name: str) -> Model:
-        """The model of this name.
+        """The model of this name; a single model answers to any, unless the server is strict.
 
         Raises:
             ApiError: with status 404.
         """
+        if name not in self._models and not self._strict:
+            return self.all[0]
+        return self.known(name)
+
+    def known(self, name: str) -> Model:
+        """The model of exactly this name. Raises as `find`."""
         if name not in self._models:
             shown = name[:100]
             message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
@@ -143,6 +167,8 @@ class Models:
             ApiError: with status 404.
         """
         base, _, adapter = name.rpartition(":")
+        if base not in self._models and not self._strict and adapter in self.all[0].adapters:
+            base = self.all[0].name
         if name in self._models or base not in self._models:
             return self.find(name), None
         model = self._models[base]
