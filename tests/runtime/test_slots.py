@@ -119,6 +119,20 @@ def test_a_published_prompt_is_found_in_front_of_its_last_token(backend: Any, ex
     backend.clear_prefixes()
 
 
+@pytest.mark.parametrize("length", [63, 64, 65])
+def test_a_turn_goes_on_where_the_last_one_ended(backend: Any, length: int) -> None:
+    """Also at the end of a block."""
+    slot = opened(backend)
+    backend.submit([Chunk(slot, TEXT[40:length], 1)]).wait()
+    for _ in range(2):  # at the prompt's end, and at the answer's
+        slot.publish(TEXT[:length])
+    slot.close()
+    slot = backend.open(200, Prompt([*TEXT[:length], 1]))
+    assert slot.length == length
+    slot.close()
+    backend.clear_prefixes()
+
+
 def test_a_branch_is_kept(backend: Any, expected: bytes) -> None:
     if not backend.capabilities.trees:
         pytest.skip("it evaluates chains only")
