@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exports import error_of, logits_of_ir, reader_of_ir
+from llamacpp_orders import add_sizes, rewritten
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -29,6 +30,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
+from outrider_export.geometry import geometry_of_gguf
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
 
@@ -97,7 +99,9 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert list(windows_of(graph)) == decoder.windows
     count = len(decoder.layers)
     kinds = [node.get_type_name() for node in graph.get_ops()]
-    assert kinds.count("PagedCausalConv1D") == decoder.states.count("short_convolution")
+    assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
+    assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
+    assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
     mixtures = sum(layer.experts is not None for layer in decoder.layers)
     assert sum(kind == "GatherMatmul" for kind in compiled_kinds(graph)) == 3 * mixtures
@@ -322,8 +326,9 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     writer.add_feed_forward_length(decoder.mlp_size)
     writer.add_head_count(decoder.num_heads)
     kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
-    writer.add_head_count_kv(kv_heads if decoder.states else decoder.num_kv_heads)
-    if decoder.states:
+    writer.add_head_count_kv(kv_heads if decoder.states and name != "qwen3_5_text" else decoder.num_kv_heads)
+    add_sizes(writer, decoder, config)
+    if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_key_length(decoder.head_size)
     writer.add_layer_norm_rms_eps(decoder.eps)
@@ -357,14 +362,15 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
             values = values.reshape(values.shape[0], -1)
         if weight.endswith("expert_bias"):
             weight += ".bias"
-        target = names.get_name(weight, try_suffixes=(".weight", ".bias"))
-        if weight == "lm_head.weight":
-            target = "output.weight"  # the package gguf has none for lfm2moe
-        assert target is not None, weight
-        if values.ndim > 1 and kind is not Kind.F32:
-            writer.add_tensor(target, gguf.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(target, values)
+        for part, numbers in rewritten(weight, values, decoder):
+            target = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            if weight == "lm_head.weight":
+                target = "output.weight"  # the package gguf has none for lfm2moe
+            assert target is not None, part
+            if numbers.ndim > 1 and kind is not Kind.F32:
+                writer.add_tensor(target, gguf.quantize(numbers, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(target, numbers)
     finish(writer)
 
 
@@ -384,6 +390,40 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
     assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
+    """llama.cpp counts them among the layers."""
+    _, folder = saved("qwen3_5_text", tmp_path / "model")
+    write_gguf(folder, tmp_path / "plain.gguf", "qwen3_5_text")
+    plain = gguf.GGUFReader(tmp_path / "plain.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "nextn.gguf", "qwen35")
+    for name, field in plain.fields.items():
+        if name.startswith("qwen35."):
+            value = field.contents()
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
+    writer.kv_data[0]["qwen35.block_count"].value = 5
+    writer.add_nextn_predict_layers(1)
+    for tensor in plain.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((64, 128), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(tmp_path / "nextn.gguf")
+    assert geometry_of_gguf(header).num_layers == len(open_weights(header.path, is_gguf=True).decoder.layers) == 4
+
+
+def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
+    _, folder = saved("granitemoehybrid", tmp_path / "model")
+    write_gguf(folder, tmp_path / "model.gguf", "granitemoehybrid")
+    damaged = (
+        (tmp_path / "model.gguf").read_bytes().replace(b"granitehybrid.ssm.state_size", b"granitehybrid.ssm.state_sizf")
+    )
+    (tmp_path / "model.gguf").write_bytes(damaged)
+    with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
+        open_weights(tmp_path / "model.gguf", is_gguf=True)
 
 
 QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)

@@ -62,6 +62,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": _GPT2 | {"rotary_dim": 8},
     "granite": _LLAMA | _GRANITE,
     "granitemoe": _LOCAL_MOE | _GRANITE,
+    "granitemoehybrid": _FOUR
+    | _GRANITE
+    | {
+        "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_head": 16,
+        "mamba_n_groups": 2, "mamba_d_state": 12, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    },
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
@@ -83,6 +89,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": _SLIDING | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 48},
     "qwen3": _LLAMA | {"head_dim": 32},
+    "qwen3_5_text": _FOUR
+    | {
+        "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
+        },
+    },
     "qwen3_moe": _QWEN_MOE | {"head_dim": 32},
     "seed_oss": _LLAMA | {"head_dim": 16},
     "smollm3": _FOUR | {"no_rope_layer_interval": 2},
@@ -107,8 +122,12 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
+    for name, parameter in model.named_parameters():
+        if name.endswith(
+            "A_log"
+        ):  # a token forgets from 0.2 to 40 % of a state: at once, faults of states would not show
+            parameter.data = torch.linspace(-6, -1, len(parameter))
+        elif parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.15)
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)

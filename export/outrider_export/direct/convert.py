@@ -23,7 +23,7 @@ from outrider_export.gguf_file import read_header
 from outrider_export.onnx_files import MODEL, import_onnx
 from outrider_export.onnx_inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
-from outrider_export.sources import read_config
+from outrider_export.sources import read_config, read_json, text_part
 
 _ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 
@@ -38,6 +38,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output.mkdir(parents=True)
     if decoder.context_length is not None:
         progress.note(f"Its context length is {decoder.context_length:,}: see 'LongRoPE' in docs/models.md.")
+    if not job["gguf"] and text_part(whole := read_json(Path(job["model"]) / "config.json")) != whole:
+        progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
     if job["format"] == "onnx":

@@ -110,9 +110,14 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
         count = range(int(config["num_hidden_layers"]))
         config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in count]
+    if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
+        step, count = int(config["full_attention_interval"]), int(config["num_hidden_layers"])
+        config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in range(count)]
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
+    if config.get("num_local_experts") and not form.router:
+        raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if given not in ACTIVATIONS:
         raise NotDirect(f"the activation {given!r}")
@@ -227,6 +232,8 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
         return [SLIDING if window else FULL for window in windows]
     if form.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
+    if form.rotated == "position_embedding_type":
+        return [FULL if config.get(form.rotated) == "rope" else None] * len(windows)
     if form.rotated == "no_rope_layers":
         step = config["no_rope_layer_interval"]
         rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]

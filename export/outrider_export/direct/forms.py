@@ -40,11 +40,12 @@ class Form:
     scale_embedding: embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys
     and values (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding
     window where `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but
-    each n-th. rotated: which layers rotate queries and keys: "all", "sliding", or by `no_rope_layers`. local_theta:
-    layers with a window rotate by frequencies of their own. names: what checkpoints call modules that have other names
-    here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys: what config.json
-    calls keys that have other names here. router: of mixtures of experts, see `Experts`; "" for dense models. defaults:
-    what Transformers takes for keys that config.json lacks.
+    each n-th. rotated: which layers rotate queries and keys: "all", "sliding", by `no_rope_layers`, or by
+    `position_embedding_type`. local_theta: layers with a window rotate by frequencies of their own. gated: what
+    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
+    modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
+    expert. keys: what config.json calls keys that have other names here. router: of mixtures of experts, see `Experts`;
+    "" for dense models. defaults: what Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Form:
     windows: str | int = "none"
     rotated: str = "all"
     local_theta: bool = False
+    gated: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
@@ -114,6 +116,18 @@ _NAMES_OF_LFM2_MOE = _NAMES_OF_LFM2 | {
     "mlp.experts.down_proj": "feed_forward.experts.{}.w2",
 }  # fmt: skip
 _LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
+_NAMES_OF_GRANITE_HYBRID = {
+    "mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear",
+}  # fmt: skip
+_OF_GRANITE_HYBRID: dict[str, Any] = {
+    "attention_multiplier": 1.0, "num_local_experts": 8, "shared_intermediate_size": 1024, "mamba_n_heads": 128,
+    "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
+}  # fmt: skip
+_OF_QWEN3_5 = {
+    "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
@@ -143,6 +157,11 @@ FORMS: dict[str, Form] = {
             router="top_softmax", defaults={"attention_multiplier": 1.0},
         ),
         Form(
+            "granitemoehybrid", "granitehybrid", gguf_interleaved=True, fused_mlp=True,
+            rotated="position_embedding_type", names=_NAMES_OF_GRANITE_HYBRID,
+            keys={"intermediate_size": "shared_intermediate_size"}, defaults=_OF_GRANITE_HYBRID,
+        ),
+        Form(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
             keys=_KEYS_OF_LFM2, defaults=_OF_LFM2,
         ),
@@ -167,6 +186,7 @@ FORMS: dict[str, Form] = {
         Form("phi3", "phi3", fused=True, fused_mlp=True, windows="all", defaults={"rms_norm_eps": 1e-5}),
         Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
         Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
+        Form("qwen3_5_text", "qwen35", norm_offset=1.0, gated=True, defaults=_OF_QWEN3_5),
         Form(
             "qwen3_moe", "qwen3moe", windows="late", names=_NAMES_OF_QWEN_MOE,
             keys={"num_experts": "num_local_experts"}, router="softmax", defaults={"max_window_layers": 28},

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import ROUTER
+from outrider_export.direct.states import State
 from outrider_export.sources import tensors_of
 
 Rows = NDArray[np.float32]
@@ -26,6 +27,7 @@ Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_OF_TEXT = "model.language_model."
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -99,8 +101,8 @@ class Weights(ABC):
         Raises:
             ExportError: when it is missing, of another shape, or of a type that cannot be read.
         """
-        layer, part = layer_of(name)
-        experts = None if layer is None else self.decoder.layers[layer].experts
+        layer, (_, part) = self._layer_of(name), layer_of(name)
+        experts = None if layer is None else layer.experts
         if experts is not None and part in experts.shapes:
             return self._experts(name, experts.count, experts.shapes[part])
         module, span = place_of(name, self.decoder)
@@ -159,20 +161,29 @@ class Weights(ABC):
                 "configuration. Download the model again."
             )
 
+    def state_of(self, module: str) -> State | None:
+        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
+        layer = self._layer_of(module)
+        return None if layer is None else layer.state
+
+    def _layer_of(self, module: str) -> Layer | None:
+        i, _ = layer_of(module)
+        return None if i is None or i >= len(self.decoder.layers) else self.decoder.layers[i]
+
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
         hidden, wide = decoder.hidden_size, decoder.mlp_size
-        queries, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
-        i, part = layer_of(module)
-        layer = None if i is None else decoder.layers[i]
+        attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        queries = 2 * attended if decoder.form.gated else attended
+        layer, (_, part) = self._layer_of(module), layer_of(module)
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:
             return layer.experts.count, hidden
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, queries), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
             "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
         }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
@@ -182,6 +193,27 @@ class Weights(ABC):
         module, _, kind = name.rpartition(".")
         found = self._part(module, kind)
         return None if found is None else found.read(slice(None)).reshape(-1)
+
+    def numbers(self, name: str, count: int) -> Rows:
+        """A tensor that has to be there, float32 [count], by its whole name.
+
+        Raises:
+            ExportError: when it is missing, or has another size.
+        """
+        found = self.numbers_if_any(name, count)
+        if found is None:
+            raise self.missing(name)
+        return found
+
+    def numbers_if_any(self, name: str, count: int) -> Rows | None:
+        """The same, but None if the file does not have it."""
+        found = self.vector(name)
+        if found is not None and len(found) != count:
+            raise ExportError(
+                f"{name} has {len(found):,} numbers, and has to have {count:,} by the model's configuration. Download "
+                "the model again."
+            )
+        return found
 
     def _part(self, name: str, kind: str) -> Stored | None:
         """The rows of a tensor that are this module's."""
@@ -223,6 +255,11 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     return name, None
 
 
+def _has_offset(name: str) -> bool:
+    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+
+
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
     """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
 
@@ -240,7 +277,11 @@ class CheckpointWeights(Weights):
     def __init__(self, folder: Path, decoder: Decoder) -> None:
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
-        self._tensors = tensors_of(folder)
+        # Of a model that reads images, the text's part.
+        self._tensors = {
+            name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name: tensor
+            for name, tensor in tensors_of(folder).items()
+        }
         self._files: dict[Path, NDArray[np.uint8]] = {}
 
     def stored(self, name: str) -> Stored | None:
@@ -252,7 +293,7 @@ class CheckpointWeights(Weights):
             self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         data = self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
         rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if name.endswith("norm.weight") else 0)
+        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))

@@ -176,22 +176,33 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int, *, generated: bo
 def _from_the_cache(main: Backend, token_ids: list[int], num_common: int, num_generated: int = 0) -> Rows:
     """The last rows of a text that starts from another text's published prefix; none without a prefix cache.
 
-    num_generated: the last tokens, which are an answer; its rows count only if the prefix cache has all of the prefix.
+    Where layers keep states, the first text that parts from another stores them there, for the next one. num_generated:
+    the last tokens, which are an answer; its rows count only if the prefix cache has all of the prefix.
     """
     count = len(token_ids)
     begin = count - num_generated
-    other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
-    with closing(open_slot(main, count + 1)) as first:
-        main.submit([Chunk(first, other[:begin], num_rows=0)]).wait()
-        if num_generated:
-            main.submit([Chunk(first, other[begin:], num_rows=0, generated=True)]).wait()
-        first.publish(other)
     answers = ((begin, count),) if num_generated else ()
-    with closing(open_slot(main, count, Prompt(token_ids, answers=answers))) as slot:
-        is_found = slot.length == num_common if num_generated else slot.length > 0
-        num_rows = min(TAIL, count - slot.length) if is_found else 0
-        chunk = Chunk(slot, token_ids[slot.length :], num_rows, generated=num_generated > 0)
-        return np.array(copied_rows(main.submit([chunk]).wait(), 0, num_rows))
+    other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
+    _publish(main, other, begin, Prompt(()))
+    for is_last in (False, True):
+        with closing(open_slot(main, count, Prompt(token_ids, answers=answers))) as slot:
+            if slot.length == num_common if num_generated else slot.length > 0:
+                num_rows = min(TAIL, count - slot.length)
+                chunk = Chunk(slot, token_ids[slot.length :], num_rows, generated=num_generated > 0)
+                return np.array(copied_rows(main.submit([chunk]).wait(), 0, num_rows))
+        if not is_last:
+            _publish(main, token_ids, begin, Prompt(token_ids, answers=answers))
+    return np.array([])
+
+
+def _publish(main: Backend, token_ids: list[int], begin: int, prompt: Prompt) -> None:
+    """Read a text, behind what the prefix cache has of `prompt`, and publish it. From token `begin` on, an answer."""
+    with closing(open_slot(main, len(token_ids) + 1, prompt)) as slot:
+        if slot.length < begin:
+            main.submit([Chunk(slot, token_ids[slot.length : begin], num_rows=0)]).wait()
+        if slot.length < len(token_ids):
+            main.submit([Chunk(slot, token_ids[slot.length :], num_rows=0, generated=True)]).wait()
+        slot.publish(token_ids)
 
 
 def _among(main: Backend, token_ids: list[int], num_sequences: int, num_generated: int) -> Rows:
