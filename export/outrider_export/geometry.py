@@ -133,7 +133,7 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
         raise ExportError(f"{header.path} has no token_embd.weight, so it is not a language model.")
     return Geometry(
         architecture=header.architecture,
-        num_layers=of("block_count") - header.integer(header.of_architecture("nextn_predict_layers"), 0),
+        num_layers=header.num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads or of("attention.head_count_kv", heads),
         head_size=of("attention.key_length", hidden // heads),

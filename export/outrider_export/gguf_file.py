@@ -115,6 +115,22 @@ class GGUFHeader:
         """`general.architecture`: llama, qwen2, …"""
         return self.text("general.architecture")
 
+    @property
+    def num_modules(self) -> int:
+        """How many blocks behind the model's layers are MTP modules."""
+        return self.integer(self.of_architecture("nextn_predict_layers"), 0, least=0)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, without MTP modules."""
+        count = self.integer(self.of_architecture("block_count"), least=1)
+        if self.num_modules >= count:
+            raise ExportError(
+                f"{self.path} has {count:,} blocks, and {self.num_modules:,} of them are MTP modules. There has to be "
+                "a layer before them: fetch it again."
+            )
+        return count - self.num_modules
+
     def of_architecture(self, key: str) -> str:
         """The full name of a key that begins with the architecture: "llama.block_count" for "block_count"."""
         return f"{self.architecture}.{key}"

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import NonNegative
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, OutriderError
+from outrider.errors import ExportError, OptionError, OutriderError, install
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
 from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
@@ -32,17 +33,22 @@ from outrider_export.progress import Progress
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE, "chat_template.json"
 )  # fmt: skip
+NONE = "none"  # for --draft: not even the drafter that a model's own files have
 OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
-TEXT_PARTS = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
+TEXT_PARTS = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
 _NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,12 @@ class Located:
         if self.path is None:
             raise AssertionError(f"{self.id} was not fetched")
         return self.path
+
+
+def check_packages() -> None:
+    """Raise ExportError if packages are missing that bundles are made with."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ExportError(f"Making a bundle of a model needs {', '.join(missing)}. Run: {install('cli')}")
 
 
 def locate(name: str | Path, revision: str | None = None) -> Located:
@@ -104,7 +116,7 @@ def default_name(main: str | Path, draft: str | Path | None = None) -> str:
     source = usable(user_path(main))
     name = source.resolve().name if source.exists() else re.split(r"[/\\]", str(main))[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
-    return f"{name}-pair" if draft is not None else name
+    return name if draft in (None, NONE) else f"{name}-pair"
 
 
 def fetch(

@@ -11,15 +11,23 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    Qwen3_5DecoderLayer,
+    Qwen3_5RMSNorm,
+    Qwen3_5TextRotaryEmbedding,
+)
 
 from heads import (
     DECODER,
     KINDS,
     MASK,
     NUM_PLACES,
+    QWEN_MTP,
     TOKEN_MAP,
     TOKENS,
     config_of,
+    name_of,
     tensors_of,
     write_head,
 )
@@ -29,7 +37,7 @@ from outrider.models.backends.heads import Head, load_head
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.drafters import add_drafter
 
-MODULES = ("eagle", "eagle3", "mtp")
+MODULES = ("eagle", "eagle3", "mtp", "mtp qwen")
 PLACES = ("medusa", "hydra", "blockwise")
 RULES = {
     "any": RowRule(),
@@ -44,12 +52,12 @@ def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     root = tmp_path_factory.mktemp("heads")
     shutil.copytree(tiny, root / "bundle")
     for kind in KINDS:
-        add_drafter(root / "bundle", write_head(root / kind, kind), weights="fp32")
+        add_drafter(root / "bundle", write_head(root / kind, kind), name=name_of(kind), weights="fp32")
     return read_bundle(root / "bundle")
 
 
 def load(bundle: Bundle, kind: str, rule: RowRule = RULES["any"]) -> Any:
-    entry = next(each for each in bundle.manifest.drafters if each.name == kind)
+    entry = next(each for each in bundle.manifest.drafters if each.name == name_of(kind))
     options: dict[str, Any] = {"properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}, "device": "CPU"}
     width = min(entry.model.vocab_size, entry.model.geometry.logits_width)
     head = Head.of(entry, bundle.model_path(bundle.manifest.main))
@@ -119,6 +127,29 @@ def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]
     return (out @ matrix.T)[:, :TOKENS], out
 
 
+def mtp_qwen(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+    """With a layer of Qwen3.5, in Transformers' code."""
+    weights, (embedding, matrix) = weights_of("mtp qwen"), shared
+    config = Qwen3_5TextConfig(**QWEN_MTP["text_config"], layer_types=["full_attention"])
+    config._attn_implementation = "eager"
+    eps, positions = config.rms_norm_eps, torch.arange(len(token_ids))[None]
+
+    def load(module: Any, prefix: str) -> Any:
+        of_module = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
+        module.load_state_dict(of_module)
+        return module.eval()
+
+    first = load(Qwen3_5RMSNorm(64, eps), "mtp.pre_fc_norm_embedding.")(embedding[token_ids])
+    second = load(Qwen3_5RMSNorm(64, eps), "mtp.pre_fc_norm_hidden.")(hidden)
+    rows = (torch.cat([first, second], 1) @ weights["mtp.fc.weight"].T)[None]
+    mask = torch.full((len(token_ids), len(token_ids)), -torch.inf).triu(1)[None, None]
+    with torch.no_grad():
+        layer, turned = load(Qwen3_5DecoderLayer(config, 0), "mtp.layers.0."), Qwen3_5TextRotaryEmbedding(config)
+        rows = layer(rows, position_embeddings=turned(rows, positions), attention_mask=mask, position_ids=positions)
+        out = load(Qwen3_5RMSNorm(64, eps), "mtp.norm.")(rows[0])
+        return (out @ matrix.T)[:, :TOKENS], out
+
+
 def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: bool = False) -> tuple[Any, Any]:
     """hidden: the three of the main model, or behind their projection. norm_first: the residual is normed, too."""
     from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
@@ -145,7 +176,7 @@ def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: 
     return logits[:, torch.tensor(order)], outs[0][0]
 
 
-REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp}
+REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "mtp qwen": mtp_qwen}
 
 
 def module_case(kind: str, num_tokens: int = 45) -> tuple[Any, Any, Any]:

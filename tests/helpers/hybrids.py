@@ -15,8 +15,8 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import MODEL_NAMES, StateKind, write_manifest
 from outrider.models.backends.taps import ints
 from outrider.testing import save_toy_bundle
-from outrider.testing.tokenizer import TOY_ALPHABET
 from outrider.testing.openvino_toy import openvino_toy
+from outrider.testing.tokenizer import TOY_ALPHABET
 from outrider.testing.weights import HIDDEN, LAYERS, random_weights
 from outrider_export.direct.recurrences import States, causal_convolution, gated_delta_net, selective_ssm
 

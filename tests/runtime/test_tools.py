@@ -272,7 +272,7 @@ def test_a_grammar_gives_calls_and_nothing_else(
     tokenizer, grammars = made_with(form, tmp_path, special=special)
     state = grammars.new_state(source_of_calls(form, TOOLS, only, tokenizer))
     token_ids = walk(state, tokenizer)
-    text = keep_markers(form, tokenizer)(token_ids)
+    text = keep_markers(form.markers, tokenizer)(token_ids)
     content, calls = form.parse(text, tools=TOOLS)
     assert content == ""
     assert calls
@@ -444,11 +444,11 @@ def test_markers_that_are_special_tokens_are_kept() -> None:
     tokenizer = Fast(train_tokenizer(special=["<|im_end|>", "[TOOL_CALLS]"]))
     token_ids = tokenizer.encode('Well. [TOOL_CALLS] [{"name"<|im_end|>')
     assert "[TOOL_CALLS]" not in tokenizer.decode(token_ids)
-    assert keep_markers(MISTRAL, tokenizer)(token_ids) == 'Well. [TOOL_CALLS] [{"name"'
-    assert keep_markers(HERMES, tokenizer)(token_ids) == tokenizer.decode(token_ids)
+    assert keep_markers(MISTRAL.markers, tokenizer)(token_ids) == 'Well. [TOOL_CALLS] [{"name"'
+    assert keep_markers(HERMES.markers, tokenizer)(token_ids) == tokenizer.decode(token_ids)
     tokenizer = Fast(train_tokenizer(special=["<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]))
     call = '[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"a": 1}'
-    assert keep_markers(MISTRAL_ARGS, tokenizer)(tokenizer.encode(call)) == call
+    assert keep_markers(MISTRAL_ARGS.markers, tokenizer)(tokenizer.encode(call)) == call
 
 
 # With the tokenizer and template of a bundle

@@ -116,6 +116,8 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
+    if config.get("num_local_experts") and not form.router:
+        raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if given not in ACTIVATIONS:
         raise NotDirect(f"the activation {given!r}")

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import ROUTER
-from outrider_export.direct.states import State
+from outrider_export.direct.fused_heads import rows_in_fused
+from outrider_export.direct.states import GatedDeltaNet, State
 from outrider_export.sources import tensors_of
 
 Rows = NDArray[np.float32]
@@ -101,10 +102,13 @@ class Weights(ABC):
         Raises:
             ExportError: when it is missing, of another shape, or of a type that cannot be read.
         """
-        layer, part = layer_of(name)
-        experts = None if layer is None else self.decoder.layers[layer].experts
+        layer, (_, part) = self._layer_of(name), layer_of(name)
+        experts = None if layer is None else layer.experts
         if experts is not None and part in experts.shapes:
             return self._experts(name, experts.count, experts.shapes[part])
+        state = self.state_of(name)
+        if isinstance(state, GatedDeltaNet) and self.stored(f"{name}.weight") is None:
+            return self._in_fused(name, state)
         module, span = place_of(name, self.decoder)
         whole = self.stored(f"{module}.weight")
         found = self._part(name, "weight")
@@ -123,11 +127,21 @@ class Weights(ABC):
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
         )
 
-    def state_of(self, module: str) -> State | None:
-        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
-        *_, layer, _ = ["", "", *module.split(".", 3)]
-        number = int(layer) if layer.isdecimal() else len(self.decoder.layers)
-        return self.decoder.layers[number].state if number < len(self.decoder.layers) else None
+    def _in_fused(self, name: str, state: GatedDeltaNet) -> Stored:
+        """A projection of a gated delta net that is in one matrix with another one."""
+        i, part = layer_of(name)
+        fused = rows_in_fused(part, state)
+        if i is None or fused is None:
+            raise self.missing(f"{name}.weight")
+        module, count, rows = layer_name(i, fused[0]), *fused[1:]
+        whole = self.stored(f"{module}.weight")
+        if whole is None:
+            raise self.missing(f"{name}.weight")
+        self._check_shape(module, whole.shape, (count, state.width))
+        whole = self._changed(module, whole)
+        return Stored(
+            (len(rows), state.width), whole.num_bytes * len(rows) // count, lambda part: whole.read(rows[part])
+        )
 
     def _experts(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
         """A matrix of all experts, one below the other: of one tensor, of one with gate and up, or of one for each."""
@@ -167,14 +181,22 @@ class Weights(ABC):
                 "configuration. Download the model again."
             )
 
+    def state_of(self, module: str) -> State | None:
+        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
+        layer = self._layer_of(module)
+        return None if layer is None else layer.state
+
+    def _layer_of(self, module: str) -> Layer | None:
+        i, _ = layer_of(module)
+        return None if i is None or i >= len(self.decoder.layers) else self.decoder.layers[i]
+
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
         hidden, wide = decoder.hidden_size, decoder.mlp_size
         attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
         queries = 2 * attended if decoder.form.gated else attended
-        i, part = layer_of(module)
-        layer = None if i is None else decoder.layers[i]
+        layer, (_, part) = self._layer_of(module), layer_of(module)
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:

@@ -148,7 +148,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
 # the tokens behind the next one. Their graphs are in `outrider.models.backends.heads`, under the same names.
 Recurrent = Literal["eagle", "eagle3", "mtp"]
-Block = Literal["dflash", "dspark"]
+Block = Literal["dflash", "dflash2", "dspark"]
 Places = Literal["medusa", "hydra", "blockwise"]
 RECURRENT_KINDS, BLOCK_KINDS, PLACE_KINDS = map(get_args, (Recurrent, Block, Places))
 

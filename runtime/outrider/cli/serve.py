@@ -1,6 +1,7 @@
 """`outrider serve`."""
 
 import ipaddress
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,6 +58,10 @@ from outrider.system.allocator import return_large_buffers
 @click.option(
     "--idle-minutes", type=FiniteRange(0, min_open=True), help="Unload models after so many minutes without requests."
 )
+@click.option("--strict-model-names", is_flag=True, help="Refuse an unknown model's name also where one is served.")
+@click.option(
+    "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may use the server. Several times."
+)
 @click.option("--access-log", is_flag=True, help="Print a line for each request.")
 @load_options
 @generation_options
@@ -75,6 +80,8 @@ def serve(
     timeout: float,
     grace: int,
     idle_minutes: float | None,
+    strict_model_names: bool,
+    allow_origin: tuple[str, ...],
     access_log: bool,
     as_json: bool,
     **options: Any,
@@ -98,6 +105,8 @@ def serve(
         max_waiting=max_waiting,
         max_body=int(max_body * 1e6),
         request_seconds=timeout,
+        strict_models=strict_model_names,
+        allowed_origins=check_origins(allow_origin, api_key),
         idle_seconds=None if idle_minutes is None else idle_minutes * 60,
     )
     if idle_minutes is not None:
@@ -179,6 +188,26 @@ def check_drafter(bundle: Bundle, config: Config) -> None:
     known = ("auto", *COPYING, *(entry.name for entry in drafters))
     if wanted is not None and wanted not in known:
         raise OptionError(f"{bundle.folder} has no drafter '{wanted}'. {nearest(wanted, (*known, 'none'))}")
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+
+def check_origins(origins: tuple[str, ...], api_key: str | None) -> tuple[str, ...]:
+    """The origins of web pages that may use the server.
+
+    Raises:
+        OptionError: for one that is none, or for all without a key: any page could then use the server.
+    """
+    for origin in origins:
+        if origin == "*" and not api_key:
+            raise OptionError(
+                "--allow-origin '*' lets every web page use the server, and there is no API key. Set OUTRIDER_API_KEY "
+                "or --api-key, or name the origins."
+            )
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise OptionError(f"--allow-origin {origin} is no origin. Name one as http://localhost:3000.")
+    return origins
 
 
 def check_access(host: str, api_key: str | None, no_api_key: bool) -> None:

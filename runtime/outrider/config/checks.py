@@ -113,6 +113,35 @@ def are_tools(values: tuple[Any, ...]) -> bool:
     )
 
 
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+def as_variables(value: Any) -> Any:
+    """A copy of a table of template variables as plain JSON values; anything else as it is."""
+    if not isinstance(value, Mapping) or not _is_json(value):
+        return value
+    made: dict[str, Any] = json.loads(json.dumps(dict(value)))
+    return made
+
+
+def are_variables(values: Mapping[Any, Any]) -> bool:
+    """Whether these are variables that a chat template may be given."""
+    try:
+        check_levels(values)
+    except TooDeep as error:
+        raise OptionError(f"chat_template_kwargs cannot be used: {one_line(error)}. Make them flatter.") from error
+    return are_named(values) and not {*values} & {*RESERVED_VARIABLES} and _is_json(values)
+
+
+def value_of(text: str) -> Any:
+    """The JSON value that a text is; the text itself if it is none."""
+    try:
+        check_json(text)
+        return json.loads(text)
+    except (TooDeep, ValueError, RecursionError):
+        return text
+
+
 def _is_json(value: object) -> bool:
     try:
         json.dumps(value)

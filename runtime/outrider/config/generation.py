@@ -10,13 +10,16 @@ from typing import Any
 from outrider.config.checks import (
     are_biases,
     are_tools,
+    are_variables,
     as_biases,
     as_schema,
     as_tool_choice,
     as_tuple,
+    as_variables,
     check_grammar,
     is_temperature,
     shown_value,
+    value_of,
 )
 from outrider.config.device import DeviceConfig, SchedulerConfig
 from outrider.config.option import (
@@ -65,6 +68,13 @@ _schema = Values(
     as_schema,
 )
 _tools = Values(tuple, "a list of functions as in OpenAI's API, each with a name of its own", are_tools, as_tuple)
+_variables = Values(
+    Mapping,
+    "a table of template variables with JSON values, and none of them messages, tools or add_generation_prompt",
+    are_variables,
+    as_variables,
+    value_of,
+)
 _tool_choice = Values(str, "'auto', 'none', 'required' or a function's name", bool, as_tool_choice)
 
 
@@ -281,6 +291,24 @@ class GenerationConfig(Section):
         flag="",
     )
     parallel_tool_calls: bool = option(True, switch, "False: the answer ends with its first call", flag="")
+    chat_template_kwargs: Mapping[str, Any] = option(
+        {},
+        _variables,
+        "variables of the chat template, such as `enable_thinking` or `reasoning_effort`. A value is JSON, or a text",
+        flag="--template-arg",
+        metavar="NAME=VALUE",
+    )
+    continue_final_message: bool = option(
+        False, switch, "go on with the last message, which is the assistant's, instead of answering it", flag=""
+    )
+    reasoning_budget: int | None = option(
+        None,
+        integer(0),
+        "most tokens of reasoning, after which the model has to answer. For models with a known form of it",
+        means="no limit",
+        server=True,
+        peers=(),
+    )
     ignore_eos: bool = option(False, switch, "decode past the end of the answer, for benchmarks", server=True)
     logprobs: int | None = option(  # openvino-genai has those of one token per position
         None,

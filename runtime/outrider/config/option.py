@@ -40,7 +40,7 @@ class Values:
     says: str
     allows: Callable[[Any], bool] = _anything
     read: Callable[[Any], Any] = _unchanged
-    item: type = str
+    item: Any = str  # a type, or what reads a text
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None

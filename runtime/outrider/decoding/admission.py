@@ -50,15 +50,18 @@ class Admission:
         """Most tokens of one request, prompt and answer: the model's context or, if that is less, the cache."""
         return min(self._context_length, self._cache_tokens)
 
-    def check(self, token_ids: Seq[int], config: GenerationConfig) -> int:
-        """How many tokens the answer to a prompt may have.
+    def check(self, token_ids: Seq[int], config: GenerationConfig, *, fits: bool = False) -> int:
+        """How many tokens the answer to a prompt may have. fits: as many as there is room for, if these are fewer.
 
         Raises:
             RequestError: for a prompt that cannot be read, or does not fit.
             OptionError: for options that do not fit this vocabulary, or this prompt.
         """
         self._check_vocabulary(token_ids, config)
-        max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
+        wanted = config.max_new_tokens
+        if fits and wanted is not None:
+            wanted = max(min(wanted, self._most(len(token_ids))), 1)
+        max_new_tokens = self._room(len(token_ids), wanted)
         if config.min_new_tokens > max_new_tokens:
             raise OptionError(
                 f"min_new_tokens={config.min_new_tokens:,} is more than the {max_new_tokens:,} tokens that this answer "
@@ -73,6 +76,12 @@ class Admission:
         for name in ("stop_token_ids", "banned_token_ids", "logit_bias"):
             if unknown := [token_id for token_id in getattr(config, name) if token_id > last]:
                 raise OptionError(f"{name} has token id {unknown[0]}; the vocabulary ends at {last:,}.")
+
+    def _most(self, num_prompt_tokens: int) -> int:
+        """Tokens that there is room for behind a prompt."""
+        fixed = self.backends["main"].capabilities.fixed
+        rooms = [self._context_length, self._cache_tokens, *([fixed.max_tokens] if fixed else [])]
+        return min(rooms) - num_prompt_tokens
 
     def _room(self, num_prompt_tokens: int, max_new_tokens: int | None) -> int:
         """Most tokens of the answer. Raises for a request that cannot fit."""

@@ -66,6 +66,7 @@ class Request:
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
     waits: bool = False  # whether its answer waits for rows as a prompt does
+    thinks: bool = False  # whether the prompt has begun the model's reasoning
     save: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
     reuse: bool = True  # starts from cached prefixes, and publishes its own
     fetched: tuple[Fetched, ...] = ()  # prefixes from files, for the prefix caches of its models
@@ -174,7 +175,8 @@ class Request:
         logprobs = None if self.logprobs is None else self.logprobs[new]
         self.num_published += len(text)
         self.num_published_tokens = num_tokens
-        self.sink.put(TextChunk(text, self.stats, self.result() if is_last else None, self.tokens[new], logprobs))
+        result = self.result() if is_last else None
+        self.sink.put(TextChunk(text, self.stats, result, self.tokens[new], logprobs, self.thinks))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, which is sent to its reader."""
@@ -197,6 +199,7 @@ class Request:
             exact=self.exact,
             logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
             tokens=self.tokens[:num_tokens],
+            thinks=self.thinks,
         )
 
     def commit(self, rows: DraftRows, outcome: Outcome, drafter: Drafter | None = None) -> None:

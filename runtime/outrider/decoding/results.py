@@ -47,7 +47,8 @@ class Result:
     a lossy mode, whose text does not have the main model's distribution. exact: whether the request gives these tokens
     with any drafter or none, alone or in a batch, as measured at load; False for sampling whose text depends on drafts,
     and if the main model's rows depend on the batch. logprobs: one for each of token_ids; None unless requested.
-    tokens: token_ids with the source of each.
+    tokens: token_ids with the source of each. thinks: whether the text begins within the model's reasoning, which the
+    prompt has begun; see `engine.reasoning_format`.
     """
 
     text: str
@@ -59,6 +60,7 @@ class Result:
     exact: bool = False
     logprobs: list[TokenLogprobs] | None = None
     tokens: list[AnswerToken] = field(default_factory=list)
+    thinks: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""
@@ -66,6 +68,7 @@ class Result:
             "text": self.text,
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
+            "thinks": self.thinks,
             "seed": self.seed,
             "lossless": self.lossless,
             "exact": self.exact,
@@ -81,7 +84,7 @@ class TextChunk:
 
     stats: of the request so far. result: None until the last chunk, whose text may be empty. tokens: those whose text
     this chunk completes, with their sources; the tokens of all chunks are those of the result. logprobs: one for each
-    of them; None unless requested.
+    of them; None unless requested. thinks: as of the result.
     """
 
     text: str
@@ -89,6 +92,7 @@ class TextChunk:
     result: Result | None = None
     tokens: list[AnswerToken] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from outrider.decoding.trace import Trace
 from outrider.drafters import DraftModel
 from outrider.engine.assembly import assemble
 from outrider.errors import OptionError
+from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import Vision
 from outrider.models.costs import cost_of
@@ -94,6 +95,14 @@ class CompiledBundle:
         content, calls = engine.tool_format.parse(result.text)
         """
         return ToolFormat.of_tokenizer(self.tokenizer)
+
+    @property
+    def reasoning_format(self) -> ReasoningFormat | None:
+        """How the model writes its reasoning; None if its chat template has no known form.
+
+        reasoning, content = engine.reasoning_format.parse(result.text, opened=result.thinks)
+        """
+        return ReasoningFormat.of_tokenizer(self.tokenizer)
 
     @property
     def draft_models(self) -> dict[str, DraftModel]:

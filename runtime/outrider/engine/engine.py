@@ -29,7 +29,7 @@ from outrider.errors import OptionError
 from outrider.inputs.vision import has_images
 from outrider.system.progress import listener
 
-_OF_REQUESTS = ("chat_template", "cancel", "at_once")  # options of `prepare` beside those of generation
+_OF_REQUESTS = ("chat_template", "cancel", "at_once", "fits")  # options of `prepare` beside those of generation
 
 
 def load(
@@ -317,9 +317,12 @@ class Engine(CompiledBundle):
         cancel: Event | None = None,
         at_once: bool = False,
         compiles: bool = True,
+        fits: bool = False,
         **options: Any,
     ) -> Request:
         """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end.
+
+        fits: an answer for which there is less room than max_new_tokens gets as many as there are.
 
         Raises as `generate`, and Uncompiled as `Preparation.request`.
         """
@@ -334,6 +337,7 @@ class Engine(CompiledBundle):
                 at_once=at_once,
                 overlaps=self.overlaps,
                 compiles=compiles,
+                fits=fits,
             )
         except Exception:
             self._queue.check_open()  # another thread may have closed the engine meanwhile, and dropped what this needs

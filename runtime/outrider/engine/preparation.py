@@ -15,10 +15,11 @@ from outrider.decoding.request import Request
 from outrider.drafters import AnswerStore
 from outrider.drafters.controller import ConfidenceThreshold
 from outrider.drafters.drafter_registry import DrafterRegistry
+from outrider.engine.reasoning import Reasoning
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.inputs.text import TextStream
-from outrider.inputs.tools import ToolFormat, keep_markers, source_of_calls
+from outrider.inputs.tools import ToolFormat, dropped_markers, keep_markers, source_of_calls
 from outrider.inputs.vision import Vision, check_images, has_images
 from outrider.inputs.vision.prompts import PartsTokenizer
 from outrider.models.kv import Fetched, PrefixStore
@@ -73,8 +74,11 @@ class Preparation:
         at_once: bool = False,
         overlaps: bool = False,
         compiles: bool = True,
+        fits: bool = False,
     ) -> Request:
         """Make a request. at_once: its text is only read at the end. overlaps: draft models draft ahead.
+
+        fits: an answer for which there is less room than max_new_tokens gets as many as there are.
 
         Raises:
             Uncompiled: for a grammar that is to be compiled first, unless `compiles`.
@@ -90,7 +94,7 @@ class Preparation:
             config = adapt_config(config, encoder, prompt.token_ids)
             chat_template = False
         form = self._tool_format(config)
-        given = {"tools": config.offered_tools} if form else {}
+        given = self._laid_out(config)
         if not isinstance(prompt, Prompt):
             prompt = self._with_images(prompt, chat_template, given) or prompt
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
@@ -105,7 +109,7 @@ class Preparation:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         rules = rules_of(encoder, token_ids, self.special.eos_token_ids) if encoder else ()
-        max_new_tokens = self.admission.check(token_ids, config)
+        max_new_tokens = self.admission.check(token_ids, config, fits=fits)
         check_adapter(config.adapter, self.adapters)
         scope = whole.scope
         if config.adapter is not None:
@@ -114,12 +118,18 @@ class Preparation:
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
-        end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
+        end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids, self._special_stops(config))
+        reasoning = Reasoning.of(self.tokenizer, token_ids) if chat_template and encoder is None else None
         source = self._source(config, form)
+        is_free = config.offered_tools and config.tool_choice == "auto"  # its grammar has room for the reasoning
+        if source is not None and reasoning is not None and not is_free:
+            source = reasoning.before(source)
         if not (compiles or source is None or self.grammars.is_quick(source)):
             raise Uncompiled(source)
         grammar = None if source is None else self.grammars.new_state(source)
-        decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode
+        budget = None if reasoning is None else reasoning.budget(config.reasoning_budget)
+        markers = (*(form.markers if form else ()), *(reasoning.form.markers if reasoning else ()))
+        decode = keep_markers(markers, self.tokenizer) if markers else self.tokenizer.decode
         if encoder is not None:
             decode = decode_text(encoder, decode)
         request = Request(
@@ -134,7 +144,9 @@ class Preparation:
                 embeds=whole.embeds,
                 earlier_answers=config.earlier_answers,
             ),
-            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules),
+            sampler=LogitsSampler(
+                config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget
+            ),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
@@ -149,6 +161,7 @@ class Preparation:
             rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
+            thinks=reasoning is not None and reasoning.is_open,
             save=self.store.add_soon if self.store else None,
             reuse=self.reuse,
             name_of=self.registry.name_of,
@@ -178,7 +191,7 @@ class Preparation:
         """
         if isinstance(prompt, Prompt) or not has_images(prompt):
             return prompt
-        given = {"tools": config.offered_tools} if self._tool_format(config) else {}
+        given = self._laid_out(config)
         return self._with_images(prompt, chat_template, given | {"gone": gone}) or prompt
 
     def _with_images(self, prompt: Any, chat_template: bool, given: dict[str, Any]) -> Prompt | None:
@@ -201,6 +214,18 @@ class Preparation:
         only = None if free or config.tool_choice == "required" else str(config.tool_choice)
         once = not config.parallel_tool_calls
         return source_of_calls(form, config.tools, only, self.tokenizer, once=once, free=free)
+
+    def _laid_out(self, config: GenerationConfig) -> dict[str, Any]:
+        """How the tokenizer lays a prompt out, as far as the request says it: an app's may know nothing of the rest."""
+        given: dict[str, Any] = {"tools": config.offered_tools} if self._tool_format(config) else {}
+        if config.chat_template_kwargs:
+            given["variables"] = config.chat_template_kwargs
+        return given | ({"continuing": True} if config.continue_final_message else {})
+
+    def _special_stops(self, config: GenerationConfig) -> list[int]:
+        """The tokens of stop strings that are special tokens, which no text has."""
+        named = [stop for stop in config.stop if stop[0] + stop[-1] in ("<>", "[]")]
+        return list(dropped_markers(named, self.tokenizer))
 
     def _tool_format(self, config: GenerationConfig) -> ToolFormat | None:
         """How the model writes calls of the request's tools; None if it has none."""

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from outrider.decoding.results import AnswerToken, Result, TextChunk
+from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
@@ -19,6 +20,7 @@ from outrider.server.logprobs import TokenTexts
 from outrider.server.options import Choice
 from outrider.server.protocol.requests import Asked, Generation
 from outrider.server.protocol.responses import FinishReason, Token
+from outrider.server.reader import Reading
 from outrider.server.usage import timings_of, usage_of
 
 Kind = TypeVar("Kind", bound=Asked)
@@ -39,6 +41,7 @@ class Head:
     texts: TokenTexts
     tool_format: ToolFormat | None
     conversations: Conversations
+    reasoning_format: ReasoningFormat | None = None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -92,6 +95,7 @@ class Choices(Answer[Many]):
     def __init__(self, request: Many, head: Head, choices: Seq[Choice]) -> None:
         super().__init__(request, head, choices)
         self._results: list[Result | None] = [None] * len(choices)
+        self._reading = Reading()
 
     @abstractmethod
     def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[msgspec.Struct]:
@@ -122,7 +126,10 @@ class Choices(Answer[Many]):
 
     def _totals(self, results: Seq[Result]) -> dict[str, Any]:
         stats = [result.stats for result in results]
-        return {"usage": usage_of(stats, self.request.n or 1), "timings": timings_of(stats)}
+        num_reasoning = sum(
+            self._reading.count(result.tokens, self.head.texts, thinks=result.thinks) for result in results
+        )
+        return {"usage": usage_of(stats, self.request.n or 1, num_reasoning), "timings": timings_of(stats)}
 
     @property
     def _wants_usage(self) -> bool:

@@ -51,7 +51,7 @@ def make_app(
         OptionError: when there is none.
     """
     settings = settings or Settings()
-    models = Models(bundles, config or Config())
+    models = Models(bundles, config or Config(), strict=settings.strict_models)
     queue = Queue(settings.max_running, settings.max_waiting)
     metrics = Metrics([model.name for model in models.all])
     service = Service(settings, models, queue, metrics, Conversations(settings.max_stored))
@@ -125,7 +125,7 @@ async def _embeddings(_: Request) -> Response:
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return as_json(service.models.find(request.path_params["name"]).info)
+    return as_json(service.models.known(request.path_params["name"]).info)
 
 
 _FOLDER = Path(__file__).with_name("page_files")

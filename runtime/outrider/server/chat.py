@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from outrider.decoding.results import Result, TextChunk
+from outrider.inputs.reasoning import Thought, split
 from outrider.inputs.tools import ToolCallDelta
+from outrider.inputs.tools.stream import joined
 from outrider.server.answers import Choices, Head, finish_reason
 from outrider.server.conversations import Conversations
 from outrider.server.logprobs import chat_logprobs
@@ -30,6 +32,7 @@ from outrider.server.protocol.responses import (
     ToolCall,
     ToolCallPart,
 )
+from outrider.server.reader import Piece, Reader, Reading
 from outrider.types import TokenLogprobs
 
 
@@ -41,11 +44,15 @@ class Chat(Choices[ChatRequest]):
 
     def __init__(self, request: ChatRequest, head: Head, choices: Seq[Choice]) -> None:
         super().__init__(request, head, choices)
-        self._form = head.tool_format if request.tools and request.tool_choice != "none" else None
-        self._max_calls = 1 if request.parallel_tool_calls is False else None
-        self._tools = msgspec.to_builtins(request.tools or [])
-        self._streams = [self._form.stream(self._max_calls, self._tools) if self._form else None for _ in choices]
-        self._has_called: set[int] = set()  # choices that call functions
+        excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
+        self._reading = Reading(
+            reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
+            calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
+            max_calls=1 if request.parallel_tool_calls is False else None,
+            tools=msgspec.to_builtins(request.tools or []),
+            shows=not excluded,
+        )
+        self._readers: dict[int, Reader] = {}  # of the choices that are streamed
 
     @staticmethod
     def choices(request: ChatRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
@@ -63,14 +70,16 @@ class Chat(Choices[ChatRequest]):
             yield self._event([ChatChunkChoice(i, Delta(role="assistant", content=""))])
 
     def _choice(self, number: int, result: Result) -> ChatChoice:
-        message = Message(result.text)
-        if self._form is not None:
-            content, calls = self._form.parse(result.text, self._max_calls, self._tools)
-            if calls:
-                made = [ToolCall(_new_id(), FunctionCall(call.name, call.arguments)) for call in calls]
-                message = Message(content or None, tool_calls=made)
-                self._has_called.add(number)
-        reason = self._finish_reason(number, result)
+        reader = self._reading.reader(thinks=result.thinks)
+        pieces = [*reader.push(result.text), *reader.finish()]
+        reasoning, content = split(piece for piece in pieces if not isinstance(piece, ToolCallDelta))
+        _, calls = joined(piece for piece in pieces if isinstance(piece, ToolCallDelta))
+        if calls and reader.is_cut and result.finish_reason == "stop":  # by a stop string
+            calls.pop()
+        made = [ToolCall(_new_id(), FunctionCall(call.name, call.arguments)) for call in calls]
+        thoughts: Any = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+        message = Message(content or None, tool_calls=made, **thoughts) if made else Message(content, **thoughts)
+        reason = _finish_reason(reader, result)
         tokens, logprobs = self._tokens(result.tokens), self._logprobs(result.logprobs)
         return ChatChoice(number, message, reason, logprobs, result.seed, **tokens)
 
@@ -80,31 +89,33 @@ class Chat(Choices[ChatRequest]):
             yield self._event([ChatChunkChoice(number, delta, logprobs=logprobs, **tokens)])
             logprobs, tokens = None, {}  # they come with the first of these events
         if result := chunk.result:
-            reason = self._finish_reason(number, result)
+            reason = _finish_reason(self._readers[number], result)
             yield self._event([ChatChunkChoice(number, Delta(), reason, seed=result.seed)], **last)
 
     def _deltas(self, number: int, chunk: TextChunk) -> list[Delta]:
         """What a piece of text adds to the message: text, and calls of functions."""
-        stream = self._streams[number]
-        if stream is None:
-            return [Delta(content=chunk.text)] if chunk.text else []
-        pieces = stream.push(chunk.text) + (stream.finish() if chunk.result else [])
-        if any(isinstance(piece, ToolCallDelta) for piece in pieces):
-            self._has_called.add(number)
+        reader = self._readers.get(number)
+        if reader is None:
+            reader = self._readers[number] = self._reading.reader(thinks=chunk.thinks)
+        pieces = reader.push(chunk.text) + (reader.finish() if chunk.result else [])
         return [_delta(piece) for piece in pieces]
 
     def _event(self, choices: Seq[ChatChunkChoice], **fields: Any) -> ChatChunk:
         return ChatChunk(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)
 
-    def _finish_reason(self, number: int, result: Result) -> FinishReason:
-        reason = finish_reason(result)
-        return "tool_calls" if reason == "stop" and number in self._has_called else reason
-
     def _logprobs(self, tokens: Seq[TokenLogprobs] | None) -> ChatLogprobs | None:
         return None if tokens is None else chat_logprobs(tokens, self.head.texts)
 
 
-def _delta(piece: str | ToolCallDelta) -> Delta:
+def _finish_reason(reader: Reader, result: Result) -> FinishReason:
+    """A call that a stop string has cut is none."""
+    reason = finish_reason(result)
+    return "tool_calls" if reason == "stop" and reader.has_called and not reader.is_cut else reason
+
+
+def _delta(piece: Piece) -> Delta:
+    if isinstance(piece, Thought):
+        return Delta(reasoning_content=piece.text, reasoning=piece.text)
     if isinstance(piece, str):
         return Delta(content=piece)
     if piece.name is None:

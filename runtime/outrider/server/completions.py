@@ -9,6 +9,7 @@ from typing import Any
 from outrider.decoding.results import Result, TextChunk
 from outrider.server.answers import Choices, Head, finish_reason
 from outrider.server.conversations import Conversations
+from outrider.server.infill import Infill
 from outrider.server.logprobs import completion_logprobs
 from outrider.server.options import Choice, choices_of_completion
 from outrider.server.protocol.requests import CompletionRequest
@@ -25,6 +26,13 @@ class Completions(Choices[CompletionRequest]):
     def __init__(self, request: CompletionRequest, head: Head, choices: Seq[Choice]) -> None:
         super().__init__(request, head, choices)
         self._offsets = [0] * len(choices)  # characters of each choice's tokens so far
+        self._echoes = [self._echo(choice.prompt) if request.echo else "" for choice in choices]  # not given out yet
+
+    def _echo(self, prompt: Any) -> str:
+        """A prompt as text."""
+        if isinstance(prompt, Infill):
+            return prompt.before
+        return prompt if isinstance(prompt, str) else self.head.texts.text_of(prompt)
 
     @staticmethod
     def choices(request: CompletionRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
@@ -42,15 +50,18 @@ class Completions(Choices[CompletionRequest]):
 
     def _choice(self, number: int, result: Result) -> CompletionChoice:
         logprobs, tokens = self._logprobs(result.logprobs, number), self._tokens(result.tokens)
-        return CompletionChoice(number, result.text, finish_reason(result), logprobs, result.seed, **tokens)
+        return CompletionChoice(
+            number, self._echoes[number] + result.text, finish_reason(result), logprobs, result.seed, **tokens
+        )
 
     def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[Completion]:
         logprobs, tokens = self._logprobs(chunk.logprobs, number), self._tokens(chunk.tokens)
+        text, self._echoes[number] = self._echoes[number] + chunk.text, ""
         if result := chunk.result:
-            choice = CompletionChoice(number, chunk.text, finish_reason(result), logprobs, result.seed, **tokens)
+            choice = CompletionChoice(number, text, finish_reason(result), logprobs, result.seed, **tokens)
             yield self._event([choice], **last)
         else:
-            yield self._event([CompletionChoice(number, chunk.text, logprobs=logprobs, **tokens)])
+            yield self._event([CompletionChoice(number, text, logprobs=logprobs, **tokens)])
 
     def _event(self, choices: Seq[CompletionChoice], **fields: Any) -> Completion:
         return Completion(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)

@@ -24,6 +24,7 @@ from outrider.engine.engine import Engine
 from outrider.server.answers import Answer, Head
 from outrider.server.conversations import Conversations
 from outrider.server.errors import as_api_error, out_of_time
+from outrider.server.infill import Infill
 from outrider.server.limits import Gone, Queue, read_body
 from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
@@ -123,7 +124,7 @@ class _Job:
         meters = [Meter(self._service.metrics, self._model.name, self._began) for _ in self._choices]
         try:
             whole = not self._request.stream
-            choices = self._choices
+            choices = [_with_infill(choice, engine) for choice in self._choices]
             if len({id(choice.prompt) for choice in choices}) == 1:  # several answers: its images are read once
                 prompt = await engine.aread_images(choices[0].prompt, **choices[0].options)
                 choices = [dataclasses.replace(choice, prompt=prompt) for choice in choices]
@@ -166,7 +167,17 @@ class _Job:
             texts=model.texts,
             tool_format=engine.tool_format,
             conversations=self._service.conversations,
+            reasoning_format=engine.reasoning_format,
         )
+
+
+def _with_infill(choice: Choice, engine: Engine) -> Choice:
+    """A choice whose prompt is laid out for this model."""
+    if not isinstance(choice.prompt, Infill):
+        return choice
+    prompt, needed = choice.prompt.laid_out(engine.tokenizer)
+    stops = (*choice.options.get("stop_token_ids", ()), *needed["stop_token_ids"])
+    return Choice(prompt, choice.options | {"stop_token_ids": stops})
 
 
 async def _results(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from outrider.inputs.tools import dropped_markers
 from outrider.server.protocol.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from outrider.types import TextTokenizer, TokenLogprobs
 
@@ -11,12 +12,14 @@ from outrider.types import TextTokenizer, TokenLogprobs
 class TokenTexts:
     """The texts of single tokens. Each is decoded once.
 
-    A token that is part of a character decodes to U+FFFD, or to nothing, depending on the tokenizer.
+    A token that is part of a character decodes to U+FFFD, or to nothing, depending on the tokenizer; token_bytes says
+    what it stands for. Empty: it is not known.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, token_bytes: Seq[bytes] = ()) -> None:
+        self._tokenizer, self._token_bytes = tokenizer, token_bytes
         self._known: dict[int, str] = {}
+        self._markers: dict[tuple[str, ...], dict[int, str]] = {}
 
     def __getitem__(self, token_id: int) -> str:
         text = self._known.get(token_id)
@@ -24,14 +27,31 @@ class TokenTexts:
             text = self._known[token_id] = self._tokenizer.decode([token_id])
         return text
 
+    def markers(self, markers: tuple[str, ...]) -> dict[int, str]:
+        """Those of the markers that are tokens without a text, by token id."""
+        if markers not in self._markers:
+            self._markers[markers] = dropped_markers(markers, self._tokenizer)
+        return self._markers[markers]
+
+    def text_of(self, token_ids: Seq[int]) -> str:
+        """The text of several tokens."""
+        return self._tokenizer.decode(token_ids)
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        """A token's bytes; None for one that has no text."""
+        text = self[token_id]
+        if text and "\ufffd" not in text:
+            return list(text.encode())
+        known = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+        return list(known) or None
+
 
 def chat_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:
     """As /v1/chat/completions has them."""
     made = []
     for token in tokens:
-        text = texts[token.token_id]
-        top = [TopLogprob(texts[i], logprob, _bytes(texts[i])) for i, logprob in token.top]
-        made.append(TokenLogprob(text, token.logprob, _bytes(text), top))
+        top = [TopLogprob(texts[i], logprob, texts.bytes_of(i)) for i, logprob in token.top]
+        made.append(TokenLogprob(texts[token.token_id], token.logprob, texts.bytes_of(token.token_id), top))
     return ChatLogprobs(made)
 
 
@@ -48,7 +68,3 @@ def completion_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts, offset: i
             likely.setdefault(texts[i], logprob)  # the likelier of two with the same text
         top.append(likely)
     return CompletionLogprobs([texts[t.token_id] for t in tokens], [t.logprob for t in tokens], top, offsets)
-
-
-def _bytes(text: str) -> list[int] | None:
-    return None if not text or "\ufffd" in text else list(text.encode())

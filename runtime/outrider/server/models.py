@@ -21,7 +21,7 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
 from outrider.engine.engine import Engine
-from outrider.errors import OptionError, RequestError, nearest
+from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
@@ -53,7 +53,12 @@ class Model:
         """Load the engine. Takes seconds."""
         with listener(self._take_progress):
             engine = Engine(self.bundle, self.config)
-        self.texts = TokenTexts(engine.tokenizer)
+        manifest = self.bundle.manifest
+        try:
+            token_bytes = self.bundle.read_token_bytes(manifest.tokenizer, manifest.main.vocab_size)
+        except BundleError:  # of an older export
+            token_bytes = []
+        self.texts = TokenTexts(engine.tokenizer, token_bytes)
         self.engine = engine
         self.last_used = time.monotonic()
         log.info("Loaded %s.", self.name)
@@ -105,15 +110,16 @@ class Models:
         async with models.use("qwen") as engine:
             ...
 
-    Belongs to one event loop.
+    strict: a single model answers to its own name only. Belongs to one event loop.
 
     Raises:
         BundleError: when a bundle is missing or damaged.
     """
 
-    def __init__(self, bundles: Mapping[str, str | Path], config: Config) -> None:
+    def __init__(self, bundles: Mapping[str, str | Path], config: Config, *, strict: bool = False) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
+        self._strict = strict or len(bundles) > 1
         self._models = {name: Model(name, open_bundle(path), config) for name, path in bundles.items()}
 
     @property
@@ -122,11 +128,17 @@ class Models:
         return list(self._models.values())
 
     def find(self, name: str) -> Model:
-        """The model of this name.
+        """The model of this name; a single model answers to any, unless the server is strict.
 
         Raises:
             ApiError: with status 404.
         """
+        if name not in self._models and not self._strict:
+            return self.all[0]
+        return self.known(name)
+
+    def known(self, name: str) -> Model:
+        """The model of exactly this name. Raises as `find`."""
         if name not in self._models:
             shown = name[:100]
             message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
@@ -140,6 +152,8 @@ class Models:
             ApiError: with status 404.
         """
         base, _, adapter = name.rpartition(":")
+        if base not in self._models and not self._strict and adapter in self.all[0].adapters:
+            base = self.all[0].name
         if name in self._models or base not in self._models:
             return self.find(name), None
         model = self._models[base]

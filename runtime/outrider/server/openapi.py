@@ -23,6 +23,9 @@ _STRUCTS = (
     ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,
     ResponseRequest, ResponseObject, ResponseEvent,
 )  # fmt: skip
+# Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
+_NORMALISED = {"stop", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p", "top_k",
+               "reasoning_budget", "tools", "tool_choice"}  # fmt: skip
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
@@ -69,7 +72,8 @@ def describe(models: Seq[str], *, needs_key: bool) -> dict[str, Any]:
 
 def _complete(schema: dict[str, Any], kind: type[Asked], models: Seq[str]) -> None:
     """Add the fields that are accepted and have no effect, and the models' names."""
-    schema["properties"]["model"] = {"enum": list(models)}
+    schema["properties"]["model"] = {"type": "string", "examples": list(models)}
+    schema["properties"] |= {name: {} for name in _NORMALISED & schema["properties"].keys()}
     for name in set(HARMLESS) - set(kind.__struct_fields__):
         schema["properties"][name] = {"description": "Accepted, but without effect."}
     for name, values in NEUTRAL[kind].items():

@@ -8,6 +8,8 @@ import msgspec
 
 from outrider.config import without_word
 from outrider.server.errors import ApiError
+from outrider.server.infill import Infill
+from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.requests import (
     MOST_CHOICES,
     SERVED,
@@ -16,11 +18,15 @@ from outrider.server.protocol.requests import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
+    Effort,
     Generation,
     ImagePart,
     JsonObject,
     JsonSchema,
-    TextPart,
+    Part,
+    ReasoningPart,
+    RefusalPart,
+    ThinkingPart,
     Tool,
     ToolChoice,
 )
@@ -56,6 +62,7 @@ def choices_of_chat(request: ChatRequest) -> list[Choice]:
     """
     options = _options(request)
     _set(options, "max_new_tokens", _one_of(request, "max_tokens", "max_completion_tokens"))
+    set_reasoning(options, request)
     if request.logprobs:
         options["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs is not None:
@@ -67,6 +74,7 @@ def choices_of_chat(request: ChatRequest) -> list[Choice]:
         options |= _tools(request.tools or [], request.tool_choice)
         _set(options, "parallel_tool_calls", request.parallel_tool_calls)
     messages = [_turn(message, i) for i, message in enumerate(request.messages)]
+    messages = continued(messages, options, request.continue_final_message, request.add_generation_prompt)
     return _repeat([(messages, True)], request, options)
 
 
@@ -75,7 +83,16 @@ def choices_of_completion(request: CompletionRequest) -> list[Choice]:
     options = _options(request)
     _set(options, "max_new_tokens", request.max_tokens)
     _set(options, "logprobs", request.logprobs)
-    return _repeat([(prompt, False) for prompt in _prompts(request.prompt)], request, options)
+    if request.echo and request.logprobs is not None:
+        message = "echo gives no log-probabilities of the prompt's tokens. Leave out echo or logprobs."
+        raise ApiError(400, message, param="echo", code="unsupported_field")
+    prompts: list[Any] = _prompts(request.prompt)
+    if request.suffix:
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            message = "suffix needs a prompt that is a text. Give it as text, or leave suffix out."
+            raise ApiError(400, message, param="suffix", code="invalid_value")
+        prompts = [Infill(prompt, request.suffix) for prompt in prompts]
+    return _repeat([(prompt, False) for prompt in prompts], request, options)
 
 
 def _repeat(prompts: list[tuple[Any, bool]], request: Generation, options: dict[str, Any]) -> list[Choice]:
@@ -112,6 +129,7 @@ def options_of(request: Asked) -> dict[str, Any]:
     """
     given = {name: getattr(request, name) for name in SERVED} | {"drafter": _one_of(request, "drafter", "draft_model")}
     options = {name: without_word(name, value) for name, value in given.items() if value is not None}
+    options["fits"] = True  # clients ask for more tokens than there is room for
     if request.seed is not None:
         options["seed"] = request.seed % 2**64  # OpenAI's may be negative
     return options
@@ -124,7 +142,7 @@ def _options(request: Generation) -> dict[str, Any]:
     if isinstance(form, JsonSchema):
         options["json_schema"] = form.json_schema.schema
     elif isinstance(form, JsonObject):
-        options["json_schema"] = True
+        options["json_schema"] = True if form.schema is None else form.schema
     return options
 
 
@@ -153,9 +171,60 @@ def _tools(tools: list[Tool], choice: str | ToolChoice | None) -> dict[str, Any]
     return {"tools": msgspec.to_builtins(tools), "tool_choice": chosen}
 
 
+def set_reasoning(options: dict[str, Any], request: ChatRequest | ResponseRequest) -> None:
+    """Add the variables of the chat template that a request names, and its limit of reasoning."""
+    variables: dict[str, Any] = {}
+    efforts = [request.reasoning, request.thinking]
+    if isinstance(request, ChatRequest):
+        for name in ("documents", "verbosity", "enable_thinking"):
+            _set(variables, name, getattr(request, name))
+        efforts.insert(0, Effort(request.reasoning_effort))
+    for effort in filter(None, efforts):
+        _set(variables, "reasoning_effort", effort.effort)
+        if effort.enabled is not None or effort.type in ("enabled", "disabled"):
+            variables["enable_thinking"] = bool(effort.enabled) or effort.type == "enabled"
+        most = effort.budget_tokens if effort.max_tokens is None else effort.max_tokens
+        if most is not None:
+            options.setdefault("reasoning_budget", most)
+    if variables.get("reasoning_effort") == "none":
+        variables["enable_thinking"] = False
+    if "enable_thinking" in variables:
+        variables["thinking"] = variables["enable_thinking"]  # as DeepSeek's and Granite's templates call it
+    variables |= request.chat_template_kwargs or {}
+    if variables:
+        options["chat_template_kwargs"] = variables
+
+
+def continued(
+    messages: list[dict[str, Any]], options: dict[str, Any], asked: bool | None, begins: bool | None
+) -> list[dict[str, Any]]:
+    """The messages, the last of which is gone on with if it is the assistant's, as in llama.cpp and Anthropic's API.
+
+    asked: `continue_final_message`. begins: `add_generation_prompt`.
+
+    Raises:
+        ApiError: with status 400, if there is nothing to go on with, or both are asked for.
+    """
+    if asked and begins:
+        message = "continue_final_message and add_generation_prompt cannot both be true. Leave one out."
+        raise ApiError(400, message, param="add_generation_prompt", code="invalid_value")
+    last = messages[-1]
+    is_open = last["role"] == "assistant" and not last.get("tool_calls")
+    if asked and not is_open:
+        message = "continue_final_message goes on with an assistant's text, and the last message is none."
+        raise ApiError(400, f"{message} End with one.", param="continue_final_message", code="invalid_value")
+    if not is_open or asked is False or begins:
+        return messages
+    if len(messages) > 1 and last["content"] in ("", []) and not last.get("reasoning_content"):
+        return messages[:-1]  # an answer that has not begun
+    options["continue_final_message"] = True
+    return messages
+
+
 def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
-    if message.content is None and not message.tool_calls:
+    if message.content is None and message.role in ("system", "developer", "user"):
         raise ApiError(400, "A message needs a content.", param=f"messages[{place}].content", code="invalid_type")
+    thoughts = message.reasoning_content or message.reasoning or message.thinking or _thoughts(message.content)
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,  # templates know the older word
         "content": _content(message.content or ""),
@@ -164,12 +233,21 @@ def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": _called(call.function)} for call in message.tool_calls
         ]
-    others = {"name": message.name, "tool_call_id": message.tool_call_id}
+    others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts or None}
     return turn | {name: value for name, value in others.items() if value is not None}
 
 
+def _thoughts(content: str | list[Part] | None) -> str:
+    """The reasoning among a content's parts."""
+    parts = content if isinstance(content, list) else []
+    given = [part.thinking if isinstance(part, ThinkingPart) else part.text for part in parts
+             if isinstance(part, ThinkingPart | ReasoningPart)]  # fmt: skip
+    return "".join(each if isinstance(each, str) else _text(each) for each in given)
+
+
 def _called(function: CalledFunction) -> dict[str, Any]:
-    return {"name": function.name, "arguments": arguments_of(function.arguments)}
+    given = function.arguments or {}
+    return {"name": function.name, "arguments": arguments_of(given) if isinstance(given, str) else given}
 
 
 def arguments_of(written: str) -> Any:
@@ -181,13 +259,19 @@ def arguments_of(written: str) -> Any:
         return written  # cut off by a token limit, say; what is too deep, the tokenizer refuses
 
 
-def _content(content: str | list[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+def _content(content: str | list[Part]) -> str | list[dict[str, Any]]:
     """A message's content: a text, or its parts if there is an image among them."""
     if not isinstance(content, str) and any(isinstance(part, ImagePart) for part in content):
-        parts: list[dict[str, Any]] = msgspec.to_builtins(content)
-        return parts
+        return [
+            msgspec.to_builtins(part) if isinstance(part, ImagePart) else {"type": "text", "text": _text([part])}
+            for part in content
+        ]
     return _text(content)
 
 
-def _text(content: str | Seq[TextPart | ImagePart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content if isinstance(part, TextPart))
+def _text(content: str | Seq[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = [part.refusal if isinstance(part, RefusalPart) else getattr(part, "text", "") for part in content
+             if not isinstance(part, ReasoningPart)]  # fmt: skip
+    return "".join(texts)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.tools import ToolCallDelta
+from outrider.inputs.reasoning import Thought
 from outrider.server.answers import Answer, Head
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.options import Choice, arguments_of, options_of
+from outrider.server.options import Choice, arguments_of, continued, options_of, set_reasoning
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,
@@ -22,7 +22,11 @@ from outrider.server.protocol.items import (
     InputPart,
     OutputCall,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
+    ReasoningTextPart,
+    RefusalPart,
     ResponseEvent,
     ResponseObject,
     ResponseRequest,
@@ -30,7 +34,10 @@ from outrider.server.protocol.items import (
     Status,
 )
 from outrider.server.protocol.requests import Function, JsonObject
+from outrider.server.reader import Reader, Reading
 from outrider.server.usage import response_usage_of, timings_of
+
+Output: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
 
 class Responses(Answer[ResponseRequest]):
@@ -43,10 +50,15 @@ class Responses(Answer[ResponseRequest]):
     def __init__(self, request: ResponseRequest, head: Head, choices: Seq[Choice]) -> None:
         super().__init__(request, head, choices)
         self._tools = _tools(request)
-        form = head.tool_format if self._tools and request.tool_choice != "none" else None
-        max_calls = 1 if request.parallel_tool_calls is False else None
-        self._calls = form.stream(max_calls, self._tools) if form else None
-        self._output: list[OutputMessage | OutputCall] = []  # the last one may grow still
+        self._reading = Reading(
+            reasoning=head.reasoning_format,
+            calls=head.tool_format if self._tools and request.tool_choice != "none" else None,
+            max_calls=1 if request.parallel_tool_calls is False else None,
+            tools=self._tools,
+            shows=not (request.reasoning and request.reasoning.exclude),
+        )
+        self._reader: Reader | None = None
+        self._output: list[Output] = []  # the last one may grow still
         self._num_events = 0
         self._turns = choices[0].prompt[request.instructions is not None :]
 
@@ -54,6 +66,7 @@ class Responses(Answer[ResponseRequest]):
     def choices(request: ResponseRequest, conversations: Conversations) -> list[Choice]:
         """The one answer."""
         options = options_of(request) | {"chat_template": True}
+        set_reasoning(options, request)
         if request.max_output_tokens is not None:
             options["max_new_tokens"] = request.max_output_tokens
         form = request.text.format if request.text else None
@@ -66,12 +79,13 @@ class Responses(Answer[ResponseRequest]):
             options |= {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.name}
             options["parallel_tool_calls"] = request.parallel_tool_calls is not False
         system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
-        return [Choice([*system, *_turns(request, conversations)], options)]
+        turns = continued([*system, *_turns(request, conversations)], options, None, None)
+        return [Choice(turns, options)]
 
     def whole(self, results: Seq[Result]) -> ResponseObject:
         """The answer in one body."""
         (result,) = results
-        for _ in self._read(result.text, result):
+        for _ in self._read(result.text, result, thinks=result.thinks):
             pass
         return self._ended(result)
 
@@ -82,7 +96,7 @@ class Responses(Answer[ResponseRequest]):
 
     def events(self, number: int, chunk: TextChunk) -> Iterator[ResponseEvent]:  # noqa: ARG002
         """What a piece adds."""
-        yield from self._read(chunk.text, chunk.result)
+        yield from self._read(chunk.text, chunk.result, thinks=chunk.thinks)
         if chunk.result:
             response = self._ended(chunk.result)
             kind = "response.incomplete" if response.status == "incomplete" else "response.completed"
@@ -93,13 +107,13 @@ class Responses(Answer[ResponseRequest]):
         body = error.body.error
         return self._event("error", code=body.code, message=body.message, param=body.param)
 
-    def _read(self, text: str, result: Result | None) -> Iterator[ResponseEvent]:
+    def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[ResponseEvent]:
         """Add text to the output. result: with the last of it."""
-        pieces: list[str | ToolCallDelta] = [text] if text else []
-        if self._calls is not None:
-            pieces = self._calls.push(text) + (self._calls.finish() if result else [])
-        for piece in pieces:
-            if isinstance(piece, str):
+        reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
+        for piece in reader.push(text) + (reader.finish() if result else []):
+            if isinstance(piece, Thought):
+                yield from self._add_thought(piece.text)
+            elif isinstance(piece, str):
                 yield from self._add_text(piece)
             else:
                 if piece.name is not None:
@@ -107,7 +121,7 @@ class Responses(Answer[ResponseRequest]):
                 if piece.arguments:
                     yield from self._add_arguments(piece.arguments)
         if result:
-            if not self._output:
+            if not self._output or isinstance(self._output[-1], OutputReasoning):
                 yield from self._add_text("")
             yield from self._end_item(_status(result))
 
@@ -123,6 +137,18 @@ class Responses(Answer[ResponseRequest]):
         if text:
             item.content[0] = OutputText(item.content[0].text + text)
             yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+
+    def _add_thought(self, text: str) -> Iterator[ResponseEvent]:
+        item = self._output[-1] if self._output else None
+        if not isinstance(item, OutputReasoning):
+            yield from self._end_item("completed")
+            item = OutputReasoning(_new_id("rs_"), "in_progress", [])
+            self._output.append(item)
+            yield self._of_item("response.output_item.added", item=item)
+            item.content.append(ReasoningText(""))
+            yield self._of_part("response.content_part.added", part=item.content[0])
+        item.content[0] = ReasoningText(item.content[0].text + text)
+        yield self._of_part("response.reasoning_text.delta", delta=text)
 
     def _begin_call(self, name: str) -> Iterator[ResponseEvent]:
         yield from self._end_item("completed")
@@ -144,6 +170,9 @@ class Responses(Answer[ResponseRequest]):
             (part,) = item.content
             yield self._of_part("response.output_text.done", text=part.text, logprobs=[])
             yield self._of_part("response.content_part.done", part=part)
+        elif isinstance(item, OutputReasoning):
+            yield self._of_part("response.reasoning_text.done", text=item.content[0].text)
+            yield self._of_part("response.content_part.done", part=item.content[0])
         else:
             of_call = {"item_id": item.id, "name": item.name, "arguments": item.arguments}
             yield self._of_item("response.function_call_arguments.done", **of_call)
@@ -155,10 +184,11 @@ class Responses(Answer[ResponseRequest]):
             turns = [*self._turns, turn_of_output(self._output)]
             self.head.conversations.add(self.head.id, turns, self.request.previous_response_id)
         status = _status(result)
+        num_reasoning = self._reading.count(result.tokens, self.head.texts, thinks=result.thinks)
         return self._response(
             status,
             output=[*self._output],
-            usage=response_usage_of(result.stats),
+            usage=response_usage_of(result.stats, num_reasoning),
             timings=timings_of([result.stats]),
             seed=result.seed,
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
@@ -180,6 +210,7 @@ class Responses(Answer[ResponseRequest]):
             text={"format": (asked.text and asked.text.format) or {"type": "text"}},
             tool_choice=asked.tool_choice or "auto",
             tools=list(asked.tools or ()),
+            reasoning=asked.reasoning,
             **{name: getattr(asked, name) for name in ("temperature", "top_p")},
             **more,
         )
@@ -227,10 +258,14 @@ def turns_of_input(given: str | Seq[InputItem], before: Seq[Mapping[str, Any]]) 
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    turns = list[Turn]()
+    turns, thoughts = list[Turn](), ""
     calls = {call["id"]: call["function"]["name"] for turn in before for call in turn.get("tool_calls", ())}
     for i, item in enumerate(given):
         _check(item, i)
+        if item.type == "reasoning":
+            parts = item.content if isinstance(item.content, list) else []
+            thoughts += "".join(part.text for part in parts if isinstance(part, ReasoningTextPart))
+            continue
         if item.type == "message":
             role = "system" if item.role == "developer" else item.role
             turns.append({"role": role, "content": _content(item.content or "", f"input[{i}].content")})
@@ -247,15 +282,19 @@ def turns_of_input(given: str | Seq[InputItem], before: Seq[Mapping[str, Any]]) 
                 f"No call before this output has the call_id '{str(item.call_id)[:100]}'. Send its function_call too."
             )
             raise ApiError(400, message, param=f"input[{i}].call_id", code="invalid_value")
+        if thoughts and turns[-1]["role"] == "assistant":
+            turns[-1]["reasoning_content"], thoughts = thoughts, ""
     return turns
 
 
-def turn_of_output(items: Seq[OutputMessage | OutputCall]) -> Turn:
+def turn_of_output(items: Seq[Output]) -> Turn:
     """The turn that an answer is."""
     turns: list[Turn] = [{"role": "assistant", "content": ""}]
     for item in items:
-        if item.type == "message":
+        if isinstance(item, OutputMessage):
             turns[0]["content"] += item.content[0].text
+        elif isinstance(item, OutputReasoning):
+            turns[0]["reasoning_content"] = turns[0].get("reasoning_content", "") + item.content[0].text
         else:
             _add_call(turns, item)
     return turns[0]
@@ -265,6 +304,7 @@ _NEEDED = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": (),
 }
 
 
@@ -274,7 +314,7 @@ def _check(item: InputItem, place: int) -> None:
         is_needed, is_given = name in _NEEDED[item.type], getattr(item, name) is not None
         if is_needed and not is_given:
             raise ApiError(400, f"A {item.type} needs {name}.", param=f"input[{place}].{name}", code="invalid_type")
-        if is_given and not is_needed and name != "name":
+        if is_given and not is_needed and name != "name" and (item.type, name) != ("reasoning", "content"):
             raise ApiError(400, f"A {item.type} has no {name}.", param=f"input[{place}].{name}", code="unknown_field")
 
 
@@ -282,7 +322,8 @@ def _add_call(turns: list[Turn], call: InputItem | OutputCall) -> None:
     """Add a call to the answer that it is part of: text and calls are one turn for a chat template."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": ""})
-    function = {"name": call.name, "arguments": arguments_of(call.arguments or "")}
+    given = call.arguments or {}
+    function = {"name": call.name, "arguments": arguments_of(given) if isinstance(given, str) else given}
     turns[-1].setdefault("tool_calls", []).append({"id": call.call_id, "type": "function", "function": function})
 
 
@@ -297,6 +338,8 @@ def _content(content: str | Seq[InputPart], place: str) -> str | list[dict[str, 
 
 
 def _part(part: InputPart, place: str) -> dict[str, Any]:
+    if isinstance(part, RefusalPart):
+        return {"type": "text", "text": part.refusal}
     if not isinstance(part, InputImagePart):
         return {"type": "text", "text": part.text}
     if part.file_id is not None:

@@ -5,6 +5,7 @@ import ipaddress
 import re
 
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.server.errors import ApiError
@@ -18,6 +19,11 @@ _HEADERS = {
 }
 # A Host header: a name or an IPv4 address, or an IPv6 address in brackets, and a port.
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE | re.ASCII)
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Headers": "*, Authorization, Content-Type",
+    "Access-Control-Max-Age": "600",
+}
 _GUARDED = ("/v1/", "/metrics", "/openapi.json")  # a health check and the page need no key
 
 
@@ -38,10 +44,12 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        shared = self._shared(dict(scope["headers"]).get(b"origin", b"").decode("latin-1"))
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in {**_HEADERS, **shared}.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -50,19 +58,32 @@ class Guard:
             hosts = [value for name, value in scope["headers"] if name == b"host"]
             for host in hosts or [b""]:
                 self._check_host(host.decode("latin-1"))
+            if shared and scope["method"] == "OPTIONS":  # a browser asks before it sends a page's request
+                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_with_headers)
+                return
             if scope["path"].startswith(_GUARDED):
-                self._check_key(headers.get(b"authorization", b""))
+                self._check_key(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
         except ApiError as error:
             await error.response()(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 
-    def _check_key(self, authorization: bytes) -> None:
+    def _shared(self, origin: str) -> dict[str, str]:
+        """The headers by which a browser lets a page of this origin read the response; none for other pages."""
+        allowed = self._settings.allowed_origins
+        if not origin or not ("*" in allowed or origin in allowed):
+            return {}
+        return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+    def _check_key(self, authorization: bytes, x_api_key: bytes) -> None:
+        """The key as a bearer token, or as Anthropic's clients send it."""
         key = self._settings.api_key
         if key is None:
             return
         scheme, _, given = authorization.partition(b" ")
-        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
+        keys = [x_api_key] if x_api_key else []
+        keys += [given.strip()] if scheme.lower() == b"bearer" else []
+        if not any(hmac.compare_digest(each, key.encode()) for each in keys):
             raise ApiError(
                 401,
                 "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'.",

@@ -15,7 +15,9 @@ class Settings:
     with status 429. max_body: bytes of a request. max_stored: characters of conversations that are kept in memory for
     previous_response_id; the one that was used least recently goes first. body_seconds: to receive it. request_seconds:
     from a request's arrival to the end of its answer, waiting included. send_seconds: for a client to take a piece of
-    its answer. idle_seconds: after which a model that nobody uses is unloaded; None: never.
+    its answer. strict_models: refuse an unknown name also where one model is served, which otherwise answers.
+    allowed_origins: of web pages elsewhere that may use the server (CORS), such as "https://app.example"; "*": of all.
+    idle_seconds: after which a model that nobody uses is unloaded; None: never.
     """
 
     api_key: str | None = None
@@ -26,5 +28,7 @@ class Settings:
     max_stored: int = 64 << 20
     body_seconds: float = 30.0
     request_seconds: float = 600.0
+    strict_models: bool = False
+    allowed_origins: tuple[str, ...] = ()
     send_seconds: float = 60.0
     idle_seconds: float | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outrider.decoding.metrics import Stats
-from outrider.server.protocol.items import InputTokensDetails, ResponseUsage
-from outrider.server.protocol.responses import PromptTokensDetails, Timings, Usage
+from outrider.server.protocol.items import InputTokensDetails, OutputTokensDetails, ResponseUsage
+from outrider.server.protocol.responses import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 
 
-def usage_of(stats: Seq[Stats], n: int) -> Usage:
+def usage_of(stats: Seq[Stats], n: int, num_reasoning: int = 0) -> Usage:
     """The tokens of all choices; a prompt's, which n choices in a row share, are counted once."""
     prompts = stats[::n]
     num_prompt_tokens = sum(each.num_prompt_tokens for each in prompts)
@@ -19,16 +19,18 @@ def usage_of(stats: Seq[Stats], n: int) -> Usage:
         completion_tokens=num_generated_tokens,
         total_tokens=num_prompt_tokens + num_generated_tokens,
         prompt_tokens_details=PromptTokensDetails(sum(each.num_cached_tokens for each in prompts)),
+        completion_tokens_details=CompletionTokensDetails(num_reasoning),
     )
 
 
-def response_usage_of(stats: Stats) -> ResponseUsage:
+def response_usage_of(stats: Stats, num_reasoning: int = 0) -> ResponseUsage:
     """The same for one answer, as /v1/responses has it."""
     return ResponseUsage(
         input_tokens=stats.num_prompt_tokens,
         input_tokens_details=InputTokensDetails(stats.num_cached_tokens),
         output_tokens=stats.num_generated_tokens,
         total_tokens=stats.num_prompt_tokens + stats.num_generated_tokens,
+        output_tokens_details=OutputTokensDetails(num_reasoning),
     )
 
 

@@ -33,6 +33,8 @@ class ToyTokenizer:
         *,
         chat_template: bool = True,
         tools: Seq[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
     ) -> list[int]:
         """Token ids of a text or, with a chat template, of messages; other prompts must be token ids already."""
         items: Any = prompt
@@ -42,15 +44,23 @@ class ToyTokenizer:
             items = [{"role": "user", "content": prompt}]
         items = list(items)
         if self.has_chat_template and items and isinstance(items[0], Mapping):
-            return self.encode_rendered(self.render(items, tools=tools))
+            return self.encode_rendered(self.render(items, tools=tools, variables=variables, continuing=continuing))
         return [int(item) for item in items]
 
     def render(
-        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        tools: Seq[Mapping[str, Any]] = (),
+        answering: bool = True,
+        variables: Mapping[str, Any] | None = None,  # noqa: ARG002 - this template has none
+        continuing: bool = False,
     ) -> str:
         """The text of messages: of each the first letter of its role, its content, and the end token."""
         described = [{"role": "t", "content": tool.get("function", tool)["name"]} for tool in tools]
         text = "".join(f"{each['role'][0]} {each['content']}\0" for each in (*described, *messages))
+        if continuing:
+            return text.removesuffix("\0")
         return text + "a " if answering else text
 
     def encode_rendered(self, text: str) -> list[int]:

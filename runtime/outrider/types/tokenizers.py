@@ -27,8 +27,14 @@ class TextTokenizer(Protocol):
         *,
         chat_template: bool = True,
         tools: Seq[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
     ) -> list[int]:
-        """The token ids of a prompt: text, chat messages, or token ids. tools: functions that messages may call."""
+        """The token ids of a prompt: text, chat messages, or token ids.
+
+        tools: functions that messages may call. variables: of the template. continuing: the prompt ends within the
+        last message. The last two are given only where a request has them.
+        """
 
     def decode(self, token_ids: Seq[int]) -> str:
         """The text of tokens, without special tokens."""
@@ -40,9 +46,18 @@ class ChatTokenizer(TextTokenizer, Protocol):
     has_chat_template: bool
 
     def render(
-        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        tools: Seq[Mapping[str, Any]] = (),
+        answering: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
     ) -> str:
-        """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas."""
+        """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas.
+
+        variables, continuing: as of `encode_prompt`.
+        """
 
     def encode_rendered(self, text: str) -> list[int]:
         """The token ids of a rendered text, from its beginning on."""

@@ -63,10 +63,10 @@ def test_the_description_is_true(described: Any, path: str, mode: GenerationMode
 def test_the_description_has_all_fields(live: Live) -> None:
     schemas = httpx.get(f"{live.url}/openapi.json").json()["components"]["schemas"]
     fields = schemas["ChatRequest"]["properties"]
-    assert fields["model"] == {"enum": ["tiny"]}
+    assert fields["model"]["examples"] == ["tiny"]
     assert {"messages", "temperature", "tools", "drafter", "user", "parallel_tool_calls"} <= set(fields)
     assert "echo" not in fields
-    assert schemas["CompletionRequest"]["properties"]["echo"]["enum"] == [None, False]
+    assert "anyOf" in schemas["CompletionRequest"]["properties"]["echo"]
     fields = schemas["ResponseRequest"]["properties"]
     assert fields["background"]["enum"] == [None, False]
     assert "anyOf" in fields["store"]

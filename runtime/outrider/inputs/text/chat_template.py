@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -54,8 +55,18 @@ class ChatTemplates:
         """The template of a request with tools; empty if there is none."""
         return self.by_name.get(TOOL_USE, self.default)
 
-    def render(self, messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], *, answering: bool) -> str:
+    def render(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        tools: Seq[Mapping[str, Any]],
+        *,
+        answering: bool,
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
+    ) -> str:
         """The text of messages, which are JSON values.
+
+        variables: of the template. continuing: the text ends within the last message, with its content.
 
         Arguments of calls that are text become objects for a template that writes these as JSON, and vice versa.
 
@@ -71,18 +82,32 @@ class ChatTemplates:
             )
         if any(message.get("tool_calls") for message in messages):
             messages = _with_arguments(messages, self._form_of_arguments(source))
-        return self._rendered(source, messages, tools, answering)
+        messages = [_with_reasoning(message, source) for message in messages]
+        if not continuing:
+            return self._rendered(source, messages, tools, answering, variables)
+        *before, last = messages
+        marked = {**last, "content": _marked(last["content"])}
+        text, mark, _ = self._rendered(source, [*before, marked], tools, False, variables).rpartition(_CONTINUED)
+        if not mark:
+            raise RequestError(
+                "The last message cannot be continued: the model's chat template leaves its content out. End with "
+                "another message."
+            )
+        return text
 
-    def _rendered(self, source: str, messages: Any, tools: Any, answering: bool) -> str:
+    def _rendered(
+        self, source: str, messages: Any, tools: Any, answering: bool, given: Mapping[str, Any] | None = None
+    ) -> str:
         variables = {
             "messages": messages,
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": answering,
             **self.special_tokens,
+            **(given or {}),
         }
         try:
-            return render(compiled(source), variables, len(json.dumps([messages, variables["tools"]])))
+            return render(compiled(source), variables, len(json.dumps([messages, variables["tools"], given])))
         except TemplateLimit as error:
             raise RequestError(
                 f"The model's chat template exceeds a limit: {one_line(error)}. Check where the model comes from, or "
@@ -124,6 +149,28 @@ class ChatTemplates:
                 continue
             return _KEY in text and f'\\"{_KEY}' not in text
         return False
+
+
+_CONTINUED = "\ufdd1"  # a noncharacter of Unicode, which texts do not contain: the end of a message to continue
+_REASONING = re.compile(r"""(?:\.|\[['"]|get\(['"]|['"])(reasoning|thinking)\b""")
+
+
+def _marked(content: Any) -> Any:
+    """A content, which may be in parts the last of which is a text, with a mark at its end."""
+    if isinstance(content, str):
+        return content + _CONTINUED
+    return [*content[:-1], {**content[-1], "text": content[-1]["text"] + _CONTINUED}]
+
+
+def _with_reasoning(message: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """A message with its reasoning under the name that a template reads besides `reasoning_content`."""
+    reasoning = message.get("reasoning_content")
+    if not reasoning or "reasoning_content" in source:
+        return dict(message)
+    others = dict.fromkeys(_REASONING.findall(source), reasoning)
+    if "thinking" in others and message.get("tool_calls"):  # gpt-oss: a call has either
+        return {**message, **others, "content": ""}
+    return {**message, **others}
 
 
 _KEY = "argument_key"

@@ -79,21 +79,27 @@ class Tokenizer:
         *,
         chat_template: bool = True,
         tools: Seq[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
     ) -> list[int]:
         """The token ids of a prompt: text, chat messages, or token ids, which are used as they are.
 
         Text counts as one user message when the model has a chat template, unless `chat_template` is False. tools:
         functions as in OpenAI's API, for the template. Messages may then have `tool_calls`, and the role "tool".
+        variables: of the template. continuing: the prompt ends within the last message, which is the assistant's.
 
         Raises:
             RequestError: when the prompt is empty, nested too deeply, or longer than `max_tokens`.
             OptionError: when it is none of the three kinds, or messages meet a model without a chat template.
         """
+        laid_out: dict[str, Any] = {"tools": tools, "variables": variables, "continuing": continuing}
         if isinstance(prompt, str):
-            if not prompt.strip():
+            if not prompt.strip() and chat_template:
                 raise RequestError("The prompt is empty. Give at least one word.")
             if chat_template and self.has_chat_template:
-                return self.encode_rendered(self.render([{"role": "user", "content": prompt}], tools=tools))
+                return self.encode_rendered(self.render([{"role": "user", "content": prompt}], **laid_out))
+            if not prompt:
+                return self.prefix or self._first_token
             if tools:
                 raise OptionError("tools need a chat template, and this prompt is used without one. Leave them out.")
             self._check_length(prompt)
@@ -110,7 +116,7 @@ class Tokenizer:
         _check_messages(items)
         if not chat_template:
             raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
-        return self.encode_rendered(self.render(items, tools=tools))
+        return self.encode_rendered(self.render(items, **laid_out))
 
     def render(
         self,
@@ -119,11 +125,14 @@ class Tokenizer:
         tools: Seq[Mapping[str, Any]] = (),
         answering: bool = True,
         parts: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
     ) -> str:
         """The text of chat messages, by the model's template. It ends where an answer begins, if `answering`.
 
         tools: descriptions of functions that the model may call, as JSON schemas. parts: whether contents may be lists
-        of parts, which the template reads.
+        of parts, which the template reads. variables: of the template, as JSON. continuing: the text ends within the
+        last message, which is the assistant's.
 
         Raises:
             OptionError: when a message lacks its role or content, or the model has no chat template.
@@ -144,13 +153,21 @@ class Tokenizer:
         given, described = json.loads(written)  # plain values, whatever the app's are
         if self._special:
             given, described = without_special((given, described), self._special)
-        return self._templates.render(given, described, answering=answering)
+        if continuing:
+            _check_continued(given)
+        return self._templates.render(given, described, answering=answering, variables=variables, continuing=continuing)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The token ids of a text that a template has written, from its beginning on: nothing is added."""
+        """The token ids of a text that a template has written, from its beginning on.
+
+        The tokens that every text of this tokenizer begins with are added if the template has not written them, as
+        llama.cpp does (TinyLlama's and Zephyr's templates leave it to the tokenizer).
+        """
         self._check_length(text)
         begin, *rest = self._parts(text)
-        return [*self._encode(begin, add_special_tokens=False), *self._continued(rest)]
+        token_ids = self._encode(begin, add_special_tokens=False)
+        added = [] if token_ids[: len(self.prefix)] == self.prefix else self.prefix
+        return [*added, *token_ids, *self._continued(rest)]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
@@ -172,6 +189,15 @@ class Tokenizer:
         """The special tokens that every text begins with."""
         whole = self._encode("a", add_special_tokens=True)
         return whole[: whole.index(self._encode("a", add_special_tokens=False)[0])]
+
+    @property
+    def _first_token(self) -> list[int]:
+        """What an empty text begins with, where the tokenizer adds nothing."""
+        named = self._templates.special_tokens
+        token = named.get("bos_token") or named.get("eos_token")
+        if token is None:
+            raise RequestError("The prompt is empty, and the tokenizer has no first token. Give at least one word.")
+        return self._encode(token, add_special_tokens=False)
 
     def decode(self, token_ids: Seq[int]) -> str:
         """The text of tokens, without special tokens."""
@@ -278,6 +304,17 @@ def _check_messages(messages: Seq[Any], *, parts: bool = False) -> None:
             )
         if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
             raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
+
+
+def _check_continued(messages: Seq[Mapping[str, Any]]) -> None:
+    last = messages[-1]
+    content = last["content"]
+    is_text = isinstance(content, str) or (content and "text" in content[-1])
+    if last["role"] != "assistant" or not is_text or last.get("tool_calls"):
+        raise OptionError(
+            "continue_final_message=True goes on with an assistant's text, and the last message is none. End with "
+            "one, or leave the option out."
+        )
 
 
 def _with_content(message: Any) -> Any:

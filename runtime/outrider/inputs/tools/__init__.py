@@ -8,7 +8,15 @@ for piece in stream.push(chunk.text): ...                   # texts, and ToolCal
 
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.grammar import source_of_calls
-from outrider.inputs.tools.markers import keep_markers
+from outrider.inputs.tools.markers import dropped_markers, keep_markers
 from outrider.inputs.tools.stream import ToolCall, ToolCallDelta, ToolCallStream
 
-__all__ = ["ToolCall", "ToolCallDelta", "ToolCallStream", "ToolFormat", "keep_markers", "source_of_calls"]
+__all__ = [
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallStream",
+    "ToolFormat",
+    "dropped_markers",
+    "keep_markers",
+    "source_of_calls",
+]

@@ -1,20 +1,24 @@
-"""Keeps markers of calls in decoded texts, where they are special tokens."""
+"""Keeps markers of calls and reasoning in decoded texts, where they are special tokens."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from outrider.inputs.tools.formats import ToolFormat
 from outrider.types import TextTokenizer
 
 
-def keep_markers(form: ToolFormat, tokenizer: TextTokenizer) -> Callable[[Seq[int]], str]:
-    """The tokenizer's `decode`; if it leaves out the token of a format's marker, one that does not."""
-    found = {token_of(marker, tokenizer): marker for marker in form.markers}
-    dropped = {token: marker for token, marker in found.items() if token is not None and not tokenizer.decode([token])}
+def dropped_markers(markers: Iterable[str], tokenizer: TextTokenizer) -> dict[int, str]:
+    """The markers that are special tokens, which the tokenizer's `decode` leaves out, by token id."""
+    found = {token_of(marker, tokenizer): marker for marker in markers}
+    return {token: marker for token, marker in found.items() if token is not None and not tokenizer.decode([token])}
+
+
+def keep_markers(markers: Iterable[str], tokenizer: TextTokenizer) -> Callable[[Seq[int]], str]:
+    """The tokenizer's `decode`; if it leaves out the token of a marker, one that does not."""
+    dropped = dropped_markers(markers, tokenizer)
     if not dropped:
         return tokenizer.decode
 

@@ -66,6 +66,8 @@ class ToolCallStream:
     def finish(self) -> list[str | ToolCallDelta]:
         """Return what was held back, as no text follows."""
         is_text = self._step in (self._begin, self._text, self._head)
+        if self._step == self._head and self._opened.strip():  # a call that was cut before its arguments
+            self._opened = self._left = ""
         rest, self._left, self._opened = self._opened + self._left, "", ""
         return [rest] if is_text and rest else []
 
@@ -73,6 +75,11 @@ class ToolCallStream:
     def is_over(self) -> bool:
         """Whether the last of max_calls is complete: nothing that follows counts."""
         return self._step == self._nothing
+
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call has begun, and its arguments have not ended."""
+        return self._step == self._values
 
     # Steps: each takes what it can from the text, adds pieces, and returns whether the next step can go on.
 

@@ -32,6 +32,8 @@ class PartsTokenizer(ChatTokenizer, Protocol):
         *,
         tools: Seq[Mapping[str, Any]] = (),
         answering: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        continuing: bool = False,
         parts: bool = False,
     ) -> str:
         """The text of chat messages. parts: whether their contents may be lists of parts."""
@@ -102,10 +104,12 @@ class Vision:
         messages: Any,
         tokenizer: PartsTokenizer,
         *,
-        tools: Seq[Mapping[str, Any]] = (),
         gone: Event | None = None,
+        **laid_out: Any,
     ) -> Prompt:
         """Lay out messages with their images, or a text as one message. gone: ends it before the next image.
+
+        laid_out: as of the tokenizer's `encode_prompt`.
 
         Raises:
             OptionError: when a message lacks its role or content.
@@ -116,7 +120,7 @@ class Vision:
             if not messages.strip():
                 raise RequestError("The prompt is empty. Give at least one word.")
             messages = [{"role": "user", "content": messages}]
-        text, images = self.render(messages, tokenizer, tools=tools)
+        text, images = self.render(messages, tokenizer, **laid_out)
         encoded = self._encode_all(images, gone)
         token_ids = tokenizer.encode_rendered(self.expand(text, encoded))
         return Prompt(token_ids, embeds=self.place(token_ids, encoded))

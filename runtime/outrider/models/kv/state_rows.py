@@ -253,7 +253,7 @@ class SequenceRows:
         return StateCall(self._rows[past], past, interval, lengths, tuple(taken[: len(lengths)]))
 
     def interval_of(self, past: int, count: int, num_rows: int, *, generated: bool) -> int:
-        """The interval for a call: with each state of an answer, and the one of a prompt that later ones may start from.
+        """The interval for a call: of each state of an answer, and the one of a prompt that others may start from.
 
         That is where earlier prompts parted from this one, or in front of the last token, which is never taken from the
         prefix cache because its row is wanted. num_rows: rows of logits of the call.
@@ -263,13 +263,12 @@ class SequenceRows:
             if past < self.branch <= end:
                 self.mark(self.branch)
             return 1
-        wanted = end - num_rows + (num_rows > 1) if num_rows else end
-        if past < self.branch < end:
-            wanted = self.branch
-        if not past < wanted < end or end // wanted - past // wanted > _MOST_INNER:
-            return LAST
-        self.mark(wanted)
-        return wanted
+        last = end - num_rows + (num_rows > 1) if num_rows else end
+        for wanted in (self.branch, last):
+            if past < wanted < end and end // wanted - past // wanted <= _MOST_INNER:
+                self.mark(wanted)
+                return wanted
+        return LAST
 
     def ended(self, piece: int) -> None:
         """A piece of a prompt ends at this length, whose row is published if the last one is far enough before it."""

@@ -196,7 +196,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int, num_ge
 
 
 def _publish(main: Backend, token_ids: list[int], begin: int, prompt: Prompt) -> None:
-    """Read a text, from what the prefix cache has of `prompt`, and publish it. From token `begin` on, it is an answer."""
+    """Read a text, behind what the prefix cache has of `prompt`, and publish it. From token `begin` on, an answer."""
     with closing(open_slot(main, len(token_ids) + 1, prompt)) as slot:
         if slot.length < begin:
             main.submit([Chunk(slot, token_ids[slot.length : begin], num_rows=0)]).wait()

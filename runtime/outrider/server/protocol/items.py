@@ -7,19 +7,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.server.protocol.requests import Asked, AtLeastOne, FunctionName, JsonObject, PlainText, Text
+from outrider.server.protocol.requests import Asked, AtLeastOne, Effort, FunctionName, JsonObject, PlainText, Text
 from outrider.server.protocol.responses import Count, Timings
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+class InputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
     """A text, as a part of a message."""
 
     text: str
 
 
-class OutputTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+class OutputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     """A text of an earlier answer. annotations, logprobs: ignored."""
 
     text: str
@@ -27,7 +27,7 @@ class OutputTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     logprobs: list[Any] | None = None
 
 
-class InputImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
+class InputImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
     """An image, as a part of a message, for a model that sees them.
 
     image_url: data:image/…;base64,…; nothing is fetched from the network. file_id: refused, no files are stored here.
@@ -39,30 +39,37 @@ class InputImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-InputPart = InputTextPart | OutputTextPart | InputImagePart
-Parts = Annotated[list[InputPart], msgspec.Meta(min_length=1)]
+class ReasoningTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
+    """The reasoning of an earlier answer."""
+
+    text: str
 
 
-class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    """What an earlier answer refuses, which is its text."""
+
+    refusal: str
+
+
+InputPart = InputTextPart | OutputTextPart | InputImagePart | ReasoningTextPart | RefusalPart
+
+
+class InputItem(msgspec.Struct, frozen=True):
     """A message, with role and content; a function_call that was made, with call_id, name and arguments; or its
-    function_call_output, with call_id and output. What earlier answers have besides is ignored.
+    function_call_output, with call_id and output; or the reasoning before one of them, whose content is a
+    reasoning_text. What earlier answers have besides is ignored.
     """
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | Parts | None = None
+    content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
-    output: str | Parts | None = None
-    id: str | None = None
-    status: Status | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-    caller: None = None
-    namespace: None = None
+    arguments: str | dict[str, Any] | None = None
+    output: str | list[InputPart] | None = None
 
 
-class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseTool(msgspec.Struct, frozen=True):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
     type: Literal["function"]
@@ -72,13 +79,13 @@ class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseToolChoice(FunctionName, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ResponseToolChoice(FunctionName, frozen=True, kw_only=True):
     """The function that the model has to call."""
 
     type: Literal["function"]
 
 
-class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+class SchemaFormat(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
     """JSON by a schema, which answers always follow. name, description, strict: without effect."""
 
     schema: dict[str, Any]
@@ -87,14 +94,14 @@ class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     strict: bool | None = None
 
 
-class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TextOptions(msgspec.Struct, frozen=True):
     """The form of the answer's text."""
 
     format: PlainText | JsonObject | SchemaFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: str | None = None
 
 
-class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(msgspec.Struct, frozen=True):
     """include_obfuscation: ignored."""
 
     include_obfuscation: bool | None = None
@@ -116,6 +123,9 @@ class ResponseRequest(Asked, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     tools: list[ResponseTool] | None = None
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: Effort | None = None
+    thinking: Effort | None = None
     stream_options: ResponseStreamOptions | None = None
 
 
@@ -149,6 +159,23 @@ class OutputCall(msgspec.Struct, frozen=True):
     type: Literal["function_call"] = "function_call"
 
 
+class ReasoningText(msgspec.Struct, frozen=True):
+    """The text of reasoning."""
+
+    text: str
+    type: Literal["reasoning_text"] = "reasoning_text"
+
+
+class OutputReasoning(msgspec.Struct, frozen=True):
+    """The model's reasoning."""
+
+    id: str
+    status: Status
+    content: list[ReasoningText]
+    summary: list[Any] = []
+    type: Literal["reasoning"] = "reasoning"
+
+
 class InputTokensDetails(msgspec.Struct, frozen=True):
     """cached_tokens: input tokens that were taken from the prefix cache."""
 
@@ -157,7 +184,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Reasoning is not told from other text here."""
+    """reasoning_tokens: with the markers of the reasoning."""
 
     reasoning_tokens: Count = 0
 
@@ -203,6 +230,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     error: None = None
     metadata: None = None
     background: Literal[False] = False
+    reasoning: Effort | None = None
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"
 
@@ -218,6 +246,8 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
         "response.output_text.delta",
         "response.output_text.done",
         "response.content_part.done",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
         "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
         "response.output_item.done",
@@ -231,7 +261,7 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     item_id: str | UnsetType = UNSET
     item: Any | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
-    part: OutputText | UnsetType = UNSET
+    part: OutputText | ReasoningText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[Any] | UnsetType = UNSET

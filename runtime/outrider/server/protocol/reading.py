@@ -1,6 +1,7 @@
 """Reads the bodies of requests.
 
-Fields that OpenAI's API has and this server does not implement are accepted with a value that changes nothing.
+Fields of other APIs that cannot change an answer are ignored, and listed once in the log. Those that would, and
+are not implemented here, are accepted with a value that changes nothing, and refused by name with others.
 """
 
 from __future__ import annotations
@@ -12,50 +13,78 @@ import msgspec
 from outrider.errors import nearest, one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
+from outrider.server.protocol.loose import Ignored, normalised, unread_keys
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, check_json
 
 # Fields that never change an answer: accepted with any value, and ignored.
 HARMLESS = (
+    "cache_prompt",
+    "cache_salt",
+    "client_metadata",
+    "id_slot",
+    "include",
+    "keep_alive",
     "metadata",
+    "priority",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
+    "provider",
+    "request_id",
+    "return_progress",
     "safety_identifier",
     "service_tier",
+    "spaces_between_special_tokens",
     "store",
+    "timings_per_token",
+    "usage",
     "user",
 )
+_NO_MIROSTAT = (None, 0, 0.0)
+# Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
+_OF_OTHERS: dict[str, tuple[Any, ...]] = {
+    "dry_multiplier": (None, 0, 0.0),
+    "dynatemp_range": (None, 0, 0.0),
+    "early_stopping": (None, False),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1, 1.0),
+    "mirostat": _NO_MIROSTAT,
+    "mirostat_mode": _NO_MIROSTAT,
+    "separate_reasoning": (None, True),
+    "skip_special_tokens": (None, True),
+    "tfs_z": (None, 1, 1.0),
+    "top_a": (None, 0, 0.0),
+    "use_beam_search": (None, False),
+    "xtc_probability": (None, 0, 0.0),
+}
 # Fields that would change an answer and are not implemented, by the kind of request: the values with which they change
 # nothing.
 NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
     ChatRequest: {
         "audio": (None,),
         "function_call": (None,),
-        "functions": (None,),
+        "functions": (None, []),
         "modalities": (None, ["text"]),
-        "reasoning_effort": (None,),
-        "verbosity": (None, "medium"),
         "web_search_options": (None,),
+        **_OF_OTHERS,
     },
-    CompletionRequest: {
-        "best_of": (None, 1),
-        "echo": (None, False),
-        "suffix": (None,),
-    },
+    CompletionRequest: {"best_of": (None, 1), **_OF_OTHERS},
     ResponseRequest: {
         "background": (None, False),
-        "context_management": (None,),
+        "context_management": (None, []),
         "conversation": (None,),
-        "include": (None, []),
         "max_tool_calls": (None,),
         "prompt": (None,),
-        "reasoning": (None,),
         "top_logprobs": (None, 0),
-        "truncation": (None, "disabled"),
+        "truncation": (None, "disabled", "auto"),  # a prompt that does not fit is refused
+        **_OF_OTHERS,
     },
 }
 
 Body = TypeVar("Body", bound=Asked)
+
+_IGNORED = Ignored()
 
 
 def read_request(body: bytes, kind: type[Body]) -> Body:
@@ -63,6 +92,15 @@ def read_request(body: bytes, kind: type[Body]) -> Body:
 
     Raises:
         ApiError: with status 400, naming the field that is wrong.
+    """
+    return read_fields(read_object(body), kind)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is.
+
+    Raises:
+        ApiError: with status 400.
     """
     try:
         check_json(body)
@@ -73,16 +111,30 @@ def read_request(body: bytes, kind: type[Body]) -> Body:
         raise ApiError(400, f"The body is not JSON: {one_line(error)}.", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(400, "The body is not a JSON object.", code="invalid_type")
+    return fields
+
+
+def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
+    """The request that a JSON object is. It is changed.
+
+    Raises:
+        ApiError: with status 400, naming the field that is wrong.
+    """
     known = set(kind.__struct_fields__)
+    fields, skipped = normalised(fields, known)
+    ignored = [*skipped, *unread_keys(fields)]
     for name in list(fields):
         if name in known:
             continue
         if name in NEUTRAL[kind]:
             _check_neutral(name, fields[name], NEUTRAL[kind][name])
-        elif name not in HARMLESS:
+        elif name in HARMLESS:
+            ignored.append(name)
+        else:
             close = nearest(name, known)
             raise ApiError(400, f"There is no field '{name[:100]}'. {close}", param=name[:100], code="unknown_field")
         del fields[name]
+    _IGNORED.add(ignored)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

@@ -1,6 +1,7 @@
 """Bodies of requests for chats and completions.
 
-Every field is optional unless it has no default. null is the same as leaving a field out.
+Every field is optional unless it has no default. null is the same as leaving a field out. Unknown keys within fields
+are ignored: `reading` lists them in the log.
 """
 
 from __future__ import annotations
@@ -25,20 +26,50 @@ Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 TokenId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(msgspec.Struct, frozen=True):
     """include_usage: send the usage in an event of its own, before the end. include_obfuscation: ignored."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """A text, as a part of a message."""
 
     text: str
 
 
-class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+    """A text, as /v1/responses calls it."""
+
+    text: str
+
+
+class OutputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+    """A text of an earlier answer, as /v1/responses calls it."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+    """What an earlier answer refuses, which is its text."""
+
+    refusal: str
+
+
+class ThinkingPart(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """The reasoning of an earlier answer. thinking: a text, or parts with a text."""
+
+    thinking: str | list[TextPart]
+
+
+class ReasoningPart(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """The same by another name."""
+
+    text: str = ""
+
+
+class ImageUrl(msgspec.Struct, frozen=True):
     """url: data:image/…;base64,…; nothing is fetched from the network.
 
     detail: without effect, the model cuts images in its own way.
@@ -48,46 +79,49 @@ class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class ImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
-    """An image, as a part of a message, for a model that sees them."""
+class ImagePart(msgspec.Struct, frozen=True, tag_field="type", tag="image_url"):
+    """An image, as a part of a message, for a model that sees them. image_url: the object, or the URL alone."""
 
-    image_url: ImageUrl
+    image_url: ImageUrl | Text
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """arguments: JSON."""
+class CalledFunction(msgspec.Struct, frozen=True):
+    """arguments: JSON, as a text or as an object. None, or an empty text: there are none."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] | None = None
 
 
-class MadeCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MadeCall(msgspec.Struct, frozen=True):
     """A call that the model has made in an earlier turn."""
 
     function: CalledFunction
     id: str | None = None
-    type: Literal["function"] = "function"
-    index: int | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+Part = TextPart | ImagePart | InputTextPart | OutputTextPart | RefusalPart | ThinkingPart | ReasoningPart
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
     """A turn of the conversation. "developer" is another word for "system". A turn with tool_calls needs no content.
 
-    name, tool_call_id: for the chat template. refusal, annotations, audio, function_call: as answers have them.
+    name, tool_call_id: for the chat template. reasoning_content, reasoning, thinking: names of an earlier answer's
+    reasoning, for the chat template. audio, function_call: are not read, so that only null is taken.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart | ImagePart], msgspec.Meta(min_length=1)] | None = None
+    content: str | list[Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
     name: str | None = None
     tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    annotations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
 
 
-class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
     name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
@@ -96,35 +130,37 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, frozen=True):
     """A function, as OpenAI's API describes it."""
 
     function: Function
-    type: Literal["function"]
+    type: Literal["function"] = "function"
 
 
-class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FunctionName(msgspec.Struct, frozen=True):
     """One of the tools."""
 
     name: str
 
 
-class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ToolChoice(msgspec.Struct, frozen=True):
     """The function that the model has to call."""
 
     function: FunctionName
-    type: Literal["function"]
+    type: Literal["function"] = "function"
 
 
-class PlainText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class PlainText(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
     """Any text."""
 
 
-class JsonObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
-    """A JSON object, whatever it holds."""
+class JsonObject(msgspec.Struct, frozen=True, tag_field="type", tag="json_object"):
+    """A JSON object, whatever it holds; with llama.cpp's `schema`, one that follows it."""
+
+    schema: dict[str, Any] | None = None
 
 
-class NamedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NamedSchema(msgspec.Struct, frozen=True):
     """A JSON schema, which answers always follow. name, description, strict: without effect."""
 
     schema: dict[str, Any]
@@ -133,13 +169,13 @@ class NamedSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+class JsonSchema(msgspec.Struct, frozen=True, tag_field="type", tag="json_schema"):
     """JSON by a schema."""
 
     json_schema: NamedSchema
 
 
-class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Prediction(msgspec.Struct, frozen=True):
     """A text that the answer probably repeats, to copy drafts from: the first of `references`."""
 
     content: str | list[TextPart]
@@ -204,8 +240,29 @@ class Generation(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):
     return_tokens: bool | None = None
 
 
+class Effort(msgspec.Struct, frozen=True):
+    """How much the model is to think, as OpenAI, OpenRouter, Anthropic and DeepSeek write it.
+
+    effort: a variable of the chat template; "none" for no reasoning. max_tokens, budget_tokens: most tokens of it.
+    enabled; type: "enabled", "disabled" or "adaptive". exclude: leave it out of the answer.
+    """
+
+    effort: str | None = None
+    max_tokens: NotNegative | None = None
+    budget_tokens: NotNegative | None = None
+    enabled: bool | None = None
+    type: Literal["enabled", "disabled", "adaptive", "auto"] | None = None
+    exclude: bool | None = None
+
+
 class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A chat to answer. parallel_tool_calls: false ends the answer with its first call."""
+    """A chat to answer. parallel_tool_calls: false ends the answer with its first call.
+
+    chat_template_kwargs: variables of the chat template; reasoning_effort, enable_thinking, documents, verbosity and
+    what `reasoning` and `thinking` say are variables, too. reasoning_format: "none" leaves reasoning in the content.
+    include_reasoning: false leaves it out. continue_final_message: go on with the last message, the assistant's; true
+    unless set, or unless add_generation_prompt is true.
+    """
 
     messages: Annotated[list[ChatMessage], msgspec.Meta(min_length=1)]
     max_completion_tokens: AtLeastOne | None = None
@@ -215,10 +272,25 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | None = None
+    documents: list[Any] | None = None
+    verbosity: str | None = None
+    reasoning: Effort | None = None
+    thinking: Effort | None = None
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = None
+    include_reasoning: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Texts to continue: one or several, or their token ids. The chat template is not used."""
+    """Texts to continue: one or several, or their token ids. The chat template is not used.
+
+    suffix: what follows the text that is asked for, for models with tokens to fill in the middle. echo: the answer
+    begins with the prompt.
+    """
 
     prompt: Annotated[
         str | list[str | int | list[int]],
@@ -234,3 +306,5 @@ class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_
         ),
     ]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    suffix: str | None = None
+    echo: bool | None = None

@@ -64,6 +64,12 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: Count
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """reasoning_tokens: those of the model's reasoning, with its markers."""
+
+    reasoning_tokens: Count
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of a request: the prompt's, those of all choices, and both."""
 
@@ -71,6 +77,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -97,7 +104,7 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """A likely token. bytes: of its text in UTF-8; null for a token that is part of a character."""
+    """A likely token. bytes: of its text in UTF-8, also of one that is part of a character; null if it has none."""
 
     token: str
     logprob: float
@@ -170,12 +177,14 @@ class ToolCallPart(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """The model's answer."""
+    """The model's answer. reasoning_content, reasoning: two names of the reasoning before it, if there is any."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -208,6 +217,8 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     tool_calls: list[ToolCallPart] | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

@@ -254,4 +254,4 @@ def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
 
 
 def _key(source: Source) -> bytes:
-    return hashlib.sha256(f"{source.option}\n{source.text}".encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(f"{source.option}\n{source.before}\n{source.text}".encode("utf-8", "surrogatepass")).digest()

@@ -47,6 +47,10 @@ def new_matcher(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
             made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
         else:
             made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
+        if source.before:
+            (answer,) = [{"lark_grammar": text}] if made == text else json.loads(made)["grammars"]
+            parts = [{"name": "start", "lark_grammar": source.before}, {**answer, "name": "answer"}]
+            made = json.dumps({"grammars": parts})
         bounds = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=STEP_LEXER_FUEL)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=bounds)
         matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread

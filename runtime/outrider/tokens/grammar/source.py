@@ -33,11 +33,13 @@ class Source:
     """A grammar as it was given.
 
     option: "json_schema", "regex" or "grammar"; "tools" for a Lark grammar that was made for them. text: a JSON schema
-    as JSON, a regular expression, or a Lark grammar.
+    as JSON, a regular expression, or a Lark grammar. before: a Lark rule for what comes before it, which refers to it
+    as @answer; empty if nothing does.
     """
 
     option: str
     text: str
+    before: str = ""
 
     @classmethod
     def of(cls, config: GenerationConfig) -> Source | None:

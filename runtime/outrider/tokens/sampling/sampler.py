@@ -33,7 +33,8 @@ class LogitsSampler:
     Rows are not changed. A token with a logit of −inf is never chosen.
 
     end_token_ids: the tokens that end an answer, which `min_new_tokens` bans. grammar: bans what may not follow.
-    rules: of the model itself, which only ban tokens; they need whole rows, without `LogitsRow.top`.
+    rules: of the model itself, which only ban tokens; they need whole rows, without `LogitsRow.top`. budget: of the
+    model's reasoning, which comes last.
 
     Raises:
         DeviceError: when a row has no finite maximum, which only broken weights or a broken driver produce.
@@ -48,6 +49,7 @@ class LogitsSampler:
         end_token_ids: Collection[int] = (),
         grammar: Processor | None = None,
         rules: Seq[Processor] = (),
+        budget: Processor | None = None,
     ) -> None:
         self._config = config
         self._processors: list[Processor] = []
@@ -64,8 +66,11 @@ class LogitsSampler:
         if grammar is not None:
             self._processors.append(grammar)
         self._processors += rules
+        if budget is not None:
+            self._processors.append(budget)
         self._only_lowers = (
-            config.repetition_penalty >= 1
+            budget is None
+            and config.repetition_penalty >= 1
             and min(config.presence_penalty, config.frequency_penalty) >= 0
             and max(config.logit_bias.values(), default=0) <= 0
         )

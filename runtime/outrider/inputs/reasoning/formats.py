@@ -1,0 +1,116 @@
+"""The forms in which models write their reasoning, by chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from outrider.inputs.reasoning.channels import MARKERS, Channels
+from outrider.inputs.reasoning.stream import MarkedReasoning, ReasoningStream, Thought
+from outrider.types import TextTokenizer
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """How a model writes its reasoning: between two markers, before the answer.
+
+        form = ReasoningFormat.of_template(template)
+        reasoning, content = form.parse(text)
+
+    begin, end: the markers. around: what may stand around the answer behind it. forced: what ends the reasoning and
+    begins the answer; by default `end`. channels: whether the answer consists of messages, of which several may be
+    reasoning.
+    """
+
+    name: str
+    begin: str
+    end: str
+    around: tuple[str, str] = ("", "")
+    forced: str = ""
+    channels: bool = False
+
+    @classmethod
+    def of_template(cls, template: str) -> ReasoningFormat | None:
+        """The form that a chat template is for; None if it has none that is known here."""
+        return _of_template(template)
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: TextTokenizer) -> ReasoningFormat | None:
+        """The form of a tokenizer's chat template."""
+        return _of_template(tokenizer.chat_template)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be tokens of their own."""
+        return MARKERS if self.channels else tuple(_TAG.findall(self.begin + self.end))
+
+    def is_opened_by(self, text: str) -> bool:
+        """Whether the end of a prompt has begun the reasoning, so that the answer goes on with it."""
+        return text.rstrip().endswith(self.begin.rstrip())
+
+    def is_closed_by(self, text: str) -> bool:
+        """Whether the end of a prompt says that there is no reasoning: it has begun and ended there."""
+        return text.rstrip().endswith(self.end)
+
+    def stream(self, *, opened: bool = False) -> ReasoningStream:
+        """Splits a text that grows. opened: the prompt has begun the reasoning."""
+        if self.channels:
+            return Channels(opened=opened)
+        return MarkedReasoning(self.begin, self.end, opened=opened, around=self.around)
+
+    def parse(self, text: str, *, opened: bool = False) -> tuple[str, str]:
+        """The reasoning of a whole answer, and the answer."""
+        stream = self.stream(opened=opened)
+        return split([*stream.push(text), *stream.finish()])
+
+    def count(self, texts: Iterable[str], *, opened: bool = False) -> int:
+        """How many of an answer's tokens are reasoning, with its markers. texts: of each token, markers included."""
+        stream, count = self.stream(opened=opened), 0
+        for text in texts:
+            was = stream.is_reasoning
+            stream.push(text)
+            count += was or stream.is_reasoning
+        return count
+
+
+def split(pieces: Iterable[Thought | str]) -> tuple[str, str]:
+    """The reasoning and the answer that pieces add up to."""
+    thoughts, texts = list[str](), list[str]()
+    for piece in pieces:
+        if isinstance(piece, Thought):
+            thoughts.append(piece.text)
+        else:
+            texts.append(piece)
+    return "".join(thoughts), "".join(texts)
+
+
+_TAG = re.compile(r"<[^<>]+>|\[/?[A-Z]+\]")
+
+THINK = ReasoningFormat("think", "<think>", "</think>")
+HARMONY = ReasoningFormat(
+    "harmony", "<|channel|>analysis<|message|>", "<|end|>",
+    forced="<|end|><|start|>assistant<|channel|>final<|message|>", channels=True,
+)  # fmt: skip
+_SIGNS = {  # the first that is found
+    "<|channel|>": HARMONY,  # gpt-oss
+    "<|channel>": ReasoningFormat("gemma", "<|channel>thought", "<channel|>"),  # Gemma 4
+    "<|START_THINKING|>": ReasoningFormat("command", "<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    "<|inner_prefix|>": ReasoningFormat("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    "[THINK]": ReasoningFormat("mistral", "[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    "<seed:think>": ReasoningFormat("seed", "<seed:think>", "</seed:think>"),  # Seed-OSS
+    "Here is my thought process:": ReasoningFormat(  # Granite 3.2
+        "granite", "Here is my thought process:", "Here is my response:"
+    ),
+    "<response>": ReasoningFormat(
+        "think-response", "<think>", "</think>", ("<response>", "</response>")
+    ),  # Granite 3.3
+    "<think>": THINK,  # Qwen3, Qwen3.5, R1 and its distills, LFM2.5, GLM 4.5, MiniMax M2, Kimi K2, SmolLM3, Nemotron
+    "</think>": THINK,
+}
+
+
+@lru_cache(maxsize=64)
+def _of_template(template: str) -> ReasoningFormat | None:
+    return next((form for sign, form in _SIGNS.items() if sign in template), None)

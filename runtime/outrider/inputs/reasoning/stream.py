@@ -1,0 +1,123 @@
+"""Finds a model's reasoning in a text that grows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of the reasoning."""
+
+    text: str
+
+
+class ReasoningStream(Protocol):
+    """Splits a text that grows into reasoning and answer. However the text is cut, the pieces add up to the same."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+
+    def push(self, text: str) -> list[Thought | str]:
+        """Add text. Returns what is certain now."""
+
+    def finish(self) -> list[Thought | str]:
+        """Return what was held back, as no text follows."""
+
+
+class MarkedReasoning:
+    """Reasoning between two markers at the beginning of an answer.
+
+    begin, end: the markers. opened: the prompt has ended with `begin`. around: texts that may stand around the answer
+    itself. Blanks around markers are dropped; other text is never changed.
+    """
+
+    def __init__(self, begin: str, end: str, *, opened: bool = False, around: tuple[str, str] = ("", "")) -> None:
+        self._begin, self._end = begin, end
+        self._opener, self._closer = around
+        self._left = ""
+        self._said = False  # whether some reasoning was given out
+        self._opened = opened
+        self._step = self._before
+        self._after_reasoning = False
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the reasoning has begun, and not ended."""
+        return self._step == self._inside or (self._step == self._before and self._opened)
+
+    def push(self, text: str) -> list[Thought | str]:
+        """Add text. Returns what is certain now."""
+        self._left += text
+        pieces: list[Thought | str] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> list[Thought | str]:
+        """Return what was held back, as no text follows."""
+        rest, self._left = self._left, ""
+        if self.is_reasoning:
+            rest = rest.rstrip()
+            rest = rest if self._said else rest.lstrip()
+            return [Thought(rest)] if rest else []
+        if self._after_reasoning and self._closer:
+            rest = rest.rstrip().removesuffix(self._closer)
+        return [rest] if rest else []
+
+    def _before(self, pieces: list[Thought | str]) -> bool:  # noqa: ARG002
+        """At the beginning: a marker, or text."""
+        text = self._left.lstrip()
+        if not text or (self._begin.startswith(text) and text != self._begin):
+            return False
+        if text.startswith(self._begin):
+            self._left, self._step = text[len(self._begin) :], self._inside
+        else:
+            self._step = self._inside if self._opened else self._answer
+        return True
+
+    def _inside(self, pieces: list[Thought | str]) -> bool:
+        before, marker, rest = self._left.partition(self._end)
+        if not self._said:
+            before = before.lstrip()
+        certain = before.rstrip() if marker else before[: len(before) - held(before, self._end)].rstrip()
+        if certain:
+            pieces.append(Thought(certain))
+            self._said = True
+        if not marker:
+            self._left = before[len(certain) :]
+            return False
+        self._left, self._step, self._after_reasoning = rest, self._behind, True
+        return True
+
+    def _behind(self, pieces: list[Thought | str]) -> bool:  # noqa: ARG002
+        """Blanks after the reasoning, and what the answer may begin with."""
+        self._left = self._left.lstrip()
+        if not self._left:
+            return False
+        if self._opener and self._left.startswith(self._opener):
+            self._left = self._left[len(self._opener) :].lstrip()
+            self._opener = ""
+            return True
+        if self._opener and self._opener.startswith(self._left):
+            return False
+        self._step = self._answer
+        return True
+
+    def _answer(self, pieces: list[Thought | str]) -> bool:
+        text, self._left = self._left, ""
+        if self._closer and self._after_reasoning:  # the last blanks may stand before the closer
+            count = held(text, self._closer, whole=True)
+            certain = text[: len(text) - count].rstrip()
+            text, self._left = certain, text[len(certain) :]
+        if text:
+            pieces.append(text)
+        return False
+
+
+def held(text: str, marker: str, *, whole: bool = False) -> int:
+    """The most characters at the end of a text that may be the beginning of a marker, or all of it if `whole`."""
+    sizes = range(min(len(marker) - (not whole), len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(marker[:size])), 0)

@@ -1,0 +1,293 @@
+"""What clients and agents send in their own words: what cannot change an answer does not, and what can is done."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from outrider.server.app import make_app
+from outrider.server.errors import ApiError
+from outrider.server.protocol.loose import Ignored
+from outrider.server.protocol.reading import read_request
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.settings import Settings
+from serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from serving import Live
+
+HELLO = [{"role": "user", "content": "Say hi."}]
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+
+
+@pytest.fixture(scope="module")
+def http(live: Live) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=live.url, timeout=300) as client:
+        yield client
+
+
+def chat(http: httpx.Client, **fields: Any) -> Any:
+    answer = http.post(CHAT, json={"model": "tiny", "messages": HELLO, "max_tokens": 6} | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def said(answer: Any) -> str:
+    content: str = answer["choices"][0]["message"]["content"]
+    return content
+
+
+SAME: list[dict[str, Any]] = [
+    {"user": "me", "metadata": {"a": 1}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"},
+    {"cache_prompt": True, "client_metadata": {}, "keep_alive": "5m", "usage": {"include": True}, "id_slot": -1},
+    {"mirostat": 0, "tfs_z": 1.0, "xtc_probability": 0, "length_penalty": 1, "best_of": 1} | {"best_of": None},
+    {"max_tokens": 6.0}, {"max_tokens": None, "n_predict": 6}, {"seed": 42.0}, {"stop": ""}, {"stop": [""]},
+    {"temperature": 1e-8}, {"temperature": 1e-4}, {"temperature": 0, "top_p": 0}, {"temperature": 1, "top_p": 0},
+    {"temperature": 0.7, "top_p": 0.0}, {"top_k": -1}, {"tools": []}, {"tools": [{"type": "web_search"}]},
+    {"tools": [{"type": "custom", "name": "apply_patch"}], "tool_choice": "auto"},
+    {"messages": [{"role": "user", "content": "Say hi.", "cache_control": {"type": "ephemeral"}, "id": "1"}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "Say hi.", "cache_control": {}}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "Say hi."}]}]},
+    {"messages": [*HELLO, {"role": "assistant", "content": ""}]},  # an answer that has not begun
+    {"messages": [*HELLO, {"role": "assistant", "content": None, "refusal": ""}]},
+    {"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "low"}, {"documents": [], "verbosity": "low"},
+    {"reasoning": {"effort": "high", "exclude": True}}, {"thinking": {"type": "enabled", "budget_tokens": 1}},
+    {"reasoning_budget": -1}, {"response_format": {"type": "text", "strict": True}}, {"stream_options": {"other": 1}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", SAME, ids=lambda fields: str(fields)[:60])
+def test_what_cannot_change_the_answer_does_not(http: httpx.Client, fields: dict[str, Any]) -> None:
+    """This model's template reads no variable, and writes no reasoning."""
+    plain = chat(http)
+    answer = chat(http, **fields)
+    assert said(answer) == said(plain)
+    assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+def test_what_is_ignored_is_listed_once(caplog: pytest.LogCaptureFixture) -> None:
+    ignored = Ignored()
+    with caplog.at_level(logging.WARNING):
+        ignored.add(["user", "store"])
+        ignored.add(["user"])
+        ignored.add(f"{i}" for i in range(500))
+        ignored.add(["another"])
+    assert caplog.messages[0].endswith("'store', 'user'.")
+    assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize(("path", "field", "body"), [
+    (CHAT, "max_tokens", {"messages": HELLO}), (CHAT, "max_completion_tokens", {"messages": HELLO}),
+    (TEXT, "max_tokens", {"prompt": "Hi"}), (RESPONSES, "max_output_tokens", {"input": "Hi"}),
+])  # fmt: skip
+@pytest.mark.parametrize("value", [32_000_000, 2**40, -1])
+def test_more_tokens_than_fit_are_as_many_as_fit(
+    http: httpx.Client, path: str, field: str, body: dict[str, Any], value: int
+) -> None:
+    """The answers end early, by stop strings: this model's go on to its context."""
+    answer = http.post(path, json={"model": "tiny", **body, field: value, "stop": ["e", "a", "i", "o"]})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["total_tokens"] < 500
+
+
+def test_an_answer_that_fills_the_context_ends_by_length(live: Live) -> None:
+    engine = live.engine()
+    admission = engine._preparation.admission
+    most = admission.max_tokens
+    config = engine.config.generation.replace(max_new_tokens=32_000)
+    assert admission.check([300] * (most - 7), config, fits=True) == 7
+    assert admission.check([300] * (most - 1), config, fits=True) == 1
+
+
+def test_a_prompt_that_does_not_fit_is_refused(http: httpx.Client) -> None:
+    answer = http.post(TEXT, json={"model": "tiny", "prompt": [300] * 9000, "max_tokens": 32_000})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_last_message_is_continued(http: httpx.Client, live: Live) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "The quick"}]
+    tokenizer: Any = live.engine().tokenizer
+    rendered = tokenizer.render(HELLO) + "The quick"
+    expected = live.engine().generate(tokenizer.encode_rendered(rendered), max_new_tokens=6).text
+    for fields in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        answer = chat(http, messages=begun, **fields)
+        assert said(answer) == expected
+    closed = live.engine().generate(begun, max_new_tokens=6)
+    for fields in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+        answer = chat(http, messages=begun, **fields)
+        assert said(answer) == closed.text
+        assert answer["usage"]["prompt_tokens"] == closed.stats.num_prompt_tokens
+
+
+def test_a_special_token_as_stop_string_ends_the_answer(http: httpx.Client) -> None:
+    special = 401  # <|im_start|>, forced as a model may write it
+    answer = chat(http, stop=["<|im_start|>"], logit_bias={str(special): 100})
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 1
+    assert chat(http, logit_bias={str(special): 100})["choices"][0]["finish_reason"] == "length"
+
+
+def test_bytes_of_tokens_make_the_text(http: httpx.Client) -> None:
+    answer = chat(http, regex="[👍😀🎉]{2}", logprobs=True, top_logprobs=1, max_tokens=20)
+    tokens = answer["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(token["bytes"] or []) for token in tokens).decode() == said(answer)
+    assert any("\ufffd" in token["token"] for token in tokens)
+
+
+@pytest.mark.parametrize("prompt", ["", "\n", " "])
+def test_a_prompt_of_blanks_is_continued(http: httpx.Client, prompt: str) -> None:
+    answer = http.post(TEXT, json={"model": "tiny", "prompt": prompt, "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+
+
+def test_echo_begins_with_the_prompt(http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": ["Hi", "The fox"], "max_tokens": 4, "n": 2, "temperature": 1, "seed": 1}
+    plain = [choice["text"] for choice in http.post(TEXT, json=body).json()["choices"]]
+    echoed = [choice["text"] for choice in http.post(TEXT, json=body | {"echo": True}).json()["choices"]]
+    assert echoed == [prompt + text for prompt, text in zip(("Hi", "Hi", "The fox", "The fox"), plain, strict=True)]
+    streamed = http.post(TEXT, json={"model": "tiny", "prompt": "Hi", "max_tokens": 4, "echo": True, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events).startswith("Hi")
+    refused = http.post(TEXT, json=body | {"echo": True, "logprobs": 1})
+    assert refused.json()["error"]["param"] == "echo"
+
+
+def test_a_suffix_needs_tokens_for_it(http: httpx.Client) -> None:
+    body = {"model": "tiny", "prompt": "def f(", "suffix": "return", "max_tokens": 4}
+    error = http.post(TEXT, json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("suffix", "unsupported_field")
+    assert http.post(TEXT, json=body | {"prompt": [300]}).json()["error"]["code"] == "invalid_value"
+    assert http.post(TEXT, json=body | {"suffix": ""}).status_code == 200
+
+
+def test_the_middle_is_asked_for_with_the_model_s_tokens() -> None:
+    from outrider.server.infill import Infill
+
+    class Coder:
+        def encode(self, text: str) -> list[int]:
+            known = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]
+            return [known.index(text)] if text in known else [9] * len(text)
+
+    prompt, options = Infill("a", "b").laid_out(Coder())  # type: ignore[arg-type]
+    assert prompt == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
+    assert options == {"stop_token_ids": [0, 1, 2, 3]}
+
+
+def test_a_single_model_answers_to_any_name(http: httpx.Client, tiny: Path) -> None:
+    answer = chat(http, model="gpt-4o")
+    assert answer["model"] == "tiny"
+    assert http.get("/v1/models/gpt-4o").status_code == 404
+    app = make_app({"tiny": tiny}, Settings(strict_models=True))
+    with TestClient(app, base_url="http://localhost") as strict:
+        error = strict.post(CHAT, json={"model": "tinny", "messages": HELLO}).json()["error"]
+    assert error["code"] == "model_not_found"
+    assert "Did you mean 'tiny'?" in error["message"]
+
+
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Say hi."}]}
+SHELL = {"type": "function", "name": "shell", "description": "d", "strict": False, "parameters": {"type": "object"}}
+CODEX: dict[str, dict[str, Any]] = {
+    "plain": {}, "reasoning": {"reasoning": {"effort": "medium", "summary": "auto"}}, "no reasoning": {"reasoning": None},
+    "include": {"include": ["reasoning.encrypted_content"]}, "metadata": {"client_metadata": {"a": "b"}},
+    "truncation": {"truncation": "auto"}, "web search": {"tools": [{"type": "web_search"}]},
+    "custom": {"tools": [{"type": "custom", "name": "apply_patch"}], "tool_choice": "auto"},
+    "local shell": {"tools": [{"type": "local_shell"}]}, "verbosity": {"text": {"verbosity": "low"}},
+    "namespace": {"tools": [{"type": "namespace", "name": "n", "tools": [SHELL]}]},
+    "reasoning item": {"input": [ITEM, {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}, ITEM]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CODEX)
+def test_codex_s_requests_are_answered(http: httpx.Client, case: str) -> None:
+    body = {"model": "tiny", "input": [ITEM], "instructions": "Be brief.", "store": False, "max_output_tokens": 6}
+    plain = http.post(RESPONSES, json=body).json()
+    answer = http.post(RESPONSES, json=body | {"prompt_cache_key": "k"} | CODEX[case])
+    assert answer.status_code == 200, answer.text
+    if case != "reasoning item":
+        assert answer.json()["output"][0]["content"] == plain["output"][0]["content"]
+
+
+def read(**fields: Any) -> ChatRequest:
+    return read_request(json.dumps({"model": "m", "messages": HELLO} | fields).encode(), ChatRequest)
+
+
+def turn(**fields: Any) -> dict[str, Any]:
+    from outrider.server.options import choices_of_chat
+
+    found: dict[str, Any] = choices_of_chat(read(messages=[fields, *HELLO]))[0].prompt[0]
+    return found
+
+
+def options(**fields: Any) -> dict[str, Any]:
+    from outrider.server.options import choices_of_chat
+
+    return choices_of_chat(read(**fields))[0].options
+
+
+def test_history_is_read_as_others_write_it() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {"a": 1}}, "type": "function", "index": 0.0, "extra": 1}
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        assert turn(role="assistant", content=None, **{name: "Hm."})["reasoning_content"] == "Hm."
+    parts = [
+        {"type": "thinking", "thinking": "Hm."},
+        {"type": "text", "text": "Yes"},
+        {"type": "refusal", "refusal": "."},
+    ]
+    assert turn(role="assistant", content=parts) == {
+        "role": "assistant", "content": "Yes.", "reasoning_content": "Hm."
+    }  # fmt: skip
+    for arguments in ({"a": 1}, '{"a": 1}'):
+        call["function"] = {"name": "f", "arguments": arguments}
+        made = turn(role="assistant", content=[], tool_calls=[call])["tool_calls"][0]
+        assert made["function"] == {"name": "f", "arguments": {"a": 1}}
+    call["function"] = {"name": "f"}
+    assert turn(role="assistant", tool_calls=[call])["tool_calls"][0]["function"]["arguments"] == {}
+    assert turn(role="tool", content=None)["content"] == ""
+
+
+def test_variables_of_the_template_have_many_names() -> None:
+    assert options(chat_template_kwargs={"a": [1]})["chat_template_kwargs"] == {"a": [1]}
+    thinks = {"enable_thinking": True, "thinking": True}
+    assert options(enable_thinking=True)["chat_template_kwargs"] == thinks
+    assert options(thinking={"type": "enabled"})["chat_template_kwargs"] == thinks
+    not_at_all = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    assert options(reasoning_effort="none")["chat_template_kwargs"] == not_at_all
+    assert options(reasoning={"effort": "none"})["chat_template_kwargs"] == not_at_all
+    given = options(enable_thinking=True, chat_template_kwargs={"enable_thinking": False})
+    assert given["chat_template_kwargs"]["enable_thinking"] is False
+    assert options(thinking={"type": "enabled", "budget_tokens": 9})["reasoning_budget"] == 9
+    assert options(thinking_budget=7)["reasoning_budget"] == 7
+    assert "chat_template_kwargs" not in options()
+
+
+def test_what_would_change_the_answer_is_refused_by_name() -> None:
+    for fields in ({"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}):
+        with pytest.raises(ApiError) as raised:
+            read(**fields)
+        assert raised.value.body.error.param == next(iter(fields))
+    with pytest.raises(ApiError, match="best_of"):
+        read_request(b'{"model": "m", "prompt": "a", "best_of": 2}', CompletionRequest)
+    assert read_request(b'{"model": "m", "prompt": "a", "best_of": 2, "n": 2}', CompletionRequest).n == 2
+
+
+def test_pages_of_allowed_origins_may_use_the_server(tiny: Path) -> None:
+    mine, other = {"Origin": "http://localhost:3000"}, {"Origin": "http://evil.example"}
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    with serving({"tiny": tiny}, Settings(allowed_origins=("http://localhost:3000",), api_key="k")) as live:
+        asked = httpx.options(live.url + CHAT, headers=mine | ask)
+        assert asked.status_code == 204
+        assert asked.headers["Access-Control-Allow-Origin"] == mine["Origin"]
+        assert "Content-Type" in asked.headers["Access-Control-Allow-Headers"]
+        answer = httpx.get(f"{live.url}/v1/models", headers=mine | {"Authorization": "Bearer k"})
+        assert answer.headers["Access-Control-Allow-Origin"] == mine["Origin"]
+        assert httpx.get(f"{live.url}/v1/models", headers=mine).status_code == 401
+        for answer in (httpx.options(live.url + CHAT, headers=other | ask), httpx.get(live.url, headers=other)):
+            assert "Access-Control-Allow-Origin" not in answer.headers
