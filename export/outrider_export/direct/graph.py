@@ -24,11 +24,9 @@ from outrider_export.direct.experts_graph import mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
-from outrider_export.direct.recurrent_layers import Parts, delta_net_layer, ssm_layer
+from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
-from outrider_export.direct.short_convolution import causal_convolution, gated_convolution
-from outrider_export.direct.states import GatedDeltaNet, ShortConvolution
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
@@ -137,25 +135,7 @@ class _Builder:
         """What a layer reads of earlier tokens, by attention or from its state."""
         if layer.state is None:
             return self._attention(i, layer, x)
-        state, name = layer.state, layer_name(i, "conv.conv")
-        if not isinstance(state, ShortConvolution):
-            parts = self._parts(i)
-            if isinstance(state, GatedDeltaNet):
-                return delta_net_layer(state, parts, x)
-            return ssm_layer(state, parts, x)
-        weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
-        if weight is None or weight.size != state.width * state.kernel:
-            raise self.weights.missing(f"{name}.weight")
-
-        def convolve(columns: ov.Node) -> ov.Node:
-            filters = weight.reshape(state.width, state.kernel)
-            place = f"conv.{self._number_of(i)}"
-            place = f"cache_params.past.{place}cache_params.present.{place}"
-            found, sink = causal_convolution(columns, filters, bias, self.batch, self.beam_idx, place)
-            self.sinks.append(sink)
-            return found
-
-        return gated_convolution(x, convolve, lambda part, rows: self._project(i, part, rows))
+        return state_layer(layer.state, self._parts(i), x)
 
     def _parts(self, i: int) -> Parts:
         return Parts(
