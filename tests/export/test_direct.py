@@ -107,9 +107,9 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
-    mixtures = sum(layer.experts is not None for layer in decoder.layers)
-    assert sum(kind == "GatherMatmul" for kind in compiled_kinds(graph)) == 3 * mixtures
-    if decoder.states or mixtures:
+    products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
+    assert sum(kind == "GatherMatmul" for kind in compiled_kinds(graph)) == products
+    if decoder.states or products:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
 
@@ -309,6 +309,13 @@ def merged_experts(folder: Path) -> dict[str, Any]:
         if found := re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", name):
             target = f"{found[1]}.{_OF_LFM2.get(found[2], found[2]) if '.feed_forward.' in name else found[2]}"
             made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
+        elif found := re.fullmatch(r"(model\.layers.*\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
+            values = values if found[3] else values.swapaxes(1, 2)
+            halves = {"gate": values[:, ::2], "up": values[:, 1::2]} if found[2] == "gate_up" else {"down": values}
+            for part, half in halves.items():
+                made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
+        elif name.endswith(".sinks"):
+            made[f"{name}.weight"] = values
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 made[f"{name.partition('block')[0]}mlp.experts.{part}_proj.weight"] = half
@@ -348,6 +355,10 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if any(decoder.windows):
         writer.add_sliding_window(config["sliding_window"])
     if decoder.logit_cap:
@@ -461,6 +472,43 @@ def test_every_quantisation_is_read(kind: Kind, tmp_path: Path) -> None:
         assert np.array_equal(np.concatenate(pieces), whole, equal_nan=True)
         order = np.arange(rows).reshape(2, -1, 2).swapaxes(1, 2).reshape(-1)  # even rows of each head first
         assert np.array_equal(queries.read(slice(10, 20)), whole[order[10:20]], equal_nan=True)
+
+
+MXFP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]  # by code
+
+
+def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
+    """gpt-oss as it is published: experts in blocks of 32 numbers, two a byte, with a power of two each."""
+    import torch
+    from safetensors.numpy import load_file, save_file
+
+    model, folder = saved("gpt_oss", tmp_path / "gpt_oss")
+    rng, tensors = np.random.default_rng(1), load_file(folder / "model.safetensors")
+    for i, layer in enumerate(model.model.layers):
+        for part in ("gate_up_proj", "down_proj"):
+            name = f"model.layers.{i}.mlp.experts.{part}"
+            count, columns, rows = tensors.pop(name).shape
+            codes = rng.integers(0, 16, (count, rows, columns // 32, 16, 2)).astype(np.uint8)
+            powers = rng.integers(121, 125, (count, rows, columns // 32)).astype(np.uint8)
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = codes[..., 0] | codes[..., 1] << 4, powers
+            numbers = np.array(MXFP4)[codes] * 2.0 ** (powers[..., None, None].astype(int) - 127)
+            numbers = numbers.reshape(count, rows, columns).swapaxes(1, 2)
+            getattr(layer.mlp.experts, part).data = torch.tensor(numbers, dtype=torch.float32).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}), encoding="utf-8")
+    graph = graph_of(folder, "fp32", tmp_path / "scratch")
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < 5e-6
+    weights = open_weights(folder, is_gguf=False)
+    packed = pack(weights, "int8", tmp_path / "int8", lambda _: None)
+    for name, matrix in packed.items():
+        if ".experts." in name:
+            codes = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32) - matrix.zero_points[..., None]
+            kept = (codes * matrix.scales[..., None]).reshape(matrix.shape)
+            assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
+    found = logits(graph_of(folder, "int8", tmp_path / "again"))
+    assert divergence(found, logits_of(model, TOKENS)) < 0.05
 
 
 def changed_gguf(path: Path, folder: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:

@@ -45,7 +45,8 @@ class Form:
     attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
     expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. defaults: what Transformers takes for keys that config.json lacks.
+    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
+    Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Form:
     keys: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
     shared: str = ""
+    clamped: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -116,6 +118,10 @@ _NAMES_OF_LFM2_MOE = _NAMES_OF_LFM2 | {
     "mlp.experts.gate_proj": "feed_forward.experts.{}.w1", "mlp.experts.up_proj": "feed_forward.experts.{}.w3",
     "mlp.experts.down_proj": "feed_forward.experts.{}.w2",
 }  # fmt: skip
+_NAMES_OF_GPT_OSS = {
+    f"mlp.experts.{name}.{kind}": f"mlp.experts.{name}{end}"
+    for name in ("gate_up_proj", "down_proj") for kind, end in (("weight", ""), ("bias", "_bias"))
+} | {"self_attn.sinks.weight": "self_attn.sinks"}  # fmt: skip
 _LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 _NAMES_OF_GRANITE_HYBRID = _NAMES_OF_GRANITE_MOE | {
     "mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear",
@@ -166,6 +172,10 @@ FORMS: dict[str, Form] = {
         Form(
             "gemma3_text", "gemma3", norms=_AROUND, windows=6, local_theta=True, **_GEMMA,
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
+        ),
+        Form(
+            "gpt_oss", "gpt-oss", windows=2, names=_NAMES_OF_GPT_OSS, keys=_LOCAL, router="top_softmax", clamped=True,
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "head_dim": 64, "sliding_window": 128},
         ),
         Form("granite", "granite", gguf_interleaved=True, defaults={"attention_multiplier": 1.0}),
         Form(

@@ -143,6 +143,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
+    if form.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
+        rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
     if rope.get("rope_type", "none") != "none":

@@ -20,7 +20,7 @@ from openvino.utils.node_factory import NodeFactory
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
-from outrider_export.direct.experts_graph import mixture
+from outrider_export.direct.experts_graph import Router, clamped_mixture, mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
@@ -169,7 +169,14 @@ class _Builder:
             for name, each in (("key", keys), ("value", values))
         )
         scale = ops.constant(np.float32(decoder.attention_scale))
-        found = ops.scaled_dot_product_attention(queries, keys, values, self.masks.of(layer.window), scale)
+        sinks = self.weights.vector(f"{layer_name(i, 'self_attn.sinks')}.weight")
+        parts = [queries, keys, values, self.masks.of(layer.window), scale]
+        if sinks is None:
+            found = ops.scaled_dot_product_attention(*parts)
+        else:
+            parts.append(_floats(sinks.reshape(1, heads, 1, 1)))
+            inputs = [part.output(0) for part in parts]
+            found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
         found = ops.reshape(found, ints(0, 0, heads * size), special_zero=True)
         if gate is not None:
@@ -196,13 +203,18 @@ class _Builder:
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
 
     def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
-        router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
-        bias = self.weights.vector(f"{layer_name(i, CHOICE)}.bias")
+        matrix_of_router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
+        bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
+        router = Router(matrix_of_router, bias, choice)
 
         def matrix(part: str) -> ov.Node:
             return self._matrix(layer_name(i, part), experts.count)
 
-        return mixture(experts, x, (router, bias), matrix, self._activated)
+        if not experts.clamped:
+            return mixture(experts, x, router, matrix, self._activated)
+        return clamped_mixture(
+            experts, x, router, matrix, lambda part: self.weights.bias_of_experts(layer_name(i, part), experts)
+        )
 
     def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
         """What the expert gives that all tokens have."""
