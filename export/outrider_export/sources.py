@@ -40,7 +40,10 @@ ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGenerati
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
-TEXT_PARTS = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
+TEXT_PARTS = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
 _NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."

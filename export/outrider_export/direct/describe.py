@@ -135,8 +135,10 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
     states = _states(config)
-    experts = [experts_of(form.router, config, i, clamped=form.clamped) for i in range(len(states))]
+    experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
+    if form.shared and any(experts) and not all(experts):
+        raise ValueError("layers with and without experts beside a shared one")
     ropes, context = _ropes(form, config, head_size)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     return Decoder(

@@ -14,6 +14,7 @@ from outrider.bundle.manifest import MOST_WIDTH
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
 GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"
+SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
 # Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
 GATE_UP = "mlp.experts.gate_up_proj"
 _MOST_EXPERTS = 4096
@@ -24,7 +25,8 @@ class Experts:
     """A mixture of experts.
 
     active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
-    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each.
+    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
+    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
     normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
     clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
     """
@@ -37,6 +39,7 @@ class Experts:
     normalised: bool = False
     eps: float = 0.0
     scale: float = 1.0
+    shared: str = ""
     clamped: bool = False
 
     @property
@@ -48,13 +51,20 @@ class Experts:
         return {GATE: wide, UP: wide, DOWN: narrow}
 
 
-def experts_of(router: str, config: Mapping[str, Any], i: int, *, clamped: bool = False) -> Experts | None:
+def experts_of(
+    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False
+) -> Experts | None:
     """The mixture of layer i by a config.json; None if its feed-forward part is dense. router: "" for dense models.
 
     Raises:
         KeyError, ValueError: when it says nothing, or too much.
     """
-    if not router or i < int(config.get("num_dense_layers", 0)) or i in config.get("mlp_only_layers", ()):
+    if (
+        not router
+        or config.get("num_experts") == 0
+        or i < int(config.get("num_dense_layers", 0))
+        or i in config.get("mlp_only_layers", ())
+    ):
         return None
     if (i + 1) % int(config.get("decoder_sparse_step", 1)):
         return None
@@ -69,5 +79,6 @@ def experts_of(router: str, config: Mapping[str, Any], i: int, *, clamped: bool 
         normalised=bool(config.get("norm_topk_prob", False)),
         eps=1e-6 if is_sigmoid else 0.0,
         scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid else 1.0,
+        shared=shared,
         clamped=clamped,
     )  # fmt: skip

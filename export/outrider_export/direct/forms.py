@@ -44,8 +44,8 @@ class Form:
     `position_embedding_type`. local_theta: layers with a window rotate by frequencies of their own. gated: what
     attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
-    expert. keys: what config.json calls keys that have other names here. router: of mixtures of experts, see `Experts`;
-    "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
+    expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
+    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
     Transformers takes for keys that config.json lacks.
     """
 
@@ -66,6 +66,7 @@ class Form:
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
+    shared: str = ""
     clamped: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -122,17 +123,32 @@ _NAMES_OF_GPT_OSS = {
     for name in ("gate_up_proj", "down_proj") for kind, end in (("weight", ""), ("bias", "_bias"))
 } | {"self_attn.sinks.weight": "self_attn.sinks"}  # fmt: skip
 _LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
-_NAMES_OF_GRANITE_HYBRID = {
+_NAMES_OF_GRANITE_HYBRID = _NAMES_OF_GRANITE_MOE | {
     "mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear",
 }  # fmt: skip
+_SHARED_OF_QWEN = {f"mlp.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
+    "mlp.shared_gate": "mlp.shared_expert_gate"
+}
+_NAMES_OF_QWEN3_5_MOE = (
+    _NAMES_OF_QWEN_MOE
+    | _SHARED_OF_QWEN
+    | {
+        "mlp.experts.gate_up_proj.weight": "mlp.experts.gate_up_proj",
+        "mlp.experts.down_proj.weight": "mlp.experts.down_proj",
+    }
+)
 _OF_GRANITE_HYBRID: dict[str, Any] = {
-    "attention_multiplier": 1.0, "num_local_experts": 8, "shared_intermediate_size": 1024, "mamba_n_heads": 128,
-    "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
+    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
+    "mamba_expand": 2,
 }  # fmt: skip
 _OF_QWEN3_5 = {
     "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
     "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
     "full_attention_interval": 4,
+}  # fmt: skip
+_OF_QWEN3_5_MOE: dict[str, Any] = _OF_QWEN3_5 | {
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
@@ -169,7 +185,8 @@ FORMS: dict[str, Form] = {
         Form(
             "granitemoehybrid", "granitehybrid", gguf_interleaved=True, fused_mlp=True,
             rotated="position_embedding_type", names=_NAMES_OF_GRANITE_HYBRID,
-            keys={"intermediate_size": "shared_intermediate_size"}, defaults=_OF_GRANITE_HYBRID,
+            keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"}, router="top_softmax", shared="added",
+            defaults=_OF_GRANITE_HYBRID,
         ),
         Form(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
@@ -197,6 +214,16 @@ FORMS: dict[str, Form] = {
         Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
         Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
         Form("qwen3_5_text", "qwen35", norm_offset=1.0, gated=True, defaults=_OF_QWEN3_5),
+        Form(
+            "qwen3_5_moe_text", "qwen35moe", norm_offset=1.0, gated=True, names=_NAMES_OF_QWEN3_5_MOE,
+            keys={"intermediate_size": "shared_expert_intermediate_size"}, router="softmax", shared="gated",
+            defaults=_OF_QWEN3_5_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
+        ),
+        Form(
+            "qwen3_next", "qwen3next", norm_offset=1.0, gated=True, names=_NAMES_OF_QWEN3_5_MOE,
+            keys={"intermediate_size": "shared_expert_intermediate_size"}, router="softmax", shared="gated",
+            defaults=_OF_QWEN3_5_MOE | {"num_experts": 512, "num_experts_per_tok": 10},
+        ),
         Form(
             "qwen3_moe", "qwen3moe", windows="late", names=_NAMES_OF_QWEN_MOE,
             keys={"num_experts": "num_local_experts"}, router="softmax", defaults={"max_window_layers": 28},

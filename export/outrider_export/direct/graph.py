@@ -19,16 +19,14 @@ from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
-from outrider_export.direct.experts import CHOICE, ROUTER, Experts
+from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
 from outrider_export.direct.experts_graph import Router, clamped_mixture, mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
-from outrider_export.direct.recurrent_layers import Parts, delta_net_layer, ssm_layer
+from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
-from outrider_export.direct.short_convolution import causal_convolution, gated_convolution
-from outrider_export.direct.states import GatedDeltaNet, ShortConvolution
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
@@ -126,6 +124,8 @@ class _Builder:
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
         read = self._norm(layer_name(i, norms.before_mlp), stream)
         fed = self._feed_forward(i, read) if layer.experts is None else self._mixture(i, layer.experts, read)
+        if layer.experts is not None and layer.experts.shared:
+            fed = ops.add(fed, self._shared(i, layer.experts, read))
         fed = self._norm(layer_name(i, norms.after_mlp), fed)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
@@ -135,25 +135,7 @@ class _Builder:
         """What a layer reads of earlier tokens, by attention or from its state."""
         if layer.state is None:
             return self._attention(i, layer, x)
-        state, name = layer.state, layer_name(i, "conv.conv")
-        if not isinstance(state, ShortConvolution):
-            parts = self._parts(i)
-            if isinstance(state, GatedDeltaNet):
-                return delta_net_layer(state, parts, x)
-            return ssm_layer(state, parts, x)
-        weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
-        if weight is None or weight.size != state.width * state.kernel:
-            raise self.weights.missing(f"{name}.weight")
-
-        def convolve(columns: ov.Node) -> ov.Node:
-            filters = weight.reshape(state.width, state.kernel)
-            place = f"conv.{self._number_of(i)}"
-            place = f"cache_params.past.{place}cache_params.present.{place}"
-            found, sink = causal_convolution(columns, filters, bias, self.batch, self.beam_idx, place)
-            self.sinks.append(sink)
-            return found
-
-        return gated_convolution(x, convolve, lambda part, rows: self._project(i, part, rows))
+        return state_layer(layer.state, self._parts(i), x)
 
     def _parts(self, i: int) -> Parts:
         return Parts(
@@ -233,6 +215,14 @@ class _Builder:
         return clamped_mixture(
             experts, x, router, matrix, lambda part: self.weights.bias_of_experts(layer_name(i, part), experts)
         )
+
+    def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
+        """What the expert gives that all tokens have."""
+        made = self._feed_forward(i, x)
+        if experts.shared == "added":
+            return made
+        gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
+        return ops.multiply(made, ops.sigmoid(ops.matmul(x, _floats(gate.reshape(1, -1)), False, True)))
 
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""

@@ -41,6 +41,8 @@ _GROUPS = (64, 32)  # sizes of groups in int4
 _LARGEST = {"int8": 255, "int4": 15}  # codes
 _FLOATS: dict[str, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
 _ALIGNMENT = 64
+# Few numbers of a token, in whose exponents errors grow: the decays of gated delta nets, and how much they write.
+_FINE = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def matrices_of(weights: Weights) -> list[str]:
         for i, layer in enumerate(decoder.layers)
         for part in (
             *(ATTENTION if layer.state is None else layer.state.matrices),
-            *(FEED_FORWARD if layer.experts is None else layer.experts.shapes),
+            *(FEED_FORWARD if layer.experts is None or layer.experts.shared else ()),
+            *(() if layer.experts is None else layer.experts.shapes),
         )
     ]
     # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
@@ -165,7 +168,7 @@ def matrices_of(weights: Weights) -> list[str]:
 
 def _kind_of(name: str, kind: str, columns: int) -> tuple[str, int]:
     """The kind of weights of a matrix, and its columns that share a scale."""
-    if kind == "int4" and name not in (EMBEDDING, HEAD):
+    if kind == "int4" and name not in (EMBEDDING, HEAD) and not name.endswith(_FINE):
         group = next((size for size in _GROUPS if columns % size == 0), None)
         if group is not None:
             return kind, group

@@ -20,7 +20,8 @@ from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
 from outrider_export.direct import mxfp4
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import DOWN, GATE_UP, ROUTER, Experts
-from outrider_export.direct.states import State
+from outrider_export.direct.fused_heads import rows_in_fused
+from outrider_export.direct.states import GatedDeltaNet, State
 from outrider_export.sources import Tensor, tensors_of
 
 Rows = NDArray[np.float32]
@@ -109,6 +110,9 @@ class Weights(ABC):
             if part == GATE_UP:
                 return self._taking_turns(name, experts.shapes[part])
             return self._experts(name, experts.count, experts.shapes[part])
+        state = self.state_of(name)
+        if isinstance(state, GatedDeltaNet) and self.stored(f"{name}.weight") is None:
+            return self._in_fused(name, state)
         module, span = place_of(name, self.decoder)
         whole = self.stored(f"{module}.weight")
         found = self._part(name, "weight")
@@ -125,6 +129,22 @@ class Weights(ABC):
         up = change.up[span or slice(None)]  # an adapter's rows are in a checkpoint's order
         return Stored(
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
+        )
+
+    def _in_fused(self, name: str, state: GatedDeltaNet) -> Stored:
+        """A projection of a gated delta net that is in one matrix with another one."""
+        i, part = layer_of(name)
+        fused = rows_in_fused(part, state)
+        if i is None or fused is None:
+            raise self.missing(f"{name}.weight")
+        module, count, rows = layer_name(i, fused[0]), *fused[1:]
+        whole = self.stored(f"{module}.weight")
+        if whole is None:
+            raise self.missing(f"{name}.weight")
+        self._check_shape(module, whole.shape, (count, state.width))
+        whole = self._changed(module, whole)
+        return Stored(
+            (len(rows), state.width), whole.num_bytes * len(rows) // count, lambda part: whole.read(rows[part])
         )
 
     def _experts(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
