@@ -42,11 +42,11 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
         draft = find_draft(main, cache, progress)
     names = {"main": main} if draft in (None, NONE) else {"main": main, "draft": draft}
     sources = tuple(_source(role, name, cache, ForModel(progress, role)) for role, name in names.items())
-    named = len(sources) > 1
+    has_draft = len(sources) > 1
     key = {
         "version": __version__,
         "main": [sources[0].content, DEFAULT_WEIGHTS["main"]],
-        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if named else draft,
+        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
     }
 
     def make(output: Path) -> Bundle:
@@ -67,14 +67,14 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
             draft,
             output=output,
             revision=commits[0],
-            draft_revision=commits[-1] if named else None,
+            draft_revision=commits[-1] if has_draft else None,
             progress=progress,
         )
         for path, stamps in zip(paths, before, strict=True):
             check_unchanged(path, stamps)
         return made
 
-    return cache.get(default_name(main, draft if named else None), key, sources, make, progress)
+    return cache.get(default_name(main, draft if has_draft else None), key, sources, make, progress)
 
 
 def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:

@@ -38,7 +38,7 @@ from outrider_export.plan import (
     space_needed,
 )
 from outrider_export.progress import ForModel, Progress, Silent
-from outrider_export.sources import NONE, check_packages, fetch, locate
+from outrider_export.sources import NONE, Located, check_packages, fetch, locate
 from outrider_export.special_tokens import eos_of
 from outrider_export.target import NoRoom, Target, check_space
 
@@ -101,7 +101,7 @@ def export_bundle(
                 for role, source, form, asked in named
             ]
             drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
-            if drafter is not None or takes_own:
+            if drafter is not None:  # before configurations are read
                 check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
             plans = [
                 make_plan(role, source, form, asked, trust_remote_code=trust_remote_code)
@@ -113,12 +113,9 @@ def export_bundle(
                     "are decoders of text alone. Export it without --adapter."
                 )
             encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=drafter is not None)
-            head, main_plan, asked = None, plans[0], (draft_weights, num_tokens, corpus, progress)
-            if drafter is not None:
-                head = HeadPlan.of(drafter, main_plan.geometry, eos_of(main_plan), *asked)
-            elif takes_own and (own := find_own(main_plan, progress)) is not None:
-                head = HeadPlan.of_head(own.read(main_plan.geometry), main_plan.source, eos_of(main_plan), *asked)
-                progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
+            head = _plan_head(plans[0], drafter, draft_weights, num_tokens, corpus, progress, takes_own=takes_own)
+            if draft is None and head is None:
+                check_diet(False, draft_vocab, draft_vocab_corpus)
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [
                 None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
@@ -157,6 +154,34 @@ def export_bundle(
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
     return read_bundle(target.output)
+
+
+def _plan_head(
+    main: Plan,
+    drafter: Located | None,
+    weights: str | None,
+    num_tokens: int | None,
+    corpus: list[str],
+    progress: Progress,
+    *,
+    takes_own: bool,
+) -> HeadPlan | None:
+    """The plan of a drafter that reads hidden states; None without one.
+
+    drafter: its checkpoint, if one is named. takes_own: whether one in the main model's own files is taken.
+
+    Raises as `HeadPlan.of`.
+    """
+    options = eos_of(main), weights, num_tokens, corpus, progress
+    if drafter is not None:
+        return HeadPlan.of(drafter, main.geometry, *options)
+    own = find_own(main, progress) if takes_own else None
+    if own is None:
+        return None
+    check_head_weights("draft_weights", weights or DEFAULT_WEIGHTS)
+    head = HeadPlan.of_head(own.read(main.geometry), main.source, *options)
+    progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
+    return head
 
 
 def finish(

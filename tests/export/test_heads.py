@@ -11,19 +11,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
-from transformers.models.qwen3_5.modeling_qwen3_5 import (
-    Qwen3_5DecoderLayer,
-    Qwen3_5RMSNorm,
-    Qwen3_5TextRotaryEmbedding,
-)
 
 from heads import (
     DECODER,
     KINDS,
     MASK,
     NUM_PLACES,
-    QWEN_MTP,
     TOKEN_MAP,
     TOKENS,
     config_of,
@@ -36,6 +29,7 @@ from outrider.drafters import Subset
 from outrider.models.backends.heads import Head, load_head
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.drafters import add_drafter
+from qwen_module import qwen_module
 
 MODULES = ("eagle", "eagle3", "mtp", "mtp qwen")
 PLACES = ("medusa", "hydra", "blockwise")
@@ -128,26 +122,8 @@ def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]
 
 
 def mtp_qwen(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
-    """With a layer of Qwen3.5, in Transformers' code."""
-    weights, (embedding, matrix) = weights_of("mtp qwen"), shared
-    config = Qwen3_5TextConfig(**QWEN_MTP["text_config"], layer_types=["full_attention"])
-    config._attn_implementation = "eager"
-    eps, positions = config.rms_norm_eps, torch.arange(len(token_ids))[None]
-
-    def load(module: Any, prefix: str) -> Any:
-        of_module = {name.removeprefix(prefix): each for name, each in weights.items() if name.startswith(prefix)}
-        module.load_state_dict(of_module)
-        return module.eval()
-
-    first = load(Qwen3_5RMSNorm(64, eps), "mtp.pre_fc_norm_embedding.")(embedding[token_ids])
-    second = load(Qwen3_5RMSNorm(64, eps), "mtp.pre_fc_norm_hidden.")(hidden)
-    rows = (torch.cat([first, second], 1) @ weights["mtp.fc.weight"].T)[None]
-    mask = torch.full((len(token_ids), len(token_ids)), -torch.inf).triu(1)[None, None]
-    with torch.no_grad():
-        layer, turned = load(Qwen3_5DecoderLayer(config, 0), "mtp.layers.0."), Qwen3_5TextRotaryEmbedding(config)
-        rows = layer(rows, position_embeddings=turned(rows, positions), attention_mask=mask, position_ids=positions)
-        out = load(Qwen3_5RMSNorm(64, eps), "mtp.norm.")(rows[0])
-        return (out @ matrix.T)[:, :TOKENS], out
+    logits, out = qwen_module(token_ids, hidden, shared)
+    return logits[:, :TOKENS], out
 
 
 def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: bool = False) -> tuple[Any, Any]:

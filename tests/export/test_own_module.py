@@ -8,13 +8,15 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 import outrider
 from exports import Recorder
-from heads import DECODER, HEAD_SIZE, QWEN_MTP, tensors_of
+from heads import DECODER, HEAD_SIZE, QWEN_MTP, TOKENS, tensors_of
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import Geometry
+from outrider.drafters import HiddenModel
 from outrider.errors import ExportError, OptionError
 from outrider.system import saved
 from outrider_export import export_bundle
@@ -25,6 +27,7 @@ from outrider_export.gguf_file import read_header
 from outrider_export.heads import own
 from outrider_export.heads.own import OwnModule, may_have_own
 from outrider_export.sources import Located, locate
+from qwen_module import qwen_module, write_qwen
 from tiny import write_checkpoint
 
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
@@ -130,7 +133,38 @@ def test_one_that_cannot_draft_is_left_out(change: Any, said: str, tmp_path: Pat
 # ── of the families' own layout
 
 
-def write_qwen(folder: Path, **changed: tuple[int, ...] | None) -> OwnModule:
+def test_qwen_drafts_with_its_own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each draft is what Transformers' layers make of the main model's hidden states, from the first round on."""
+    seen: list[tuple[list[int], list[int]]] = []
+    propose = HiddenModel.propose
+
+    def spy(self: HiddenModel, requests: Any) -> Any:
+        drafts = propose(self, requests)
+        seen.extend(
+            ([*each.sequence.token_ids], [*made.token_ids]) for each, made in zip(requests, drafts, strict=True)
+        )
+        return drafts
+
+    monkeypatch.setattr(HiddenModel, "propose", spy)
+    model = write_qwen(tmp_path / "main")
+    made = export_bundle(tmp_path / "main", output=tmp_path / "bundle", weights="fp32", draft_weights="fp32")
+    with outrider.load(made.folder, cache_size=0.02) as engine:
+        options = {"drafter": "mtp", "num_assistant_tokens": 3, **ANSWER, "max_new_tokens": 12}
+        drafted = engine.generate(PROMPT, **options)
+        assert drafted.token_ids == engine.generate(PROMPT, **{**options, "drafter": None}).token_ids
+    assert len(seen) > 4
+    matrix = model.get_output_embeddings().weight.detach()
+    for token_ids, draft in (seen[0], seen[1], seen[-2]):
+        with torch.no_grad():
+            hidden = model.model(torch.tensor([token_ids[:-1]])).last_hidden_state[0]
+        expected = token_ids[1:]
+        for _ in draft:
+            logits, following = qwen_module(torch.tensor(expected), hidden, (matrix, matrix))
+            expected, hidden = [*expected, int(logits[-1, :TOKENS].argmax())], torch.cat([hidden, following[-1:]])
+        assert draft == expected[len(token_ids) - 1 :]
+
+
+def write_module(folder: Path, **changed: tuple[int, ...] | None) -> OwnModule:
     """A module of Qwen3.5, in a checkpoint. changed: the shapes of tensors, None for those that are not there."""
     folder.mkdir()
     module = tensors_of("mtp qwen")
@@ -144,7 +178,7 @@ def write_qwen(folder: Path, **changed: tuple[int, ...] | None) -> OwnModule:
     return OwnModule(folder, None, QWEN_MTP, names)
 
 
-def write_qwen_gguf(path: Path, **metadata: int) -> Located:
+def write_module_gguf(path: Path, **metadata: int) -> Located:
     """The same in a GGUF file, as llama.cpp's converter writes it: norms have their whole weights."""
     from outrider_export.heads.own import _GGUF_NAMES
 
@@ -173,12 +207,12 @@ def write_qwen_gguf(path: Path, **metadata: int) -> Located:
 
 
 def test_a_gguf_file_has_what_its_checkpoint_has(tmp_path: Path) -> None:
-    source = write_qwen_gguf(tmp_path / "model.gguf")
+    source = write_module_gguf(tmp_path / "model.gguf")
     assert may_have_own(source)
     header = read_header(source.fetched)
     assert header.num_layers == 4
     of_file = OwnModule(source.fetched, header, {}, own._gguf_names(header)).read(GEOMETRY)
-    of_folder = write_qwen(tmp_path / "main").read(GEOMETRY)
+    of_folder = write_module(tmp_path / "main").read(GEOMETRY)
     assert of_file.numbers == pytest.approx(of_folder.numbers)
     assert (of_file.num_kv_heads, of_file.head_size, of_file.context_length) == (2, HEAD_SIZE, 512)
     assert of_file.tensors.keys() == of_folder.tensors.keys()
@@ -197,10 +231,10 @@ def test_a_gguf_file_has_what_its_checkpoint_has(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_one_that_does_not_fit_is_one_line(changed: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=said):
-        write_qwen(tmp_path / "main", **changed).read(GEOMETRY)
+        write_module(tmp_path / "main", **changed).read(GEOMETRY)
 
 
 def test_a_file_of_modules_alone_is_refused(tmp_path: Path) -> None:
-    source = write_qwen_gguf(tmp_path / "model.gguf", blocks=1)
+    source = write_module_gguf(tmp_path / "model.gguf", blocks=1)
     with pytest.raises(ExportError, match="has 1 blocks, and 1 of them are MTP modules"):
         may_have_own(source)

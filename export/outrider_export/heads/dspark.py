@@ -96,7 +96,8 @@ def split_selector(config: Mapping[str, Any], tensors: Tensors) -> tuple[Tensors
     if min(rank, top_k, taps, group) < 1 or hidden % group:
         raise ExportError(
             f"config.json has selector_rank {rank}, selector_top_k {top_k}, conv_kernel_size {taps} and "
-            f"conv_group_size {group}: they have to be at least 1, and the last has to divide hidden_size {hidden:,}. Fetch it again."
+            f"conv_group_size {group}: they have to be at least 1, and the last has to divide hidden_size {hidden:,}. "
+            "Fetch it again."
         )
     if config.get("is_causal"):
         raise ExportError("config.json has is_causal true, and only blocks whose tokens all see each other are known.")

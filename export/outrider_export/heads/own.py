@@ -25,9 +25,9 @@ from outrider.errors import ExportError
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.heads import qwen
 from outrider_export.heads.formats import Head, make_head
-from outrider_export.plan import Plan, fetch_config
+from outrider_export.plan import Plan
 from outrider_export.progress import Progress
-from outrider_export.sources import Located, read_json, tensors_of
+from outrider_export.sources import Located, tensors_of
 
 NAME = "mtp"  # of the drafter, and its kind
 _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
@@ -86,15 +86,15 @@ class OwnModule:
 
 
 def may_have_own(source: Located) -> bool:
-    """Whether a main model may have a module, before its weights are fetched.
+    """Whether a main model may have a module. Of one on the hub that is not known yet.
 
-    Raises as `read_header`, `tensors_of` and `fetch`.
+    Raises as `read_header` and `tensors_of`.
     """
+    if source.path is None:
+        return True
     if source.kind == "gguf":
-        return bool(_gguf_names(read_header(source.fetched)))
-    if source.path is not None:
-        return any(map(_PREFIX.match, tensors_of(source.path)))
-    return qwen.is_of_family(read_json(fetch_config(source).fetched / "config.json"))
+        return bool(_gguf_names(read_header(source.path)))
+    return any(map(_PREFIX.match, tensors_of(source.path)))
 
 
 def find_own(plan: Plan, progress: Progress) -> OwnModule | None:

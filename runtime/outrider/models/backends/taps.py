@@ -30,8 +30,10 @@ def after_layers(count: int) -> str:
     return f"{_LAYER}{count}"
 
 
-def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
+def hidden_states_of(model: ov.Model, num_layers: int | None = None) -> dict[str, ov.Output]:
     """A decoder's hidden states by name; empty if its graph has another form than expected.
+
+    num_layers: with attention or a state; None for as many as there are found.
 
     Follows the residual stream from the output matrix back to the embedding: it consists of additions of two values
     that both depend on the input, two for each layer (Llama, Qwen2, Qwen3 and the like).
@@ -53,9 +55,10 @@ def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
             break
         stream = former[0]
     sums.reverse()
-    if len(sums) != _ADDS * num_layers + 1:
+    found = len(sums) // _ADDS
+    if len(sums) != _ADDS * found + 1 or num_layers not in (None, found):
         return {}
-    return {after_layers(i): sums[_ADDS * i] for i in range(num_layers + 1)} | {LAST: last}
+    return {after_layers(i): sums[_ADDS * i] for i in range(found + 1)} | {LAST: last}
 
 
 def num_paged_layers(model: ov.Model) -> int:

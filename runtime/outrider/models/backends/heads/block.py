@@ -125,6 +125,8 @@ class _Around:
         """
         base = self._weights[f"{self._name}.base_kernel"]
         _, taps, hidden = (self._weights.width(f"{self._name}.base_kernel", axis) for axis in range(3))
+        if self._own is None:
+            raise AssertionError("`before` makes it")
         groups = self._own.get_output_partial_shape(0)[3].get_length()
         shape = ints(-1, groups, hidden // groups)
         total: ov.Node | None = None
