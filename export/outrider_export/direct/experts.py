@@ -1,6 +1,6 @@
 """Layers whose feed-forward part is a mixture of experts: of each token, a router chooses some of them.
 
-experts = experts_of("softmax", "", config, 3)     # of layer 3; None if its feed-forward part is dense
+experts = experts_of("softmax", config, 3)     # of layer 3; None if its feed-forward part is dense
 experts.shapes                                  # of all experts' matrices, one below the other
 """
 
@@ -15,7 +15,8 @@ from outrider.bundle.manifest import MOST_WIDTH
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
 GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"
 SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
-GATE_UP = "mlp.experts.gate_up_proj"  # both in one tensor, of each expert gate first
+# Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
+GATE_UP = "mlp.experts.gate_up_proj"
 _MOST_EXPERTS = 4096
 
 
@@ -27,6 +28,7 @@ class Experts:
     "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
     what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
     normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
+    clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
     """
 
     hidden: int
@@ -38,15 +40,20 @@ class Experts:
     eps: float = 0.0
     scale: float = 1.0
     shared: str = ""
+    clamped: bool = False
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Of the experts' matrices, by their names in a layer: those of all experts, one below the other."""
         wide, narrow = (self.count * self.size, self.hidden), (self.count * self.hidden, self.size)
+        if self.clamped:
+            return {GATE_UP: (2 * wide[0], self.hidden), DOWN: narrow}
         return {GATE: wide, UP: wide, DOWN: narrow}
 
 
-def experts_of(router: str, shared: str, config: Mapping[str, Any], i: int) -> Experts | None:
+def experts_of(
+    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False
+) -> Experts | None:
     """The mixture of layer i by a config.json; None if its feed-forward part is dense. router: "" for dense models.
 
     Raises:
@@ -73,4 +80,5 @@ def experts_of(router: str, shared: str, config: Mapping[str, Any], i: int) -> E
         eps=1e-6 if is_sigmoid else 0.0,
         scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid else 1.0,
         shared=shared,
+        clamped=clamped,
     )  # fmt: skip
