@@ -18,7 +18,7 @@ import numpy as np
 from outrider.errors import ExportError
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import FULL, NotDirect
-from outrider_export.direct.experts import CHOICE, ROUTER
+from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE
 from outrider_export.direct.gguf_config import config_of
 from outrider_export.direct.states import STATE_KINDS
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name, place_of
@@ -150,7 +150,9 @@ def _modules_of(layer: Layer, decoder: Decoder) -> list[str]:
     dense = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
     norms = decoder.form.norms
     around = {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp} - {""}
-    return [*mixing, *(dense if layer.experts is None else (ROUTER, CHOICE)), *sorted(around)]
+    experts = layer.experts
+    fed = [*(dense if experts is None or experts.shared else ()), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]
+    return [*mixing, *fed, *sorted(around)]
 
 
 def _save(tensors: dict[str, NDArray[np.float16]], path: Path) -> None:
