@@ -21,10 +21,9 @@ _ALL_HEADS = _LLAMA | {"num_key_value_heads": 4}
 _FOUR = _LLAMA | {"num_hidden_layers": 4}
 _SLIDING = _LLAMA | {"sliding_window": WINDOW}
 _MIXED = _FOUR | {"sliding_window": WINDOW}
-_QWEN_MOE = _LLAMA | {
-    "moe_intermediate_size": 48, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE, "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-}  # fmt: skip
+_EXPERTS = {"moe_intermediate_size": 48, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
+_LFM2 = _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16}
+_QWEN_MOE = _LLAMA | _EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 1}
 _LOCAL_MOE = _LLAMA | {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
 _GPT2 = _IDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
@@ -70,13 +69,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 2, "mamba_d_state": 12, "layer_types": ["mamba", "mamba", "attention", "mamba"],
     },
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
-    "lfm2": _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16},
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
     "llama": _LLAMA,
     "ministral": _SLIDING | {"head_dim": 16},
     "mistral": _SLIDING,
     "mixtral": _LOCAL_MOE | {"sliding_window": WINDOW},
     "olmo": _LLAMA,
     "olmo2": _LLAMA,
+    "olmoe": {k: v for k, v in (_LLAMA | _EXPERTS).items() if k != "moe_intermediate_size"},
     "opt": _IDS
     | {
         "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1,
@@ -130,6 +131,9 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
             torch.nn.init.normal_(parameter, std=0.15)
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer += 0.3 * torch.randn_like(buffer)
     return model
 
 

@@ -61,6 +61,11 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
             f"Models of architecture '{decoder.form.name}' keep a state that every token changes, which ONNX Runtime "
             "does not store token by token. Leave out --format onnx to have it run by OpenVINO."
         )
+    if decoder.experts:
+        raise ExportError(
+            f"Models of architecture '{decoder.form.name}' have mixtures of experts, which are not converted to ONNX. "
+            "Leave out --format onnx to have it run by OpenVINO."
+        )
     if any(decoder.windows):
         said = SLIDING.format(windows=describe_windows(decoder.windows))
         raise ExportError(f"Models of architecture '{decoder.form.name}' have {said}")
@@ -95,7 +100,10 @@ def open_weights(path: Path, is_gguf: bool) -> Weights:
 
 def describe_layers(decoder: Decoder) -> dict[str, Any]:
     """The fields of `Geometry` that the configuration tells."""
-    found: dict[str, Any] = {"sliding_windows": decoder.windows, "num_experts": 0, "num_active_experts": 0}
+    count, active = (decoder.experts.count, decoder.experts.active) if decoder.experts else (0, 0)
+    found: dict[str, Any] = {
+        "sliding_windows": decoder.windows, "num_experts": count, "num_active_experts": active,
+    }  # fmt: skip
     found |= {"layer_states": decoder.states} if decoder.states else {}
     return found | ({} if decoder.context_length is None else {"context_length": decoder.context_length})
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
+from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.states import STATES, State
@@ -24,19 +25,21 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 # Switches that change what is computed, in a way that the graph does not have.
-_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "num_local_experts")
+_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention")
 
 
 @dataclass(frozen=True)
 class Layer:
     """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None.
 
-    state: what it keeps instead of keys and values; None for attention, which has the others.
+    state: what it keeps instead of keys and values; None for attention, which has the others. experts: None for a dense
+    feed-forward part.
     """
 
     window: int
     rope: str | None
     state: State | None = None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ class Decoder:
         """The kind of state of each layer, "" for attention; () if all layers have attention."""
         kinds = tuple("" if layer.state is None else layer.state.kind for layer in self.layers)
         return kinds if any(kinds) else ()
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of the first layer that has a mixture."""
+        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
 
     @property
     def rotary_size(self) -> int:
@@ -125,7 +133,10 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
     states = _states(config)
+    experts = [experts_of(form.router, form.shared, config, i) for i in range(len(states))]
     windows = _windows(form, config)
+    if form.shared and any(experts) and not all(experts):
+        raise ValueError("layers with and without experts beside a shared one")
     ropes, context = _ropes(form, config, head_size)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     return Decoder(
@@ -139,8 +150,10 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         activation=activation,
         ropes=ropes,
         layers=tuple(
-            Layer(window, rope) if state is None else Layer(0, None, state)
-            for window, rope, state in zip(windows, _rotations(form, config, windows), states, strict=True)
+            Layer(window if state is None else 0, rope if state is None else None, state, mixture)
+            for window, rope, state, mixture in zip(
+                windows, _rotations(form, config, windows), states, experts, strict=True
+            )
         ),
         attention_scale=float(scale),
         embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.scale_embedding else 1.0)),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_export.direct.describe import FULL, Decoder, NotDirect, describe
-from outrider_export.direct.forms import BY_GGUF
+from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.rope import Rope
 from outrider_export.gguf_file import GGUFHeader, is_array
 
@@ -37,6 +37,12 @@ _KEYS = {
     "conv_L_cache": "shortconv.l_cache",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "full_attention_interval": "full_attention_interval",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "num_dense_layers": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
 }
 _ROPE_KEYS = {
     "rope_type": "type",
@@ -47,9 +53,13 @@ _ROPE_KEYS = {
     "beta_slow": "yarn_beta_slow",
 }
 # Settings that change what is computed, in a way that the graph does not have.
-_REFUSED = ("expert_count", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
+_REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 _SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
-_STATES = {"lfm2": "conv", "granitehybrid": "mamba"}  # the kind of layers without keys and values, in `layer_types`
+_STATES = {
+    "lfm2": "conv",
+    "lfm2moe": "conv",
+    "granitehybrid": "mamba",
+}  # layers without keys and values, in `layer_types`
 _INNER, _COUNT = "inner_size", "time_step_rank"  # numbers of all heads together, and heads
 _RECURRENCES = {
     "granitemoehybrid": {
@@ -89,6 +99,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         NotDirect: for an architecture that is not in `forms`, or one of its settings.
     """
     form = BY_GGUF.get(header.architecture)
+    if header.architecture == "llama" and header.metadata.get(header.of_architecture("expert_count")):
+        form = FORMS["mixtral"]
     if form is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
 
@@ -103,8 +115,12 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
             raise NotDirect(f"{key}={value!r}" if not is_array(value) else key)
     if header.metadata.get(header.of_architecture("rope.scaling.finetuned")) is False and form.name == "granite":
         raise NotDirect("no rotation of queries and keys")
-    config = {"sliding_window": None, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
+    config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
+    if config.get("num_experts") and not form.router:
+        raise NotDirect(f"expert_count={config['num_experts']!r}")
+    if form.name == "qwen3_moe":  # llama.cpp divides by the sum of weights always
+        config["norm_topk_prob"] = True
     if form.name == "olmo2" and config["sliding_window"]:  # OLMo 3 has the same name, and other rotations
         raise NotDirect("sliding windows")
     config |= _recurrence_of(header, form.name)

@@ -11,8 +11,9 @@ from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that
 
 from outrider.errors import ExportError
 from outrider_export.direct.describe import Decoder
+from outrider_export.direct.experts import CHOICE, DOWN, GATE, ROUTER, UP
 from outrider_export.direct.states import GatedDeltaNet
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights, flat
 from outrider_export.gguf_file import GGUFHeader
 
 _MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
@@ -21,6 +22,7 @@ _PARTS = {
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
+    ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
     "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
@@ -111,7 +113,7 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
         raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
     data = np.memmap(header.path, np.uint8, "r", header.data_start + tensor.offset, (tensor.num_bytes,))
-    rows = data.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
+    rows = data.reshape(flat(tensor.shape)[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
 
     def read(part: slice | Indices) -> Rows:
         found: Rows = gguf.dequantize(np.ascontiguousarray(rows[part]), kind).astype(np.float32, copy=False)
@@ -120,4 +122,4 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
     def values(part: slice | Indices) -> Rows:
         return read(slice(None)).reshape(-1)[part]
 
-    return Stored(tensor.shape, tensor.num_bytes, read if len(tensor.shape) > 1 else values)
+    return Stored(flat(tensor.shape), tensor.num_bytes, read if len(tensor.shape) > 1 else values)

@@ -15,9 +15,12 @@ import openvino as ov
 from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
+from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
+from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
+from outrider_export.direct.experts_graph import mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
@@ -121,7 +124,10 @@ class _Builder:
         attended = self._norm(layer_name(i, norms.after_attention), attended)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
-        fed = self._feed_forward(i, self._norm(layer_name(i, norms.before_mlp), stream))
+        read = self._norm(layer_name(i, norms.before_mlp), stream)
+        fed = self._feed_forward(i, read) if layer.experts is None else self._mixture(i, layer.experts, read)
+        if layer.experts is not None and layer.experts.shared:
+            fed = ops.add(fed, self._shared(i, layer.experts, read))
         fed = self._norm(layer_name(i, norms.after_mlp), fed)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
@@ -201,21 +207,38 @@ class _Builder:
         return queries, gate
 
     def _feed_forward(self, i: int, x: ov.Node) -> ov.Node:
-        gate = self._project(i, "mlp.gate_proj", x)
-        activation = self.decoder.activation
-        if activation == "silu":
-            gate = ops.swish(gate)
-        else:
-            gate = ops.gelu(gate, "TANH" if activation == "gelu_tanh" else "ERF")
+        gate = self._activated(self._project(i, "mlp.gate_proj", x))
         return self._project(i, "mlp.down_proj", ops.multiply(gate, self._project(i, "mlp.up_proj", x)))
+
+    def _activated(self, gate: ov.Node) -> ov.Node:
+        if self.decoder.activation == "silu":
+            return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
+        return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
+
+    def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
+        router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
+        bias = self.weights.vector(f"{layer_name(i, CHOICE)}.bias")
+
+        def matrix(part: str) -> ov.Node:
+            return self._matrix(layer_name(i, part), experts.count)
+
+        return mixture(experts, x, (router, bias), matrix, self._activated)
+
+    def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
+        """What the expert gives that all tokens have."""
+        made = self._feed_forward(i, x)
+        if experts.shared == "added":
+            return made
+        gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
+        return ops.multiply(made, ops.sigmoid(ops.matmul(x, _floats(gate.reshape(1, -1)), False, True)))
 
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""
         name = layer_name(i, part)
         return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
 
-    def _matrix(self, name: str) -> ov.Node:
-        made = self.packed[name].node(self.stored)
+    def _matrix(self, name: str, experts: int = 0) -> ov.Node:
+        made = self.packed[name].node(self.stored, experts)
         made.set_friendly_name(f"self.{name}.weight")
         return made
 
