@@ -17,10 +17,10 @@ from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
 
+from outrider.models.backends.mixture import mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
-from outrider_export.direct.experts_graph import mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
@@ -222,7 +222,8 @@ class _Builder:
         def matrix(part: str) -> ov.Node:
             return self._matrix(layer_name(i, part), experts.count)
 
-        return mixture(experts, x, (router, bias), matrix, self._activated)
+        choosing = None if bias is None else ops.constant(bias.reshape(1, -1))
+        return mixture(experts, x, (ops.constant(router), choosing), matrix, self._activated)
 
     def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
         """What the expert gives that all tokens have."""

@@ -8,27 +8,55 @@ bits as they are. So the form is kept to, as optimum-intel writes it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.models.backends.taps import ints
-from outrider_export.direct.experts import DOWN, GATE, UP, Experts
+
+GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"  # of all experts
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
+    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
+    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
+    normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
+    """
+
+    hidden: int
+    count: int
+    active: int
+    size: int
+    router: str
+    normalised: bool = False
+    eps: float = 0.0
+    scale: float = 1.0
+    shared: str = ""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of the experts' matrices, by their names in a layer: those of all experts, one below the other."""
+        wide, narrow = (self.count * self.size, self.hidden), (self.count * self.hidden, self.size)
+        return {GATE: wide, UP: wide, DOWN: narrow}
 
 
 def mixture(
     experts: Experts,
     x: ov.Node,
-    router: tuple[NDArray[np.float32], NDArray[np.float32] | None],
+    router: tuple[ov.Node, ov.Node | None],
     matrix: Callable[[str], ov.Node],
     activate: Callable[[ov.Node], ov.Node],
 ) -> ov.Node:
     """What a mixture makes of x float32 [batch, tokens, hidden].
 
-    router: its matrix [experts, hidden], and a bias [experts] that only chooses, or None. matrix: all experts' matrices
-    of a name, float32 [experts, rows, columns].
+    router: its matrix float32 [experts, hidden], and a bias float32 [1, experts] that only chooses, or None. matrix:
+    all experts' matrices of a name, float32 [experts, rows, columns].
     """
     rows = ops.reshape(x, ints(-1, experts.hidden), special_zero=False)
     chosen, weights = _route(experts, rows, *router)
@@ -39,17 +67,15 @@ def mixture(
     return _summed(experts, ops.matmul(made, matrix(DOWN), False, True), x, chosen, weights)
 
 
-def _route(
-    experts: Experts, rows: ov.Node, matrix: NDArray[np.float32], bias: NDArray[np.float32] | None
-) -> tuple[ov.Output, ov.Output]:
+def _route(experts: Experts, rows: ov.Node, matrix: ov.Node, bias: ov.Node | None) -> tuple[ov.Output, ov.Output]:
     """The chosen experts of each row, int32 [rows, active], and their weights, float32."""
-    scores = ops.matmul(rows, ops.constant(matrix), False, True)
+    scores = ops.matmul(rows, matrix, False, True)
     active, axis = ops.constant(np.int64(experts.active)), ints(-1)
     if experts.router == "softmax":
         scores = ops.softmax(scores, -1)
     elif experts.router == "sigmoid":
         scores = ops.sigmoid(scores)
-    judged = scores if bias is None else ops.add(scores, ops.constant(bias.reshape(1, -1)))
+    judged = scores if bias is None else ops.add(scores, bias)
     best = ops.topk(judged, active, -1, "max", "value", "i32")
     values = best.output(0) if bias is None else ops.gather_elements(scores, best.output(1), 1).output(0)
     if experts.router == "top_softmax":
