@@ -156,6 +156,28 @@ def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine
     assert engine.main.cache.num_published_rows
 
 
+def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
+    """After a restart the same prompt, the next turn and a text with the same beginning go on from files."""
+    bundle = save_hybrid(tmp_path / "bundle", "ssm")
+    system, options = random_ids(70, 200), OPTIONS | {"drafter": "ngram"}
+    texts = [[*system, i, *random_ids(71 + i, 20)] for i in range(3)]
+    with load_toy(bundle, enable_prefix_caching=False) as plain:
+        expected = [plain.generate(each, **options) for each in texts]
+        turn = Prompt([*texts[0], *expected[0].token_ids, 1, 2, 3], answers=((len(texts[0]), len(texts[0]) + 40),))
+        after = plain.generate(turn, **options)
+    store = {"prefix_store": str(tmp_path / "store")}
+    with load_toy(bundle, **store) as engine:
+        assert [engine.generate(each, **options).logprobs for each in texts[:2]] == [e.logprobs for e in expected[:2]]
+    with load_toy(bundle, **store) as engine:
+        found = [engine.generate(each, **options) for each in texts]
+        assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+        assert [each.stats.num_cached_tokens for each in found] == [220, 200, 200]
+    with load_toy(bundle, **store) as engine:
+        found = [engine.generate(turn, **options)]
+        assert found[0].logprobs == after.logprobs
+        assert found[0].stats.num_cached_tokens == len(turn.token_ids) - 4
+
+
 def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engine) -> None:
     prompts = [random_ids(1, 90), random_ids(1, 70) + random_ids(2, 9), random_ids(3, 200), random_ids(4, 20)]
     known = known_answers(engine, prompts, max_new_tokens=12, ignore_eos=True)

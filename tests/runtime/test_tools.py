@@ -54,7 +54,6 @@ TEXTS = [
     ),
     (HERMES, '<tool_call>{"name":"f","arguments":{"a":"}\\"]{"}}</tool_call>', "", [ToolCall("f", '{"a":"}\\"]{"}')]),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, {"b', "", [ToolCall("f", '{"a": [1, {"b')]),
-    (HERMES, '<tool_call>\n{"name": "f', '<tool_call>\n{"name": "f', []),
     (HERMES, "Write <tool_call> there.", "Write <tool_call> there.", []),
     (HERMES, 'No <tool_call> <tool_call>{"name":"f","arguments":{}}', "No <tool_call>", [ToolCall("f", "{}")]),
     (
@@ -569,3 +568,100 @@ def test_prompts_that_cannot_have_tools(engine: outrider.Engine, tiny: Path) -> 
         assert other.tool_format is None
         with pytest.raises(outrider.OptionError, match="tools need a chat template that has a known format"):
             other.generate(MESSAGES, tools=TOOLS)
+
+
+ONE = [ToolCall("f", '{"a": 1}')]
+SHAPES = [
+    (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "name": "f"}\n</tool_call>', "", ONE),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ONE),
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [ToolCall("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [ToolCall("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1 ,}}</tool_call>', "", [ToolCall("f", '{"a": 1 }')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,\n], "b": ",}"}}</tool_call>', "",
+     [ToolCall("f", '{"a": [1\n], "b": ",}"}')]),
+    (HERMES, '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', "", ONE),
+    (HERMES, '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', "",
+     [*ONE, ToolCall("g", "{}")]),
+    (HERMES, 'So. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {}}\n</tool_call>Done',
+     "So.Done", [*ONE, ToolCall("g", "{}")]),
+    (HERMES, '<tool_call>{"colour": "red"}</tool_call>', '<tool_call>{"colour": "red"}</tool_call>', []),
+    (LLAMA, '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", ONE),
+    (MISTRAL, '[TOOL_CALLS][{"arguments": {"a": 1}, "name": "f"}]', "", ONE),
+    # What max_tokens has cut is not shown.
+    *((HERMES, text, "", []) for text in (
+        "<tool_call>\n", '<tool_call>\n{"name', '<tool_call>\n{"name": "f", "arguments":',
+        '<tool_call>{"arguments": {"a',
+    )),
+]  # fmt: skip
+
+
+def test_a_call_that_was_cut_is_not_text() -> None:
+    stream = GLM.stream()
+    assert joined([*stream.push("Hm. <tool_call>get_weather\n<arg"), *stream.finish(is_cut=True)]) == ("Hm.", [])
+
+
+OTHERS = [  # a sign of the template, and its call
+    ("<|tool_call|>", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]'),
+    ("<|tool|>", 'functools[{"name": "f", "arguments": {"a": 1}}]'),
+    ("<|tool_call_argument_begin|>",
+     '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
+    ("<｜tool▁sep｜>{", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
+    ("<|channel|>commentary", '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>'),
+    ("<|tool_call_start|>", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>"),
+    ("<|tool_call>", "<|tool_call>call:f{a:1}<tool_call|>"),
+    ("<minimax:tool_call>",
+     '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), SHAPES, ids=lambda given: str(given)[:50])
+def test_calls_in_other_shapes(form: ToolFormat, text: str, content: str, calls: list[ToolCall]) -> None:
+    assert form.parse(text) == (content, calls)
+    for size in (1, 2, 3, 7):
+        stream = form.stream()
+        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
+        assert joined([*pieces, *stream.finish()]) == (content, calls)
+
+
+@pytest.mark.parametrize(("sign", "text"), OTHERS)
+def test_formats_of_other_models(sign: str, text: str) -> None:
+    form = ToolFormat.of_template(f"… {sign} … <tool_call>")
+    assert form is not None
+    for size in (1, 3, 100):
+        stream = form.stream()
+        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
+        assert joined([*pieces, *stream.finish()]) == ("", ONE)
+
+
+@pytest.mark.parametrize(("form", "text", "calls"), [
+    ("<|tool_call_start|>", '<|tool_call_start|>[f(a="x, (y)", b=[1, true]), g()]<|tool_call_end|>Then',
+     [ToolCall("f", '{"a": "x, (y)", "b": [1, true]}'), ToolCall("g", "{}")]),
+    ("<|tool_call>", '<|tool_call>call:f{a:<|"|>{b:"}<|"|>,c:[{d:true}]}<tool_call|>Then',
+     [ToolCall("f", '{"a": "{b:\\"}", "c": [{"d": true}]}')]),
+    ("<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke>'
+     '<invoke name="g"></invoke></minimax:tool_call>Then', [ToolCall("f", '{"a": "x"}'), ToolCall("g", "{}")]),
+])  # fmt: skip
+def test_values_and_several_calls_of_other_formats(form: str, text: str, calls: list[ToolCall]) -> None:
+    found = ToolFormat.of_template(form)
+    assert found is not None
+    for size in (1, 3, 1000):
+        stream = found.stream()
+        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
+        assert joined([*pieces, *stream.finish()]) == ("Then", calls)
+
+
+@pytest.mark.parametrize(("text", "content", "num_calls"), [
+    ('{"name": "get_weather", "arguments": {"city": "Rome", "days": 1}}', "", 1),
+    ('Sure:\n```json\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 1}}\n```\nOk', "Sure:Ok", 1),
+    ('{"name": "Ann", "arguments": {}}', '{"name": "Ann", "arguments": {}}', 0),
+    ('```json\n{"name": "Ann"}\n```', '```json\n{"name": "Ann"}\n```', 0),
+    ("```json\n[1, 2]\n```", "```json\n[1, 2]\n```", 0),
+    ("{}", "{}", 0),
+])  # fmt: skip
+def test_json_that_calls_an_offered_tool_is_a_call(text: str, content: str, num_calls: int) -> None:
+    for size in (1, 4, 100):
+        stream = HERMES.stream(tools=TOOLS, loose=True)
+        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
+        found, calls = joined([*pieces, *stream.finish()])
+        assert (found, len(calls)) == (content, num_calls)
+    assert HERMES.parse(text, tools=TOOLS) == (text, [])

@@ -58,6 +58,7 @@ from outrider.system.allocator import return_large_buffers
 @click.option(
     "--idle-minutes", type=FiniteRange(0, min_open=True), help="Unload models after so many minutes without requests."
 )
+@click.option("--strict-calls", is_flag=True, help="Take as a call only what has the marker of the model's format.")
 @click.option("--strict-model-names", is_flag=True, help="Refuse an unknown model's name also where one is served.")
 @click.option(
     "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may use the server. Several times."
@@ -80,6 +81,7 @@ def serve(
     timeout: float,
     grace: int,
     idle_minutes: float | None,
+    strict_calls: bool,
     strict_model_names: bool,
     allow_origin: tuple[str, ...],
     access_log: bool,
@@ -106,6 +108,7 @@ def serve(
         max_body=int(max_body * 1e6),
         request_seconds=timeout,
         strict_models=strict_model_names,
+        loose_calls=not strict_calls,
         allowed_origins=check_origins(allow_origin, api_key),
         idle_seconds=None if idle_minutes is None else idle_minutes * 60,
     )

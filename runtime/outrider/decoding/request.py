@@ -200,6 +200,7 @@ class Request:
             logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
             tokens=self.tokens[:num_tokens],
             thinks=self.thinks,
+            stop_string=self.text.stop_string,
         )
 
     def commit(self, rows: DraftRows, outcome: Outcome, drafter: Drafter | None = None) -> None:

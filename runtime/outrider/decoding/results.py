@@ -48,7 +48,7 @@ class Result:
     with any drafter or none, alone or in a batch, as measured at load; False for sampling whose text depends on drafts,
     and if the main model's rows depend on the batch. logprobs: one for each of token_ids; None unless requested.
     tokens: token_ids with the source of each. thinks: whether the text begins within the model's reasoning, which the
-    prompt has begun; see `engine.reasoning_format`.
+    prompt has begun; see `engine.reasoning_format`. stop_string: the one that ended the answer; None if none did.
     """
 
     text: str
@@ -61,6 +61,7 @@ class Result:
     logprobs: list[TokenLogprobs] | None = None
     tokens: list[AnswerToken] = field(default_factory=list)
     thinks: bool = False
+    stop_string: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All fields, for JSON."""

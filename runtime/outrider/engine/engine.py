@@ -274,6 +274,12 @@ class Engine(CompiledBundle):
         request = self.prepare(prompt, config, chat_template=chat_template, at_once=True)
         return scoring.score(self._queue, request, token_ids)
 
+    def count_tokens(
+        self, prompt: AnyPrompt, config: GenerationConfig | None = None, *, chat_template: bool = True, **options: Any
+    ) -> int:
+        """The tokens of a prompt, with its images'. Raises as `generate`, but for one that does not fit the cache."""
+        return self._preparation.count_tokens(prompt, self._config_of(config, options), chat_template=chat_template)
+
     def chat(
         self,
         system: str | None = None,

@@ -172,6 +172,14 @@ class Preparation:
             request.fetched = self._fetch(self.prefixes, request)
         return request
 
+    def count_tokens(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> int:
+        """The tokens of a prompt as `request` lays it out."""
+        given = self._laid_out(config)
+        if not isinstance(prompt, Prompt):
+            prompt = self._with_images(prompt, chat_template, given) or prompt
+        text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
+        return len(self.tokenizer.encode_prompt(text, chat_template=chat_template, **given))
+
     def _fetch(self, prefixes: PrefixStore, request: Request) -> tuple[Fetched, ...]:
         """What files have of a request's prompt, for the main model and its draft models."""
         sequence = request.sequence

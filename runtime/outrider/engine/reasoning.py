@@ -60,5 +60,5 @@ class Reasoning:
             if begin is None:
                 return source
             thought = f"(<[{begin}]> {thought})?"
-        rule = f"start: {thought} @answer\nTEXT: /(?s:.*)/\nBLANK: /\\s*/"
+        rule = f"start: {thought} @answer\nTEXT: /(?s:.*)/\nBLANK: /[ \\n]{{0,3}}/"
         return replace(source, before=rule)

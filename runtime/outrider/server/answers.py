@@ -18,6 +18,7 @@ from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.options import Choice
+from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import Asked, Generation
 from outrider.server.protocol.responses import FinishReason, Token
 from outrider.server.reader import Reading
@@ -31,7 +32,7 @@ Many = TypeVar("Many", bound=Generation)
 class Head:
     """What all bodies of one answer begin with. created: in seconds since 1970. texts: of tokens.
 
-    conversations: where the answer may be stored.
+    conversations: where the answer may be stored. loose_calls: as in the settings.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Head:
     tool_format: ToolFormat | None
     conversations: Conversations
     reasoning_format: ReasoningFormat | None = None
+    loose_calls: bool = True
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -58,14 +60,21 @@ class Answer(ABC, Generic[Kind]):
     """One request's answer, whole or as events of a stream.
 
     kind: of the request. prefix: of the answer's id. last: the data of a stream's last event; empty: there is none.
+    lines: a stream is lines of JSON, not server-sent events.
     """
 
     kind: ClassVar[type[Asked]]
     prefix: ClassVar[str]
     last: ClassVar[str] = "[DONE]"
+    lines: ClassVar[bool] = False
 
     def __init__(self, request: Kind, head: Head, choices: Seq[Choice]) -> None:  # noqa: ARG002
         self.request, self.head = request, head
+
+    @classmethod
+    def read(cls, body: bytes) -> Any:
+        """The request that a body is. Raises ApiError with status 400."""
+        return read_request(body, cls.kind)
 
     @staticmethod
     @abstractmethod
@@ -73,18 +82,18 @@ class Answer(ABC, Generic[Kind]):
         """The answers to generate. Raises ApiError for fields that contradict each other."""
 
     @abstractmethod
-    def whole(self, results: Seq[Result]) -> msgspec.Struct:
+    def whole(self, results: Seq[Result]) -> Any:
         """The body of a response that is not streamed."""
 
     @abstractmethod
-    def begin(self) -> Iterator[msgspec.Struct]:
+    def begin(self) -> Iterator[Any]:
         """The events before the first piece."""
 
     @abstractmethod
-    def events(self, number: int, chunk: TextChunk) -> Iterator[msgspec.Struct]:
+    def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:
         """The events for a piece of the answer `number`."""
 
-    def failure(self, error: ApiError) -> msgspec.Struct:
+    def failure(self, error: ApiError) -> Any:
         """The event that ends a stream which fails."""
         return error.body
 

@@ -25,15 +25,21 @@ from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
 from outrider.server.endpoint import Endpoint, Service, as_json
 from outrider.server.errors import ApiError, as_api_error
-from outrider.server.limits import Queue
+from outrider.server.limits import Queue, read_body
+from outrider.server.messages import Messages, read_messages
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
+from outrider.server.ollama import OllamaChat, OllamaText, shown, tag_of
 from outrider.server.openapi import describe
+from outrider.server.options import choices_of_chat
+from outrider.server.protocol.messages import TokenCount
+from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import Guard
 from outrider.server.settings import Settings
 
+_OLLAMA = "0.12.0"  # whose API below /api is spoken here
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
@@ -65,6 +71,16 @@ def make_app(
             Route("/v1/chat/completions", Endpoint(service, Chat), methods=["POST"]),
             Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
             Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
+            Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
+            Route("/v1/messages/count_tokens", partial(_count_tokens, service), methods=["POST"]),
+            Route("/api/version", _version),
+            Route("/api/tags", partial(_tags, service)),
+            Route("/api/ps", partial(_tags, service, loaded=True)),
+            Route("/api/show", partial(_show, service), methods=["POST"]),
+            Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
+            Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
+            Route("/api/embed", _embeddings, methods=["POST"]),
+            Route("/api/embeddings", _embeddings, methods=["POST"]),
             Route("/v1/embeddings", _embeddings, methods=["POST"]),
             *page_routes(),
         ],
@@ -90,8 +106,21 @@ async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
         await service.models.close()
 
 
-async def _failed(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+async def _failed(request: Request, error: Exception) -> Response:
+    return as_api_error(error).response(request.url.path)
+
+
+async def _count_tokens(service: Service, request: Request) -> Response:
+    """The tokens of what /v1/messages would answer."""
+    settings = service.settings
+    body = await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds)
+    asked = read_messages(body)
+    model, _ = service.models.find_adapted(asked.model)
+    (choice, *_) = choices_of_chat(asked)
+    options = {name: value for name, value in choice.options.items() if name != "fits"}
+    async with service.models.use(model) as engine:
+        count = await asyncio.to_thread(engine.count_tokens, choice.prompt, **options)
+    return as_json(TokenCount(count))
 
 
 async def _health(service: Service, _: Request) -> Response:
@@ -116,6 +145,26 @@ async def _openapi(service: Service, _: Request) -> Response:
 
 async def _list_models(service: Service, _: Request) -> Response:
     return as_json(ModelList([model.info for model in service.models.all]))
+
+
+async def _version(_: Request) -> Response:
+    """Clients ask for it to see whether Ollama is there, and what it has."""
+    return as_json({"version": _OLLAMA})
+
+
+async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Response:
+    models = [model for model in service.models.all if not loaded or model.engine is not None]
+    return as_json({"models": [tag_of(model) for model in models]})
+
+
+async def _show(service: Service, request: Request) -> Response:
+    settings = service.settings
+    body = await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds)
+    fields = read_object(body)
+    name = fields.get("model", fields.get("name"))
+    if not isinstance(name, str):
+        raise ApiError(400, "'model' is not a text.", param="model", code="invalid_type")
+    return as_json(shown(service.models.find(name.removesuffix(":latest"))))
 
 
 async def _embeddings(_: Request) -> Response:

@@ -44,14 +44,7 @@ class Chat(Choices[ChatRequest]):
 
     def __init__(self, request: ChatRequest, head: Head, choices: Seq[Choice]) -> None:
         super().__init__(request, head, choices)
-        excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
-        self._reading = Reading(
-            reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
-            calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
-            max_calls=1 if request.parallel_tool_calls is False else None,
-            tools=msgspec.to_builtins(request.tools or []),
-            shows=not excluded,
-        )
+        self._reading = reading_of(request, head)
         self._readers: dict[int, Reader] = {}  # of the choices that are streamed
 
     @staticmethod
@@ -71,7 +64,7 @@ class Chat(Choices[ChatRequest]):
 
     def _choice(self, number: int, result: Result) -> ChatChoice:
         reader = self._reading.reader(thinks=result.thinks)
-        pieces = [*reader.push(result.text), *reader.finish()]
+        pieces = [*reader.push(result.text), *reader.finish(result)]
         reasoning, content = split(piece for piece in pieces if not isinstance(piece, ToolCallDelta))
         _, calls = joined(piece for piece in pieces if isinstance(piece, ToolCallDelta))
         if calls and reader.is_cut and result.finish_reason == "stop":  # by a stop string
@@ -97,7 +90,7 @@ class Chat(Choices[ChatRequest]):
         reader = self._readers.get(number)
         if reader is None:
             reader = self._readers[number] = self._reading.reader(thinks=chunk.thinks)
-        pieces = reader.push(chunk.text) + (reader.finish() if chunk.result else [])
+        pieces = reader.push(chunk.text) + (reader.finish(chunk.result) if chunk.result else [])
         return [_delta(piece) for piece in pieces]
 
     def _event(self, choices: Seq[ChatChunkChoice], **fields: Any) -> ChatChunk:
@@ -126,3 +119,16 @@ def _delta(piece: Piece) -> Delta:
 
 def _new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+def reading_of(request: ChatRequest, head: Head) -> Reading:
+    """How a chat's answers are read."""
+    excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
+    return Reading(
+        reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
+        calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
+        max_calls=1 if request.parallel_tool_calls is False else None,
+        tools=msgspec.to_builtins(request.tools or []),
+        loose=head.loose_calls,
+        shows=not excluded,
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from outrider.decoding.results import Result, TextChunk
@@ -30,7 +30,7 @@ from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
 from outrider.server.options import Choice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
-from outrider.server.protocol.reading import read_request
+from outrider.server.protocol.messages import MessageEvent
 from outrider.server.protocol.requests import Asked
 from outrider.server.settings import Settings
 
@@ -59,7 +59,7 @@ class Endpoint:
         began, settings = time.monotonic(), self._service.settings
         try:
             body = await read_body(scope, receive, settings.max_body, settings.body_seconds)
-            request = read_request(body, self._answer.kind)
+            request = self._answer.read(body)
             job = _Job(self._service, self._answer, request, began)
             await _unless_gone(job.run(scope, send), receive)
         except Gone:
@@ -96,9 +96,12 @@ class _Job:
             except TimeoutError as error:
                 raise out_of_time(self._service.settings.request_seconds) from error
             if self._request.stream:
-                response = EventSourceResponse(
-                    self._events(answer, first, pieces), sep="\n", send_timeout=self._service.settings.send_seconds
-                )
+                events = self._events(answer, first, pieces)
+                if answer.lines:
+                    response = StreamingResponse(_lines(events), media_type="application/x-ndjson")
+                else:
+                    timeout = self._service.settings.send_seconds
+                    response = EventSourceResponse(events, sep="\n", send_timeout=timeout)
             try:
                 await response(scope, _never, send)
             except SendTimeoutError:
@@ -168,6 +171,7 @@ class _Job:
             tool_format=engine.tool_format,
             conversations=self._service.conversations,
             reasoning_format=engine.reasoning_format,
+            loose_calls=self._service.settings.loose_calls,
         )
 
 
@@ -222,13 +226,18 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
+async def _lines(events: AsyncIterator[dict[str, str]]) -> AsyncIterator[str]:
+    async for event in events:
+        yield event["data"] + "\n"
+
+
 def as_json(body: Any) -> Response:
     """The response with this body."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-def _event(body: msgspec.Struct) -> dict[str, str]:
-    name = {"event": body.type} if isinstance(body, ResponseEvent) else {}
+def _event(body: Any) -> dict[str, str]:
+    name = {"event": body.type} if isinstance(body, ResponseEvent | MessageEvent) else {}
     return name | {"data": msgspec.json.encode(body).decode()}
 
 

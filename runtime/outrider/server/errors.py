@@ -45,10 +45,28 @@ class ApiError(Exception):
         self.status, self.headers = status, headers or {}
         self.body = ErrorResponse(ErrorBody(message, type, param, code))
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        body = msgspec.json.encode(self.body)
+    def response(self, path: str = "") -> Response:
+        """The HTTP response. path: of the request, whose API says the shape."""
+        body = msgspec.json.encode(shaped(self, path))
         return Response(body, self.status, self.headers, media_type="application/json")
+
+
+# Anthropic's types of errors, by status.
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+          429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}  # fmt: skip
+
+
+def in_anthropic_s_words(error: ApiError) -> dict[str, str]:
+    """An error as Anthropic's API says it."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": kind, "message": error.body.error.message}
+
+
+def shaped(error: ApiError, path: str) -> object:
+    """The body of an error in the shape that the API at this path has."""
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": in_anthropic_s_words(error)}
+    return {"error": error.body.error.message} if path.startswith("/api/") else error.body
 
 
 def as_api_error(error: BaseException) -> ApiError:

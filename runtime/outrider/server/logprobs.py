@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
+from functools import cached_property
+from pathlib import Path
 
+from outrider.errors import one_line
+from outrider.inputs.text.token_bytes import read_token_bytes
 from outrider.inputs.tools import dropped_markers
 from outrider.server.protocol.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from outrider.types import TextTokenizer, TokenLogprobs
+
+log = logging.getLogger("outrider.server")
 
 
 class TokenTexts:
     """The texts of single tokens. Each is decoded once.
 
-    A token that is part of a character decodes to U+FFFD, or to nothing, depending on the tokenizer; token_bytes says
-    what it stands for. Empty: it is not known.
+    A token that is part of a character decodes to U+FFFD, or to nothing, depending on the tokenizer; the
+    tokenizer's files in `folder` say what it stands for.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, token_bytes: Seq[bytes] = ()) -> None:
-        self._tokenizer, self._token_bytes = tokenizer, token_bytes
+    def __init__(self, tokenizer: TextTokenizer, folder: Path | None = None) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
         self._known: dict[int, str] = {}
         self._markers: dict[tuple[str, ...], dict[int, str]] = {}
 
@@ -42,8 +49,15 @@ class TokenTexts:
         text = self[token_id]
         if text and "\ufffd" not in text:
             return list(text.encode())
-        known = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
-        return list(known) or None
+        return list(self._token_bytes.get(token_id, b"")) or None
+
+    @cached_property
+    def _token_bytes(self) -> dict[int, bytes]:
+        try:
+            return {} if self._folder is None else read_token_bytes(self._folder)
+        except (OSError, ValueError) as error:
+            log.warning("The bytes of tokens are not known: %s.", one_line(error))
+            return {}
 
 
 def chat_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:

@@ -21,7 +21,10 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
 from outrider.engine.engine import Engine
-from outrider.errors import BundleError, OptionError, RequestError, nearest
+from outrider.errors import OptionError, RequestError, nearest, one_line
+from outrider.inputs.reasoning import ReasoningFormat
+from outrider.inputs.text.chat_template import ChatTemplates
+from outrider.inputs.tools import ToolFormat
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
@@ -53,12 +56,7 @@ class Model:
         """Load the engine. Takes seconds."""
         with listener(self._take_progress):
             engine = Engine(self.bundle, self.config)
-        manifest = self.bundle.manifest
-        try:
-            token_bytes = self.bundle.read_token_bytes(manifest.tokenizer, manifest.main.vocab_size)
-        except BundleError:  # of an older export
-            token_bytes = []
-        self.texts = TokenTexts(engine.tokenizer, token_bytes)
+        self.texts = TokenTexts(engine.tokenizer, self.bundle.tokenizer_path)
         self.engine = engine
         self.last_used = time.monotonic()
         log.info("Loaded %s.", self.name)
@@ -74,6 +72,15 @@ class Model:
         files = msgspec.json.encode((__version__, self.bundle.manifest.files))
         return f"outrider-{hashlib.sha256(files).hexdigest()[:12]}"
 
+    @cached_property
+    def chat_templates(self) -> ChatTemplates:
+        """Those of the bundle's files."""
+        try:
+            return ChatTemplates.read(self.bundle.tokenizer_path)
+        except (OSError, ValueError) as error:  # the load says so
+            log.warning("The chat template of %s cannot be read: %s.", self.name, one_line(error))
+            return ChatTemplates()
+
     @property
     def adapters(self) -> tuple[str, ...]:
         """The adapters that requests may choose."""
@@ -85,7 +92,10 @@ class Model:
     def cache_use(self) -> float:
         """The share of the main model's cache that requests hold; 0 while it is not loaded, or closed."""
         cache = self.engine.cache.get("main") if self.engine else None
-        return cache.num_used_tokens / cache.num_tokens if cache else 0.0
+        if cache is None:
+            return 0.0
+        of_rows = cache.num_used_rows / cache.num_rows if cache.num_rows else 0.0
+        return max(cache.num_used_tokens / cache.num_tokens, of_rows)
 
     @property
     def info(self) -> ModelInfo:
@@ -100,6 +110,11 @@ class Model:
             drafters=list(drafters),
             adapters=list(self.adapters),
             max_model_len=manifest.main.geometry.context_length,
+            architecture=manifest.main.geometry.architecture,
+            quantization=manifest.main.weights,
+            tools=ToolFormat.of_template(self.chat_templates.with_tools) is not None,
+            reasoning=ReasoningFormat.of_template(self.chat_templates.default) is not None,
+            vision=manifest.main.vision is not None,
         )
 
 

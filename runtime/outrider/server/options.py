@@ -9,7 +9,7 @@ import msgspec
 from outrider.config import without_word
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
-from outrider.server.protocol.items import ResponseRequest
+from outrider.server.protocol.items import ResponseRequest, SchemaFormat
 from outrider.server.protocol.requests import (
     MOST_CHOICES,
     SERVED,
@@ -23,6 +23,7 @@ from outrider.server.protocol.requests import (
     ImagePart,
     JsonObject,
     JsonSchema,
+    NamedSchema,
     Part,
     ReasoningPart,
     RefusalPart,
@@ -31,6 +32,7 @@ from outrider.server.protocol.requests import (
     ToolChoice,
 )
 from outrider.system.nesting import TooDeep, check_json
+from outrider.tokens.grammar import say_once, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +142,25 @@ def _options(request: Generation) -> dict[str, Any]:
     _set(options, "logprobs_of", request.logprobs_of)
     form = request.response_format
     if isinstance(form, JsonSchema):
-        options["json_schema"] = form.json_schema.schema
+        options["json_schema"] = schema_of(form.json_schema, "response_format.json_schema.schema")
     elif isinstance(form, JsonObject):
         options["json_schema"] = True if form.schema is None else form.schema
     return options
+
+
+def schema_of(named: NamedSchema | SchemaFormat, place: str) -> Any:
+    """A JSON schema that can be followed: what cannot is left out, and listed in the log, unless it is strict.
+
+    Raises:
+        ApiError: with status 400, naming the place of what cannot be followed of a strict one.
+    """
+    try:
+        made, left_out = widened(named.schema, strict=bool(named.strict))
+    except ValueError as error:
+        message = f"{place}: {error}. Leave it out, or set strict to false."
+        raise ApiError(400, message, param=place, code="invalid_value") from error
+    say_once("response_format" if named.name is None else named.name[:60], left_out)
+    return made
 
 
 def _one_of(request: Asked, name: str, other: str) -> Any:

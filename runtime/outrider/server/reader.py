@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from outrider.decoding.results import AnswerToken
+from outrider.decoding.results import AnswerToken, Result
 from outrider.inputs.reasoning import ReasoningFormat, Thought
 from outrider.inputs.tools import ToolCallDelta, ToolFormat
 from outrider.server.logprobs import TokenTexts
@@ -20,7 +20,7 @@ class Reading:
     """How a request's answers are read.
 
     reasoning: the model's form; None to leave it in the text. calls: how the model writes calls; None to leave them
-    there. shows: whether the reasoning is part of the answer.
+    there. shows: whether the reasoning is part of the answer. loose: whether JSON without a marker may be a call.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -28,6 +28,7 @@ class Reading:
     max_calls: int | None = None
     tools: Seq[Mapping[str, Any]] = ()
     shows: bool = True
+    loose: bool = True
 
     def reader(self, *, thinks: bool) -> Reader:
         """The reader of one answer. thinks: it begins within the reasoning."""
@@ -47,7 +48,9 @@ class Reader:
 
     def __init__(self, reading: Reading, *, thinks: bool) -> None:
         self._reasoning = reading.reasoning.stream(opened=thinks) if reading.reasoning else None
-        self._calls = reading.calls.stream(reading.max_calls, reading.tools) if reading.calls else None
+        self._calls = (
+            reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
+        )
         self._shows = reading.shows
         self.has_called = False
 
@@ -62,10 +65,11 @@ class Reader:
             return []
         return self._read(self._reasoning.push(text) if self._reasoning else [text])
 
-    def finish(self) -> list[Piece]:
-        """Return what was held back, as no text follows."""
+    def finish(self, result: Result) -> list[Piece]:
+        """Return what was held back, as no text follows. result: the whole answer."""
         pieces = self._read(self._reasoning.finish() if self._reasoning else [])
-        return pieces + (self._found(self._calls.finish()) if self._calls else [])
+        is_cut = result.finish_reason == "length"
+        return pieces + (self._found(self._calls.finish(is_cut=is_cut)) if self._calls else [])
 
     def _read(self, given: Seq[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -14,7 +14,7 @@ from outrider.inputs.reasoning import Thought
 from outrider.server.answers import Answer, Head
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.options import Choice, arguments_of, continued, options_of, set_reasoning
+from outrider.server.options import Choice, arguments_of, continued, options_of, schema_of, set_reasoning
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,
@@ -55,6 +55,7 @@ class Responses(Answer[ResponseRequest]):
             calls=head.tool_format if self._tools and request.tool_choice != "none" else None,
             max_calls=1 if request.parallel_tool_calls is False else None,
             tools=self._tools,
+            loose=head.loose_calls,
             shows=not (request.reasoning and request.reasoning.exclude),
         )
         self._reader: Reader | None = None
@@ -71,7 +72,7 @@ class Responses(Answer[ResponseRequest]):
             options["max_new_tokens"] = request.max_output_tokens
         form = request.text.format if request.text else None
         if isinstance(form, SchemaFormat):
-            options["json_schema"] = form.schema
+            options["json_schema"] = schema_of(form, "text.format.schema")
         elif isinstance(form, JsonObject):
             options["json_schema"] = True
         tools, choice = _tools(request), request.tool_choice or "auto"
@@ -110,7 +111,7 @@ class Responses(Answer[ResponseRequest]):
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[ResponseEvent]:
         """Add text to the output. result: with the last of it."""
         reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.push(text) + (reader.finish() if result else []):
+        for piece in reader.push(text) + (reader.finish(result) if result else []):
             if isinstance(piece, Thought):
                 yield from self._add_thought(piece.text)
             elif isinstance(piece, str):

@@ -24,7 +24,7 @@ _PREFLIGHT = {
     "Access-Control-Allow-Headers": "*, Authorization, Content-Type",
     "Access-Control-Max-Age": "600",
 }
-_GUARDED = ("/v1/", "/metrics", "/openapi.json")  # a health check and the page need no key
+_GUARDED = ("/v1/", "/api/", "/metrics", "/openapi.json")  # a health check and the page need no key
 
 
 class Guard:
@@ -64,7 +64,7 @@ class Guard:
             if scope["path"].startswith(_GUARDED):
                 self._check_key(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
         except ApiError as error:
-            await error.response()(scope, receive, send_with_headers)
+            await error.response(scope["path"])(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 

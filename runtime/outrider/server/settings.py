@@ -16,6 +16,7 @@ class Settings:
     previous_response_id; the one that was used least recently goes first. body_seconds: to receive it. request_seconds:
     from a request's arrival to the end of its answer, waiting included. send_seconds: for a client to take a piece of
     its answer. strict_models: refuse an unknown name also where one model is served, which otherwise answers.
+    loose_calls: JSON that calls an offered tool is a call also without the format's marker, as small models write it.
     allowed_origins: of web pages elsewhere that may use the server (CORS), such as "https://app.example"; "*": of all.
     idle_seconds: after which a model that nobody uses is unloaded; None: never.
     """
@@ -29,6 +30,7 @@ class Settings:
     body_seconds: float = 30.0
     request_seconds: float = 600.0
     strict_models: bool = False
+    loose_calls: bool = True
     allowed_origins: tuple[str, ...] = ()
     send_seconds: float = 60.0
     idle_seconds: float | None = None

@@ -124,6 +124,7 @@ class TextStream:
         self._until = until
         self._at_once = at_once and not self.stepwise
         self.stopped = False  # whether a stop string came up
+        self.stop_string: str | None = None  # the one that did
         self.is_over = False  # whether it did, or `until` has seen the end
         self._decode = decode
         self._token_ids: list[int] = []
@@ -193,5 +194,7 @@ class TextStream:
             return
         self._ends.append((self._shown, len(self._text)))
         if found := self._stops.push(new):
+            ended = self._text[-found:]
+            self.stop_string = max(filter(ended.startswith, self.stop), key=len, default=None)
             self._text = self._text[:-found]
             self.stopped = self.is_over = True

@@ -13,20 +13,38 @@ from outrider.inputs.tools.values import as_json, table_of, types_of
 
 
 class JsonArguments:
-    """Reads a JSON object, up to the bracket that closes it. is_complete: whether it has ended."""
+    """Reads a JSON object, up to the bracket that closes it. is_complete: whether it has ended.
+
+    A comma before a bracket, as small models write it, is left out.
+    """
 
     def __init__(self) -> None:
         self.is_complete = False
+        self._comma = ""  # one that may be the last, with the blanks behind it
         self._depth = 0  # of brackets
         self._is_string = self._is_escaped = False
 
     def take(self, text: str) -> tuple[str, str]:
         """Read what comes next. Returns what it adds to the JSON, and the text that is still to be read."""
         end = self._end(text)
-        return text[:end], text[end:]
+        return self._without_last_commas(text[:end]) if "," in text or self._comma else text[:end], text[end:]
+
+    def _without_last_commas(self, text: str) -> str:
+        """A part of the JSON, to which what was held back is added. `_end` has read it already."""
+        added = ""
+        for character, is_outside in zip(text, self._outside, strict=True):
+            if is_outside and (character == "," or (self._comma and character.isspace())):
+                added += self._comma if character == "," else ""
+                self._comma = "," if character == "," else self._comma + character
+                continue
+            added += (self._comma[1:] if is_outside and character in "}]" else self._comma) + character
+            self._comma = ""
+        return added
 
     def _end(self, text: str) -> int:
+        self._outside = list[bool]()  # of each character read: whether it is outside of strings
         for i, character in enumerate(text):
+            self._outside.append(not self._is_string and character != '"')
             if self._is_escaped:
                 self._is_escaped = False
             elif self._is_string:

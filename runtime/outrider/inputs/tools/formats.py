@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from outrider.inputs.tools.arguments import Tags
+from outrider.inputs.tools.shapes import ReadWhole, gemma_calls, python_calls
 from outrider.inputs.tools.stream import ToolCall, ToolCallStream, joined
 from outrider.types import TextTokenizer
 
@@ -68,7 +69,8 @@ class ToolFormat:
     begin: the marker. opener: between it and the first call. key: of the arguments. separator: between calls; empty:
     each has a marker. end: behind a call, or behind all if they are separated. blank: next to markers. bare: whether an
     answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
-    these are no object together. tags: around a name and arguments that are written one by one.
+    these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
+    between a name and the call's number. whole: reads the calls between `begin` and `end`, in a syntax of their own.
     """
 
     name: str
@@ -81,6 +83,8 @@ class ToolFormat:
     bare: bool = False
     named: str = ""
     tags: Tags | None = None
+    numbered: str = ""
+    whole: ReadWhole | None = None
 
     @classmethod
     def of_template(cls, template: str) -> ToolFormat | None:
@@ -102,20 +106,23 @@ class ToolFormat:
         stream = self.stream(max_calls, tools)
         return joined([*stream.push(text), *stream.finish()])
 
-    def stream(self, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = ()) -> ToolCallStream:
-        """The same for a text that grows."""
-        return ToolCallStream(self, max_calls, tools)
+    def stream(
+        self, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = (), *, loose: bool = False
+    ) -> ToolCallStream:
+        """The same for a text that grows. loose: see `ToolCallStream`."""
+        return ToolCallStream(self, max_calls, tools, loose=loose)
 
     @property
     def is_object(self) -> bool:
         """Whether a call is one JSON object."""
-        return not (self.named or self.tags)
+        return not (self.named or self.tags or self.whole)
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What may be tokens of their own."""
         tags = [text.strip() for text in (*self.tags.key, *self.tags.value)] if self.tags else []
-        found = (self.begin, self.end, self.named, "[CALL_ID]" if self.named else "")
+        strings = ('<|"|>',) if self.whole is gemma_calls else ()
+        found = (*strings, self.begin, self.end, self.named, "[CALL_ID]" if self.named else "")
         return (*filter(None, found), *(tag for tag in tags if tag.startswith("<") and tag.endswith(">")))
 
     @property
@@ -158,7 +165,32 @@ GLM = ToolFormat(
 GLM_IN_LINE = replace(
     GLM, name="glm-in-line", tags=Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), line="")
 )
+GRANITE = ToolFormat("granite", "<|tool_call|>", end="]", opener="[", separator=",")
+PHI = ToolFormat("phi", "functools", end="]", opener="[", separator=",")
+KIMI = ToolFormat(
+    "kimi", "<|tool_call_begin|>functions.", named="<|tool_call_argument_begin|>", end="<|tool_call_end|>", numbered=":"
+)
+DEEPSEEK = ToolFormat("deepseek", "<｜tool▁call▁begin｜>", named="<｜tool▁sep｜>", end="<｜tool▁call▁end｜>")
+HARMONY = ToolFormat("harmony", "<|channel|>commentary to=functions.", named="<|message|>", end="<|call|>")
+LFM = ToolFormat("lfm", "<|tool_call_start|>", end="<|tool_call_end|>", whole=python_calls)
+GEMMA = ToolFormat("gemma", "<|tool_call>", end="<tool_call|>", whole=gemma_calls)
+MINIMAX = ToolFormat(
+    "minimax",
+    "<minimax:tool_call>",
+    end="</minimax:tool_call>",
+    blank="\n",
+    tags=Tags(('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), end="</invoke>"),
+)
 _SIGNS = {  # the first that is found
+    "<minimax:tool_call>": MINIMAX,  # MiniMax M2
+    "<|tool_call_argument_begin|>": KIMI,  # Kimi K2
+    "<｜tool▁sep｜>{": DEEPSEEK,
+    "<|tool_call_start|>": LFM,  # LFM2, LFM2.5
+    "<|tool_call>": GEMMA,  # Gemma 4
+    "<|channel|>commentary": HARMONY,  # gpt-oss
+    "<|tool_call|>": GRANITE,  # Granite 3
+    "<|tool|>": PHI,  # Phi-4-mini
+} | {  # the first that is found
     "<parameter=": QWEN_CODER,  # Qwen3-Coder, Qwen3.5
     "<function=": None,
     "</arg_key><arg_value>": GLM_IN_LINE,  # GLM-4.7

@@ -12,7 +12,7 @@ from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
 from outrider.inputs.tools.values import branches, table_of, values_of
-from outrider.tokens.grammar import JSON_STYLE, Source, check_schema, with_real_dates
+from outrider.tokens.grammar import JSON_STYLE, Source, check_schema, say_once, widened, with_real_dates
 from outrider.types import TextTokenizer
 
 _THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")  # markers that a free text may have
@@ -36,10 +36,16 @@ def source_of_calls(
     Raises:
         OptionError: for parameters whose schema cannot be followed in this format, or leads too deep.
     """
+    if form.whole:
+        raise OptionError(
+            f"tools cannot be followed: the format of this model's calls ({form.name}) has no grammar here. Set "
+            "tool_choice='auto', and leave strict out."
+        )
     functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
-    for function in functions:
+    for i, function in enumerate(functions):
         try:
             check_schema(function.get("parameters"))
+            functions[i] = _followed(function)
         except ValueError as error:
             raise OptionError(f"tools cannot be followed: in {function['name']!r}, {one_line(error)}.") from error
     calls = _Calls(form, tokenizer, once=once or only is not None)
@@ -47,7 +53,18 @@ def source_of_calls(
     rules.append(f"body: {' | '.join(f'body_{i}' for i in range(len(functions)))}")
     for i, function in enumerate(functions):
         rules += _body(form, f"body_{i}", function, tokenizer)
-    return Source("tools", "\n".join(rules))
+    parts = () if form.tags else tuple((each["name"], json.dumps(each.get("parameters") or {})) for each in functions)
+    return Source("tools", "\n".join(rules), parts=parts)
+
+
+def _followed(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function whose parameters have what the grammar can follow. Raises ValueError for a strict one with more."""
+    parameters = function.get("parameters")
+    if not parameters:
+        return function
+    made, left_out = widened(parameters, strict=bool(function.get("strict")))
+    say_once(f"the function {function['name']!r}", left_out)
+    return {**function, "parameters": made}
 
 
 class _Calls:

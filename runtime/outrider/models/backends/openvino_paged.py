@@ -168,6 +168,7 @@ class OpenVINOPaged(MeasuredBackend):
             trees=True,
             adapters=adapters.names if adapters else (),
             embeds_width=self._embeds_width,
+            states=bool(self._states),
         )
         self.use(Exactness())
 
@@ -243,8 +244,8 @@ class OpenVINOPaged(MeasuredBackend):
 
     @property
     def prefixes(self) -> Prefixes | None:
-        """The prefix cache as `PrefixStore` uses it; None if it has no layers, or some with states."""
-        return self.paged_cache if self._caches and not self._states else None
+        """The prefix cache as `PrefixStore` uses it; None if it has no layers."""
+        return self.paged_cache if self._caches else None
 
     def allocate(self, max_tokens: int) -> None:
         """Allocate a new cache, or on a device its first blocks.

@@ -30,6 +30,7 @@ from outrider.models.kv import (
 from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows
+_LENGTH_BYTES = 8
 
 
 class PagedCache:
@@ -131,13 +132,17 @@ class PagedCache:
             **dataclasses.asdict(self._counts),
         )
 
+    @property
+    def _bytes_per_row(self) -> int:
+        return sum(bytes_of(port, 1) for port in self._state_ports.values())
+
     def _use_of_rows(self) -> dict[str, int]:
         rows = self._rows
         if rows is None:
             return {}
         return {
             "num_rows": rows.capacity,
-            "bytes_per_row": sum(bytes_of(port, 1) for port in self._state_ports.values()),
+            "bytes_per_row": self._bytes_per_row,
             "num_used_rows": rows.num_used,
             "num_published_rows": rows.num_idle,
             "num_evicted_rows": rows.num_evicted,
@@ -184,15 +189,34 @@ class PagedCache:
         return self._pool.num_cached(keys, scope)
 
     def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
-        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other."""
+        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other; see `_with_rows`."""
         numbers = self._pool.blocks_of(keys, scope)
         if numbers is None:
             return None
         wanted = np.array(numbers[begin // self.block_size :]) + NUM_SCRATCH
-        return np.concatenate([self._tensors[name].read(wanted) for name in self._ports])
+        content = np.concatenate([self._tensors[name].read(wanted) for name in self._ports])
+        if self._rows is None:
+            return content
+        found: list[tuple[int, int]] = []
+        while (last := self._pool.last_row(keys[: found[-1][0] - 1] if found else keys, scope))[0] > begin:
+            found.append(last)
+        rows = [self._tensors[name].read(np.array([row])) for _, row in found for name in self._state_ports]
+        return _with_rows(content, [length for length, _ in found], rows)
+
+    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:
+        """As `Prefixes` says: up to the last row of states."""
+        if self._rows is None:
+            return end
+        found = [length for _, content in contents for length, _ in _split(content, self._bytes_per_row)[1]]
+        return max((length for length in found if length <= end), default=0)
 
     def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:  # noqa: ARG002
         """As `Prefixes` says. Not during a call."""
+        rows: list[tuple[int, NDArray[np.uint8]]] = []
+        if self._rows is not None:
+            split = [(begin, *_split(content, self._bytes_per_row)) for begin, content in contents]
+            contents = [(begin, content) for begin, content, _ in split]
+            rows = sorted((row for _, _, found in split for row in found), key=lambda row: row[0])
         size = sum(bytes_of(port, 1) for port in self._ports.values())
         check_contents(contents, len(keys), self.block_size, size)
         slot = self.open(len(keys), dataclasses.replace(NO_PROMPT, token_ids=keys, scope=scope, counted=False))
@@ -213,10 +237,20 @@ class PagedCache:
                     offset += part.size
                     if len(numbers):
                         self._tensors[name].write(numbers, part[skipped : skipped + len(numbers)])
+            for length, row in rows:
+                if slot.length < length <= len(keys):
+                    self._write_row(slot.take_row(length), row)
             slot.append(keys[slot.length :])
             slot.publish(prompt_keys(keys))
         finally:
             slot.close()
+
+    def _write_row(self, row: int, content: NDArray[np.uint8]) -> None:
+        offset = 0
+        for name, port in self._state_ports.items():
+            size = bytes_of(port, 1)
+            self._tensors[name].write(np.array([row], np.int32), content[offset : offset + size].reshape(1, -1))
+            offset += size
 
     def clear(self) -> None:
         """Drop all cached prefixes that no slot uses."""
@@ -275,3 +309,27 @@ def tokens_per_row(
     of_token = sum(bytes_of(port, 1) for port in ports.values()) / block_size
     of_row = sum(bytes_of(port, 1) for port in state_ports.values())
     return max(block_size, -(-of_row // max(int(of_token), 1)))
+
+
+def _with_rows(content: NDArray[np.uint8], lengths: Seq[int], rows: Seq[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The content of blocks, with the rows of the states after so many tokens behind it, and these lengths."""
+    ends = np.array([*lengths, len(lengths)], dtype="<i8").view(np.uint8)
+    return np.concatenate([content, *rows, ends])
+
+
+def _split(
+    content: NDArray[np.uint8], bytes_per_row: int
+) -> tuple[NDArray[np.uint8], list[tuple[int, NDArray[np.uint8]]]]:
+    """The content of blocks, and the rows behind it with their lengths, as `_with_rows` has joined them.
+
+    Raises:
+        ValueError: when it is too short for that.
+    """
+    size, end = _LENGTH_BYTES, len(content)
+    count = int(content[end - size :].copy().view("<i8")[0]) if end >= size else -1
+    begin = end - size * (count + 1) - bytes_per_row * count
+    if count < 0 or begin < 0:
+        raise ValueError(f"{end:,} bytes do not end with rows of states of {bytes_per_row:,} bytes")
+    lengths = content[begin + bytes_per_row * count : end - size].copy().view("<i8").tolist()
+    rows = content[begin : begin + bytes_per_row * count].reshape(count, bytes_per_row)
+    return content[:begin], [*zip(lengths, rows, strict=True)]

@@ -58,9 +58,13 @@ class PagedSlot(SlotTokens):
             count = len(branch)
             interval = self._states.interval_of(past, count, chunk.num_rows, generated=is_answer)
             self.state_calls.append(self._states.plan(past, count, interval))
-        if not is_answer:
-            self._states.ended(past + len(chunk.token_ids))
         return self.state_calls
+
+    def take_row(self, length: int) -> int:
+        """A row for the states after `length` tokens, which the caller writes, and which are published."""
+        if self._states is None:
+            raise AssertionError("the model has no states")
+        return self._states.restore(length)
 
     def _drop_plan(self) -> None:
         """Free the rows of a call that was not made, or whose tokens are not kept."""

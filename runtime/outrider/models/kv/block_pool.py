@@ -151,6 +151,12 @@ class BlockPool:
             return len(found) * self.block_size + num_more
         return len(found) * self.block_size
 
+    def last_row(self, token_ids: Seq[int], scope: bytes = b"") -> tuple[int, int]:
+        """The longest published prefix of these tokens that has a row of states: its tokens, and the row."""
+        root, text = self._roots.get(scope) or Root(scope), tuple(token_ids)
+        found, _, num_more, row = self._to_row(text, self._find(text, root), root)
+        return len(found) * self.block_size + num_more, row
+
     def blocks_of(self, token_ids: Seq[int], scope: bytes = b"") -> list[int] | None:
         """The published blocks that hold these tokens, the last one perhaps more; None if not all are published."""
         root = self._roots.get(scope)

@@ -268,12 +268,19 @@ class SequenceRows:
             if past < wanted < end and end // wanted - past // wanted <= _MOST_INNER:
                 self.mark(wanted)
                 return wanted
-        return LAST
+        return LAST if num_rows else self._spaced(past, end)
 
-    def ended(self, piece: int) -> None:
-        """A piece of a prompt ends at this length, whose row is published if the last one is far enough before it."""
-        if piece - self._last_mark >= self._pool.spacing:
-            self.mark(piece)
+    def _spaced(self, past: int, end: int) -> int:
+        """The interval for a piece of a long prompt: some rows in it, at least `StateRows.spacing` tokens apart."""
+        spacing = self._pool.spacing
+        interval = spacing * -(-(end - past) // (_MOST_INNER * spacing))
+        if interval >= end - past:
+            if end - self._last_mark >= spacing:
+                self.mark(end)
+            return LAST
+        for length in _lengths(past, end, interval):
+            self.mark(length)
+        return interval
 
     def mark(self, length: int) -> None:
         """Publish the row of this length, if there is one then."""
@@ -282,13 +289,23 @@ class SequenceRows:
 
     def store(self, call: StateCall) -> None:
         """Keep the rows that a call writes."""
-        self._rows |= zip(call.lengths, call.stored, strict=True)
+        for length, row in zip(call.lengths, call.stored, strict=True):
+            if length in self._rows:  # a call without tokens
+                self._free(length)
+            self._rows[length] = row
 
     def exchange(self, length: int, call: StateCall) -> None:
         """Keep the rows that a call has written for another branch after `length`, in place of those behind it."""
         for each in [each for each in self._rows if each > length]:
             self._free(each)
         self.store(call)
+
+    def restore(self, length: int) -> int:
+        """A row to which the states after `length` tokens are written from a file, and which is published."""
+        (row,) = self._pool.take(1, self)
+        self._rows[length] = row
+        self.mark(length)
+        return row
 
     def drop_call(self, call: StateCall) -> None:
         """Free the rows of a call whose tokens are not kept."""

@@ -73,7 +73,7 @@ class ResponseTool(msgspec.Struct, frozen=True):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
     type: Literal["function"]
-    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -261,7 +261,7 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     item_id: str | UnsetType = UNSET
     item: Any | UnsetType = UNSET
     content_index: Count | UnsetType = UNSET
-    part: OutputText | ReasoningText | UnsetType = UNSET
+    part: Any | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[Any] | UnsetType = UNSET

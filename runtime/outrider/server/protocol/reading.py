@@ -84,7 +84,7 @@ NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
 
 Body = TypeVar("Body", bound=Asked)
 
-_IGNORED = Ignored()
+IGNORED = Ignored()
 
 
 def read_request(body: bytes, kind: type[Body]) -> Body:
@@ -134,7 +134,7 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
             close = nearest(name, known)
             raise ApiError(400, f"There is no field '{name[:100]}'. {close}", param=name[:100], code="unknown_field")
         del fields[name]
-    _IGNORED.add(ignored)
+    IGNORED.add(ignored)
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

@@ -124,7 +124,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
-    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -37,7 +37,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """A model that is served. loaded: whether it is in memory. loading: what its load is doing, if one is under way.
 
     drafters: values of `drafter`, besides auto and none. adapters: values of `adapter`, besides none; or
-    "id:adapter" is the model's name.
+    "id:adapter" is the model's name. tools, reasoning: whether the chat template has a known form of calls and of
+    reasoning. vision: whether it sees images.
     """
 
     id: str
@@ -47,6 +48,11 @@ class ModelInfo(msgspec.Struct, frozen=True):
     drafters: list[str]
     adapters: list[str]
     max_model_len: Count  # context length, in tokens; the cache may hold less
+    architecture: str
+    quantization: str
+    tools: bool
+    reasoning: bool
+    vision: bool
     object: Literal["model"] = "model"
     owned_by: Literal["outrider"] = "outrider"
 

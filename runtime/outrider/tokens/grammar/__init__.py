@@ -17,6 +17,7 @@ from outrider.tokens.grammar.limits import GrammarLimits, check_schema
 from outrider.tokens.grammar.matcher import JSON_STYLE
 from outrider.tokens.grammar.source import Source
 from outrider.tokens.grammar.state import GrammarState, fill_masks
+from outrider.tokens.grammar.widening import say_once, widened
 
 __all__ = [
     "JSON_STYLE",
@@ -27,5 +28,7 @@ __all__ = [
     "Source",
     "check_schema",
     "fill_masks",
+    "say_once",
+    "widened",
     "with_real_dates",
 ]

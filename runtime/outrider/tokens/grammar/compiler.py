@@ -7,6 +7,7 @@ import json
 import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Lock, Semaphore, Thread
 from typing import TYPE_CHECKING
 
@@ -129,16 +130,31 @@ class Grammars:
             base = _compile(tokenizer, source) if source.is_cheap else self._try(tokenizer, source, entry, gone)
         except ClientLeft as left:
             raise (EngineClosed() if self.trials.closed else OptionError(_LEFT)) from left
-        except OptionError as error:
+        except OptionError as found:
+            error = self._named(tokenizer, source, entry, gone) or found
             with self._lock:
                 self._refused[_key(source)] = str(error)
                 if len(self._refused) > _KEPT_REFUSALS:
                     self._refused.popitem(last=False)
-            raise
+            raise error from found
         with self._lock:
             entry.base = base
             self._evict()
         return base
+
+    def _named(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> OptionError | None:
+        """The error of a grammar for tools that names the first function whose schema is refused."""
+        for name, schema in source.parts:
+            part = replace(source, option="json_schema", text=schema, before="", parts=())
+            try:
+                _check(part)
+                _ = _compile(tokenizer, part) if part.is_cheap else self._try(tokenizer, part, entry, gone)
+            except OptionError as error:
+                wrong = str(error).partition(" cannot be followed: ")[2] or str(error)
+                return OptionError(f"tools cannot be followed: in {name!r}, {wrong}")
+            except ClientLeft:
+                return None
+        return None
 
     def _try(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> LLMatcher:
         limits = self.limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,12 +34,14 @@ class Source:
 
     option: "json_schema", "regex" or "grammar"; "tools" for a Lark grammar that was made for them. text: a JSON schema
     as JSON, a regular expression, or a Lark grammar. before: a Lark rule for what comes before it, which refers to it
-    as @answer; empty if nothing does.
+    as @answer; empty if nothing does. parts: of one for tools, the JSON schema of each function's arguments by its
+    name, to say which one is wrong.
     """
 
     option: str
     text: str
     before: str = ""
+    parts: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, config: GenerationConfig) -> Source | None:

@@ -1,0 +1,53 @@
+"""The bytes that single tokens stand for, by a tokenizer's tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def read_token_bytes(folder: Path) -> dict[int, bytes]:
+    """By token id, without special tokens; empty where the file is missing, or of a kind that is not known.
+
+    Raises:
+        OSError, ValueError: when it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content.get("model", {}).get("vocab")
+    if not isinstance(vocabulary, dict):
+        return {}
+    kinds = {*_types_of(content.get("decoder"))}
+    if "ByteLevel" in kinds:
+        table = _characters_of_bytes()
+        return {i: bytes(map(table.__getitem__, text)) for text, i in vocabulary.items() if {*text} <= table.keys()}
+    if "ByteFallback" in kinds:
+        return {i: _spelled(text) for text, i in vocabulary.items()}
+    return {}
+
+
+def _spelled(text: str) -> bytes:
+    found = _BYTE.fullmatch(text)
+    return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
+
+
+def _types_of(value: Any) -> list[str]:
+    """The types of a decoder and of those in it."""
+    if not isinstance(value, dict):
+        return []
+    return [str(value.get("type")), *(kind for each in value.get("decoders", ()) for kind in _types_of(each))]
+
+
+def _characters_of_bytes() -> dict[str, int]:
+    """GPT-2's table of printable characters for all bytes: openai/gpt-2, `encoder.py: bytes_to_unicode`."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

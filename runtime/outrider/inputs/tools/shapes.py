@@ -1,0 +1,121 @@
+"""Calls in other shapes than a format's own, as small models write them, and in syntaxes that are read whole."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. arguments: JSON, as the model wrote it; incomplete if the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+ReadWhole: TypeAlias = Callable[[str], list[ToolCall]]
+
+_KEYS = ("name", "function", "arguments", "parameters", "type", "id", "index", "tool_name", "tool")
+_FIRST_KEY = re.compile(r'\s*\[?\s*\{\s*"([^"\\]*)"\s*:')
+_BEFORE_KEY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"\\]*"?\s*)?)?')
+_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])')
+
+
+def may_be_call(text: str) -> bool:
+    """Whether a text may be the beginning of a call in JSON, or of a list of them."""
+    found = _FIRST_KEY.match(text)
+    return found[1] in _KEYS if found else _BEFORE_KEY.fullmatch(text) is not None and bool(text.strip())
+
+
+def calls_of(text: str) -> list[ToolCall]:
+    """The calls that a JSON value is, whatever the order of its keys; none if it is something else.
+
+    Arguments may be a text that is JSON, and missing. Commas before a bracket are left out.
+    """
+    try:
+        value = json.loads(_TRAILING_COMMA.sub(r"\1\2", text), strict=False)
+    except (ValueError, RecursionError):
+        return []
+    found = [_call_of(each) for each in (value if isinstance(value, list) else [value])]
+    calls = [call for call in found if call is not None]
+    return calls if len(calls) == len(found) else []
+
+
+def _call_of(value: Any) -> ToolCall | None:
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
+        value = value["function"]
+    if not isinstance(value, Mapping):
+        return None
+    names = [value[key] for key in ("name", "function", "tool_name", "tool") if isinstance(value.get(key), str)]
+    if not names or not {*value} <= {*_KEYS}:
+        return None
+    arguments = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(arguments, Mapping):
+        return None
+    return ToolCall(names[0], json.dumps(arguments, ensure_ascii=False))
+
+
+def python_calls(text: str) -> list[ToolCall]:
+    """Calls as Python writes them, [f(a="x"), g()]: LFM2, Llama 4."""
+    try:
+        parsed = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    nodes = parsed.elts if isinstance(parsed, ast.List) else [parsed]
+    calls = list[ToolCall]()
+    for node in nodes:
+        if not isinstance(node, ast.Call) or node.args:
+            return []
+        try:
+            given = {str(each.arg): _literal(each.value) for each in node.keywords}
+            calls.append(ToolCall(ast.unparse(node.func), json.dumps(given, ensure_ascii=False)))
+        except (ValueError, TypeError, RecursionError):
+            return []
+    return calls
+
+
+def _literal(node: ast.expr) -> Any:
+    """A literal, in which JSON's true, false and null may stand for Python's."""
+    names = {"true": True, "false": False, "null": None}
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    if isinstance(node, ast.List):
+        return [_literal(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _literal(key) for key in node.keys]
+        return dict(zip(keys, map(_literal, node.values), strict=True))
+    return ast.literal_eval(node)
+
+
+_GEMMA_HEAD = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
+_GEMMA_STRING = '<|"|>'
+
+
+def gemma_calls(text: str) -> list[ToolCall]:
+    """A call as Gemma 4 writes it: call:f{a:<|"|>x<|"|>,b:[1,true]}, with keys that have no quotes."""
+    found = _GEMMA_HEAD.fullmatch(text)
+    if found is None:
+        return []
+    written = "".join(_gemma_parts(found[2]))
+    try:
+        return [ToolCall(found[1], json.dumps(json.loads(written), ensure_ascii=False))]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _gemma_parts(text: str) -> Iterator[str]:
+    for i, part in enumerate(text.split(_GEMMA_STRING)):
+        if i % 2:
+            yield json.dumps(part, ensure_ascii=False)
+        else:
+            yield re.sub(r"([{,]\s*)([A-Za-z_][\w.-]*)(\s*:)", r'\1"\2"\3', part)

@@ -1,0 +1,282 @@
+"""Ollama's API below /api: the same answers in its words, as Home Assistant and plugins of editors ask for them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from outrider.decoding.results import Result, TextChunk
+from outrider.inputs.reasoning import Thought
+from outrider.server.answers import Answer, Head
+from outrider.server.chat import reading_of
+from outrider.server.conversations import Conversations
+from outrider.server.errors import ApiError
+from outrider.server.models import Model
+from outrider.server.options import Choice, choices_of_chat, choices_of_completion
+from outrider.server.protocol.reading import IGNORED, read_fields, read_object
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.reader import Piece, Reader, Reading
+
+# Ollama's options that requests have here, by their names, and those that cannot change an answer.
+_OPTIONS = {
+    "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "typical_p": "typical_p",
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
+                               "frequency_penalty", "mirostat", "tfs_z")},
+}  # fmt: skip
+_HARMLESS = (
+    "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu",
+    "num_keep", "num_thread", "numa", "penalize_newline", "use_mlock", "use_mmap", "vocab_only",
+)  # fmt: skip
+_TOP = ("keep_alive", "context", "name", "truncate", "shift")
+_CHAT, _TEXT = ("model", "messages", "tools", "stream", "format", "options", "think"), (
+    "model", "prompt", "suffix", "system", "template", "raw", "images", "stream", "format", "options", "think",
+)  # fmt: skip
+
+
+def _read(body: bytes, known: Seq[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A body's fields, and the chat's fields that they all have."""
+    fields = read_object(body)
+    IGNORED.add(name for name in _TOP if fields.pop(name, None) is not None)
+    for name in fields:
+        if name not in known:
+            raise ApiError(400, f"There is no field '{name[:100]}' in Ollama's API. Leave it out.", param=name[:100])
+    model = fields.get("model")
+    made: dict[str, Any] = {
+        "model": model.removesuffix(":latest") if isinstance(model, str) else model,
+        "stream": fields.get("stream") is not False,
+        **_options(fields.get("options") or {}),
+        **_format(fields.get("format")),
+        **_thinking(fields.get("think")),
+    }
+    return fields, made
+
+
+def _options(options: Any) -> dict[str, Any]:
+    if not isinstance(options, Mapping):
+        raise ApiError(400, "'options' is not an object.", param="options", code="invalid_type")
+    made = {}
+    for name, value in options.items():
+        if name == "repeat_last_n":
+            if value not in (None, -1) and options.get("repeat_penalty") not in (None, 1, 1.0):
+                message = "repeat_last_n is not supported: the penalty is for all tokens. Set it to -1."
+                raise ApiError(400, message, param="options.repeat_last_n", code="unsupported_field")
+        elif name in _HARMLESS:
+            IGNORED.add([f"options.{name}"])
+        elif name in _OPTIONS:
+            made[_OPTIONS[name]] = value
+        else:
+            raise ApiError(400, f"There is no option '{name[:100]}'. Leave it out.", param=f"options.{name[:100]}")
+    if made.get("max_tokens") == -2:
+        made["max_tokens"] = -1
+    return made
+
+
+def _format(form: Any) -> dict[str, Any]:
+    if form in (None, ""):
+        return {}
+    if form == "json":
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form}}}
+
+
+def _thinking(think: Any) -> dict[str, Any]:
+    if isinstance(think, str):
+        return {"reasoning_effort": think}
+    return {} if think is None else {"enable_thinking": think}
+
+
+def _turn(message: Any, place: int) -> Any:
+    """A message as one of a chat: images beside the text become parts, and a call's arguments are an object."""
+    if not isinstance(message, Mapping):
+        return message
+    turn = {name: message[name] for name in ("role", "content", "thinking", "tool_call_id") if name in message}
+    if message.get("images"):
+        turn["content"] = _parts(message.get("content") or "", message["images"], f"messages[{place}].images")
+    if message.get("tool_calls"):
+        turn["tool_calls"] = message["tool_calls"]
+    if "tool_name" in message:
+        turn["name"] = message["tool_name"]
+    return turn
+
+
+def _parts(text: Any, images: Any, place: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for image in images if isinstance(images, list) else [images]:
+        try:
+            base64.b64decode(image, validate=True)
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise ApiError(400, "An image is not base64.", param=place, code="invalid_type") from error
+        parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}})
+    return parts
+
+
+class OllamaChat(Answer[Any]):
+    """The answer to /api/chat, as lines of JSON."""
+
+    kind = ChatRequest
+    prefix = "ollama-"
+    last = ""
+    lines = True
+
+    def __init__(self, request: Any, head: Head, choices: Seq[Choice]) -> None:
+        super().__init__(request, head, choices)
+        is_chat = isinstance(request, ChatRequest)
+        self._reading = reading_of(request, head) if is_chat else Reading()
+        self._reader: Reader | None = None
+        self._call: dict[str, Any] | None = None  # one whose arguments are coming
+
+    @classmethod
+    def read(cls, body: bytes) -> Any:
+        """The chat that a body asks for."""
+        fields, made = _read(body, _CHAT)
+        messages = fields.get("messages")
+        turns = [_turn(message, i) for i, message in enumerate(messages)] if isinstance(messages, list) else messages
+        return read_fields(made | {"messages": turns, "tools": fields.get("tools")}, ChatRequest)
+
+    @staticmethod
+    def choices(request: Any, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+        """The one answer."""
+        if isinstance(request, ChatRequest):
+            return choices_of_chat(request)[:1]
+        return choices_of_completion(request)[:1]
+
+    def whole(self, results: Seq[Result]) -> Any:
+        """The answer in one body."""
+        result = results[0]
+        said = [self._shown(piece) for piece in self._pieces(result.text, result, thinks=result.thinks)]
+        message: dict[str, Any] = {"role": "assistant", "content": ""}
+        for part in filter(None, said):
+            for key, value in part.items():
+                message[key] = message.get(key, type(value)()) + value
+        return self._body(message) | self._ended(result)
+
+    def begin(self) -> Iterator[Any]:
+        """Nothing comes before the text."""
+        return iter(())
+
+    def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:  # noqa: ARG002
+        """What a piece adds."""
+        for piece in self._pieces(chunk.text, chunk.result, thinks=chunk.thinks):
+            if shown := self._shown(piece):
+                yield self._body({"role": "assistant", "content": "", **shown}) | {"done": False}
+        if chunk.result:
+            yield self._body({"role": "assistant", "content": ""}) | self._ended(chunk.result)
+
+    def failure(self, error: ApiError) -> Any:
+        """The line that ends a stream which fails."""
+        return {"error": error.body.error.message}
+
+    def _pieces(self, text: str, result: Result | None, *, thinks: bool) -> list[Piece | dict[str, Any]]:
+        """What comes next; calls are given out when they are complete."""
+        reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
+        made: list[Piece | dict[str, Any]] = []
+        for piece in reader.push(text) + (reader.finish(result) if result else []):
+            if isinstance(piece, Thought | str):
+                made += [*self._whole_call(), piece]
+            elif piece.name is not None:
+                made += self._whole_call()
+                self._call = {"name": piece.name, "arguments": piece.arguments}
+            elif self._call is not None:
+                self._call["arguments"] += piece.arguments
+        return made + (self._whole_call() if result else [])
+
+    def _whole_call(self) -> list[dict[str, Any]]:
+        call, self._call = self._call, None
+        if call is None:
+            return []
+        try:
+            return [{"function": call | {"arguments": msgspec.json.decode(call["arguments"] or "{}")}}]
+        except msgspec.DecodeError:
+            return []  # it was cut
+
+    def _shown(self, piece: Any) -> dict[str, Any]:
+        if isinstance(piece, Thought):
+            return {"thinking": piece.text}
+        return {"content": piece} if isinstance(piece, str) else {"tool_calls": [piece]}
+
+    def _body(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self.head.model, "created_at": datetime.now(UTC).isoformat(), "message": message}
+
+    def _ended(self, result: Result) -> dict[str, Any]:
+        stats = result.stats
+        prompt, answer = int(stats.time_to_first_token * 1e9), int(stats.decode_seconds * 1e9)
+        return {
+            "done": True,
+            "done_reason": "length" if result.finish_reason == "length" else "stop",
+            "total_duration": prompt + answer,
+            "load_duration": 0,
+            "prompt_eval_count": stats.num_prompt_tokens,
+            "prompt_eval_duration": prompt,
+            "eval_count": stats.num_generated_tokens,
+            "eval_duration": answer,
+        }
+
+
+class OllamaText(OllamaChat):
+    """The answer to /api/generate: to a prompt through the chat template, or without it if it is raw."""
+
+    @classmethod
+    def read(cls, body: bytes) -> Any:
+        """The chat or the completion that a body asks for."""
+        fields, made = _read(body, _TEXT)
+        if fields.get("template"):
+            message = "'template' is not supported: the model's own is used. Leave it out, or set raw to true."
+            raise ApiError(400, message, param="template", code="unsupported_field")
+        prompt = fields.get("prompt") or ""
+        if fields.get("raw") or fields.get("suffix"):
+            made.pop("enable_thinking", None)
+            made.pop("reasoning_effort", None)
+            return read_fields(made | {"prompt": prompt, "suffix": fields.get("suffix")}, CompletionRequest)
+        system = fields.get("system")
+        content = _parts(prompt, fields["images"], "images") if fields.get("images") else prompt
+        turns = [{"role": "system", "content": system}] if system else []
+        return read_fields(made | {"messages": [*turns, {"role": "user", "content": content}]}, ChatRequest)
+
+    def _body(self, message: dict[str, Any]) -> dict[str, Any]:
+        made = super()._body({}) | {"response": message.get("content", "")}
+        del made["message"]
+        return made | ({"thinking": message["thinking"]} if message.get("thinking") else {})
+
+
+def tag_of(model: Model) -> dict[str, Any]:
+    """A model in /api/tags and /api/ps."""
+    info, manifest = model.info, model.bundle.manifest
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": datetime.fromtimestamp(info.created, UTC).isoformat(),
+        "size": sum(each.size for each in manifest.files),
+        "digest": model.fingerprint.removeprefix("outrider-").ljust(64, "0"),
+        "details": details_of(model),
+    }
+
+
+def details_of(model: Model) -> dict[str, Any]:
+    """What Ollama says of a model's kind."""
+    main = model.bundle.manifest.main
+    family = main.geometry.architecture
+    return {
+        "parent_model": "", "format": "outrider", "family": family, "families": [family], "parameter_size": "",
+        "quantization_level": main.weights,
+    }  # fmt: skip
+
+
+def shown(model: Model) -> dict[str, Any]:
+    """A model in /api/show."""
+    info, main = model.info, model.bundle.manifest.main
+    family = main.geometry.architecture
+    abilities = {"tools": info.tools, "thinking": info.reasoning, "vision": info.vision}
+    return {
+        "modelfile": "", "parameters": "", "template": model.chat_templates.default, "details": details_of(model),
+        "model_info": {
+            "general.architecture": family, f"{family}.context_length": info.max_model_len,
+            "general.basename": model.name,
+        },
+        "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
+    }  # fmt: skip

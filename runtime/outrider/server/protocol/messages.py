@@ -1,0 +1,177 @@
+"""Bodies of Anthropic's Messages API, /v1/messages: requests, and what answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.server.protocol.requests import AtLeastOne, Effort, NotNegative
+from outrider.server.protocol.responses import Count, Timings
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """A text."""
+
+    text: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """An image or a document. type: "base64" with data and media_type, "url" with url, or "text" with data."""
+
+    type: Literal["base64", "url", "text", "content", "file"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
+    """An image, for a model that sees them."""
+
+    source: Source
+
+
+class DocumentBlock(msgspec.Struct, frozen=True, tag_field="type", tag="document"):
+    """A document; those that are text are read."""
+
+    source: Source
+    title: str | None = None
+
+
+class ThinkingBlock(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
+    """The reasoning of an earlier answer. Its signature is ignored."""
+
+    thinking: str
+
+
+class RedactedBlock(msgspec.Struct, frozen=True, tag_field="type", tag="redacted_thinking"):
+    """Reasoning that nobody can read; ignored."""
+
+
+class ToolUseBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
+    """A call of an earlier answer."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_result"):
+    """What a call gave."""
+
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
+
+
+class GivenMessage(msgspec.Struct, frozen=True):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class GivenTool(msgspec.Struct, frozen=True):
+    """A function that the model may call. Tools of Anthropic's own, which have another type, are skipped."""
+
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+    type: str | None = None
+
+
+class GivenChoice(msgspec.Struct, frozen=True):
+    """Whether the model calls functions."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(msgspec.Struct, frozen=True):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, frozen=True):
+    """effort: a variable of the chat template. format: of the answer."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat to answer. The fields that are not named here, if they are of this server, are those of chats."""
+
+    model: str
+    messages: Annotated[list[GivenMessage], msgspec.Meta(min_length=1)]
+    max_tokens: AtLeastOne | None = None
+    system: str | list[TextBlock] | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    top_k: NotNegative | None = None
+    stream: bool | None = None
+    tools: list[GivenTool] | None = None
+    tool_choice: GivenChoice | None = None
+    thinking: Effort | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+
+
+class MessageUsage(msgspec.Struct, frozen=True):
+    """input_tokens: of the prompt, without those from the prefix cache, which cache_read_input_tokens are."""
+
+    input_tokens: Count
+    output_tokens: Count
+    cache_read_input_tokens: Count = 0
+    cache_creation_input_tokens: Count = 0
+
+
+class MessageObject(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. content: blocks of text, thinking and tool_use."""
+
+    id: str
+    model: str
+    content: list[dict[str, Any]]
+    usage: MessageUsage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    timings: Timings | UnsetType = UNSET
+
+
+class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream; which fields it has depends on its type."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+    message: MessageObject | UnsetType = UNSET
+    index: Count | UnsetType = UNSET
+    content_block: Any | UnsetType = UNSET
+    delta: Any | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
+    error: Any | UnsetType = UNSET
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The tokens of a prompt."""
+
+    input_tokens: Count

@@ -1,0 +1,149 @@
+"""Reasoning in answers: apart from the content, whole and streamed, with any draft, and before a grammar."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from outrider.inputs.reasoning import ReasoningFormat, formats
+from serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from serving import Live
+
+# It ends within the reasoning, as those of Qwen3.5 and R1 do. This model never ends it itself: the budget does.
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.reasoning_content %}<think>\n"
+    "{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think></think>' if enable_thinking is false else "
+    "'<think>' }}\n{% endif %}"
+)
+HELLO = [{"role": "user", "content": "Why is the sky blue?"}]
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+THINKING = {"model": "tiny", "messages": HELLO, "max_tokens": 24, "reasoning_budget": 6, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny: Path) -> Iterator[Live]:
+    with serving({"tiny": tiny}) as live:
+        live.service.models.find("tiny").load()
+        tokenizer: Any = live.engine().tokenizer
+        tokenizer.set_chat_template(TEMPLATE)
+        yield live
+
+
+def post(live: Live, path: str, body: dict[str, Any]) -> Any:
+    answer = httpx.post(live.url + path, json=body, timeout=300)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(live: Live, path: str, body: dict[str, Any]) -> list[Any]:
+    text = httpx.post(live.url + path, json=body | {"stream": True}, timeout=300).text
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def test_a_budget_gives_the_same_tokens_with_any_draft(thinker: Live) -> None:
+    engine = thinker.engine()
+    for options in ({}, {"temperature": 1, "seed": 3}):
+        asked: dict[str, Any] = {"max_new_tokens": 24, "reasoning_budget": 6, "ignore_eos": True, **options}
+        plain = engine.generate(HELLO, drafter=None, **asked)
+        assert plain.text.count("</think>") == 1
+        assert plain.thinks
+        for drafter in ("ngram", "suffix", "auto"):
+            assert engine.generate(HELLO, drafter=drafter, **asked).token_ids == plain.token_ids
+        copied = engine.generate(HELLO, drafter="suffix", references=[plain.text], num_assistant_tokens=8, **asked)
+        assert copied.token_ids == plain.token_ids
+        assert copied.stats.num_accepted_tokens > 0
+
+
+def test_reasoning_comes_apart_from_the_content(thinker: Live) -> None:
+    text = thinker.engine().generate(HELLO, max_new_tokens=24, reasoning_budget=6, ignore_eos=True).text
+    reasoning, _, content = text.partition("</think>")
+    answer = post(thinker, CHAT, THINKING)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] == message["reasoning"] == reasoning.strip()
+    assert message["content"] == content.lstrip()
+    details = answer["usage"]["completion_tokens_details"]
+    marker = len(thinker.engine().tokenizer.encode("</think>"))
+    assert 6 <= details["reasoning_tokens"] <= 6 + marker
+    deltas = [event["choices"][0]["delta"] for event in events(thinker, CHAT, THINKING)]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+
+
+def test_it_is_left_in_the_text_or_out_of_the_answer(thinker: Live) -> None:
+    whole = post(thinker, CHAT, THINKING | {"reasoning_format": "none"})["choices"][0]["message"]
+    apart = post(thinker, CHAT, THINKING)["choices"][0]["message"]
+    assert "</think>" in whole["content"]
+    assert "reasoning_content" not in whole
+    for fields in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
+        left = post(thinker, CHAT, THINKING | fields)["choices"][0]["message"]
+        assert left["content"] == apart["content"]
+        assert "reasoning_content" not in left
+
+
+def test_a_model_that_is_told_not_to_think_does_not(thinker: Live) -> None:
+    for fields in ({"enable_thinking": False}, {"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}):
+        message = post(thinker, CHAT, THINKING | fields)["choices"][0]["message"]
+        assert "reasoning_content" not in message
+        assert message["content"]
+
+
+def test_responses_have_reasoning_items(thinker: Live) -> None:
+    chat = post(thinker, CHAT, THINKING)["choices"][0]["message"]
+    body = {"model": "tiny", "input": HELLO, "max_output_tokens": 24, "reasoning_budget": 6, "ignore_eos": True}
+    answer = post(thinker, RESPONSES, body)
+    thought, message = answer["output"]
+    assert (thought["type"], message["type"]) == ("reasoning", "message")
+    assert thought["content"] == [{"type": "reasoning_text", "text": chat["reasoning_content"]}]
+    assert message["content"][0]["text"] == chat["content"]
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] >= 6
+    streamed = events(thinker, RESPONSES, body)
+    added = [event["delta"] for event in streamed if event["type"] == "response.reasoning_text.delta"]
+    assert "".join(added) == chat["reasoning_content"]
+    items = [event["item"]["type"] for event in streamed if event["type"] == "response.output_item.done"]
+    assert items == ["reasoning", "message"]
+    # The items back, as a client sends them: the template writes the reasoning.
+    back = post(thinker, RESPONSES, body | {"input": [*HELLO, thought, message, *HELLO]})
+    without = post(thinker, RESPONSES, body | {"input": [*HELLO, message, *HELLO]})
+    assert back["usage"]["input_tokens"] > without["usage"]["input_tokens"]
+    stored = post(thinker, RESPONSES, body | {"previous_response_id": answer["id"]})
+    assert stored["usage"]["input_tokens"] == back["usage"]["input_tokens"]
+
+
+def test_a_grammar_begins_after_the_reasoning(thinker: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the end is a token of its own; here <tool_call> is."""
+    form = ReasoningFormat("toy", "<think>", "<tool_call>")
+    monkeypatch.setattr(formats, "_of_template", lambda template: form if "<think>" in template else None)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    engine = thinker.engine()
+    asked: dict[str, Any] = {"max_new_tokens": 60, "reasoning_budget": 5, "json_schema": schema}
+    texts = set()
+    for drafter in (None, "ngram"):
+        result = engine.generate(HELLO, drafter=drafter, **asked)
+        reasoning, content = form.parse(result.text, opened=result.thinks)
+        assert reasoning
+        assert set(json.loads(content)) == {"a"}
+        texts.add(result.text)
+    assert len(texts) == 1
+    for options in (
+        {"regex": "[0-9]{3}", "json_schema": None},
+        {"grammar": 'start: "yes" | "no"', "json_schema": None},
+    ):
+        result = engine.generate(HELLO, **asked | options)
+        _, content = form.parse(result.text, opened=result.thinks)
+        assert content in ("yes", "no") or content.isdecimal()
+    closed = engine.generate(HELLO, **asked, chat_template_kwargs={"enable_thinking": False})
+    assert closed.text

@@ -1,0 +1,88 @@
+"""Schemas as Pydantic, zod, schemars and others write them: followed, or widened where that is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance", reason="the extra [structured]")
+
+import jsonschema
+from llguidance import LLMatcher
+
+from outrider.tokens.grammar.widening import widened
+
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog"]}}, "required": ["kind"]}
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
+# A schema, what is left out of it, and values that are valid and not, also for what is followed.
+CASES: dict[str, tuple[dict[str, Any], list[str], list[Any], list[Any]]] = {
+    "format of others": ({"type": "string", "format": "password"}, [], ["a"], [1]),
+    "schemars' integer": ({"type": "integer", "format": "uint8", "minimum": 0, "maximum": 255}, [], [3], [256]),
+    "known format": ({"type": "string", "format": "date"}, [], ["2024-02-29"], [1]),
+    "pydantic's union": (
+        {"discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/Cat"}},
+         "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}], "$defs": {"Cat": CAT, "Dog": DOG}},
+        [], [{"kind": "cat", "lives": 9}, {"kind": "dog"}], [{"kind": "cow"}, {}],
+    ),
+    "zod's union": ({"oneOf": [CAT, DOG]}, [], [{"kind": "dog"}], [{"kind": "cow"}]),
+    "schemars' enum": ({"oneOf": [{"type": "string", "enum": ["A"]}, {"const": "B"}]}, [], ["A", "B"], ["C"]),
+    "overlapping": (
+        {"oneOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object", "properties": {"b": {}}}]},
+        ["/oneOf (followed as anyOf)"], [{"a": 1}], [1],
+    ),
+    "a set": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["/uniqueItems"], [["a"]], [[1]]),
+    "a list": ({"type": "array", "uniqueItems": False}, [], [[1, 1]], [{}]),
+    "zod's record": (
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+        [], [{"a": 1}], [{"a": "b"}],
+    ),
+    "pydantic's keys": (
+        {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}},
+        [], [{"a": 1}], [{"c": 1}, {"a": "b"}],
+    ),
+    "keys by a pattern": ({"type": "object", "propertyNames": {"pattern": "^x_"}}, [], [{"x_1": 1}], [{"y": 1}]),
+    "long keys": ({"type": "object", "propertyNames": {"maxLength": 3}}, ["/propertyNames"], [{"a": 1}], [1]),
+    "decimal": (
+        {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL}]}, [], [1.5, "1.5", ".5", "00", "-7."],
+        ["", ".", "+", "1.5.2", "x"],
+    ),
+    "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9]).+$"}, ["/pattern"], ["a1"], [1]),
+    "negation": (
+        {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, ["/properties/a/not"], [{"a": 1}], [1],
+    ),
+    "condition": (
+        {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, ["/if", "/then"], [{}], [1],
+    ),
+    "OpenAPI's null": ({"type": "string", "nullable": True}, [], ["a"], [1]),
+    "notes": ({"type": "string", "examples": ["a"], "x-note": 1, "deprecated": True}, [], ["a"], [1]),
+    "definitions anywhere": (
+        {"type": "object", "properties": {
+            "a": {"$ref": "#/properties/b/$defs/A"}, "b": {"$defs": {"A": {"type": "integer"}}},
+        }},
+        [], [{"a": 1}], [{"a": "x"}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_schemas_of_generators_are_followed(case: str) -> None:
+    schema, left_out, valid, wrong = CASES[case]
+    made, found = widened(schema)
+    assert found == left_out
+    assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(made))
+    follows = jsonschema.Draft202012Validator(made).is_valid
+    assert all(map(follows, valid))
+    assert not any(map(follows, wrong))
+    if left_out:
+        with pytest.raises(ValueError, match="the schema is strict"):
+            widened(schema, strict=True)
+    else:
+        assert widened(schema, strict=True) == (made, [])
+
+
+def test_what_is_followed_is_left_as_it_is() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, None]}, "minItems": 1}}}
+    assert widened(schema) == (schema, [])
+    assert widened(True) == (True, [])
