@@ -1,6 +1,6 @@
 """Layers whose feed-forward part is a mixture of experts: of each token, a router chooses some of them.
 
-experts = experts_of("softmax", "", config, 3)     # of layer 3; None if its feed-forward part is dense
+experts = experts_of("softmax", config, 3)     # of layer 3; None if its feed-forward part is dense
 experts.shapes                                  # of all experts' matrices, one below the other
 """
 
@@ -10,17 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.bundle.manifest import MOST_WIDTH
-from outrider.models.backends.mixture import DOWN, GATE, UP, Experts
+from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, UP, Experts
 
 __all__ = ["CHOICE", "DOWN", "GATE", "GATE_UP", "ROUTER", "SHARED_GATE", "UP", "Experts", "experts_of"]
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
 SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
-GATE_UP = "mlp.experts.gate_up_proj"  # both in one tensor, of each expert gate first
 _MOST_EXPERTS = 4096
 
 
-def experts_of(router: str, shared: str, config: Mapping[str, Any], i: int) -> Experts | None:
+def experts_of(
+    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False
+) -> Experts | None:
     """The mixture of layer i by a config.json; None if its feed-forward part is dense. router: "" for dense models.
 
     Raises:
@@ -47,4 +48,5 @@ def experts_of(router: str, shared: str, config: Mapping[str, Any], i: int) -> E
         eps=1e-6 if is_sigmoid else 0.0,
         scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid else 1.0,
         shared=shared,
+        clamped=clamped,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 from openvino.utils.node_factory import NodeFactory
 
-from outrider.models.backends.mixture import GATE, Experts, mixture
+from outrider.models.backends.mixture import GATE, Experts, Router, mixture
 from outrider.models.backends.taps import ints, parameter
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _mixed(rows: ov.Node, weights: Weights, layer: str) -> ov.Node:
     def activate(gate: ov.Node) -> ov.Node:
         return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
 
-    return mixture(experts, rows, (weights[f"{layer}.mlp.{ROUTER}.weight"], None), matrix, activate)
+    return mixture(experts, rows, Router(weights[f"{layer}.mlp.{ROUTER}.weight"]), matrix, activate)
 
 
 def normed_if(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
