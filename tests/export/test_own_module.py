@@ -225,6 +225,29 @@ def test_a_gguf_file_has_what_its_checkpoint_has(kind: str, tmp_path: Path) -> N
         np.testing.assert_allclose(of_file.tensors[name], values, atol=1e-6)
 
 
+def apart(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Experts as Qwen3-Next has them: each with tensors of its own."""
+    made, prefix = dict(tensors), "mtp.layers.0.mlp.experts"
+    both, down = made.pop(f"{prefix}.gate_up_proj"), made.pop(f"{prefix}.down_proj")
+    for i, parts in enumerate(zip(*np.split(both, 2, axis=1), down, strict=True)):
+        for part, values in zip(("gate", "up", "down"), parts, strict=True):
+            made[f"{prefix}.{i}.{part}_proj.weight"] = np.ascontiguousarray(values)
+    return made
+
+
+def test_experts_may_have_a_tensor_each(tmp_path: Path) -> None:
+    of_one = write_module(tmp_path / "one", "mtp experts").read(GEOMETRY)
+    module = apart(tensors_of("mtp experts"))
+    save_file(module, tmp_path / "one" / "model.safetensors")
+    names = {name.removeprefix("mtp."): name for name in module}
+    found = OwnModule(tmp_path / "one", None, config_of("mtp experts"), names).read(GEOMETRY)
+    assert found.tensors.keys() == of_one.tensors.keys()
+    assert all(np.array_equal(found.tensors[name], values) for name, values in of_one.tensors.items())
+    del names["layers.0.mlp.experts.3.up_proj.weight"]
+    with pytest.raises(ExportError, match="experts differ in .*up_proj.weight, or some are missing"):
+        OwnModule(tmp_path / "one", None, config_of("mtp experts"), names).read(GEOMETRY)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
