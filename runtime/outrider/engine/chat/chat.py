@@ -230,8 +230,12 @@ class Chat:
             self._cancel = Event()
             try:
                 check_images([*self.messages, *messages], self._engine.vision)
-                lay_out = functools.partial(self._layout.prompt, before, messages)
-                answer = _Answer(lay_out, {**self.options, **options}, self._cancel)
+                asked = {**self.options, **options}
+                generation = self._engine.config.generation
+                if asked.get("chat_template_kwargs") is not None:
+                    generation = generation.replace(chat_template_kwargs=asked["chat_template_kwargs"])
+                layout = replace(self._layout, variables=generation.chat_template_kwargs)
+                answer = _Answer(functools.partial(layout.prompt, before, messages), asked, self._cancel)
                 try:
                     yield answer
                 except Exception:
