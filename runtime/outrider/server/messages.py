@@ -254,10 +254,10 @@ class Messages(Answer[ChatRequest]):
         )
 
     def _stop_reason(self, result: Result) -> StopReason:
-        if result.finish_reason == "length":
-            return "max_tokens"
         if result.stop_string is not None:
             return "stop_sequence"
+        if result.finish_reason == "length":
+            return "max_tokens"
         return "tool_use" if self._reader is not None and self._reader.has_called else "end_turn"
 
 
