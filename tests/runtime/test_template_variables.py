@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 HI = {"role": "user", "content": "Hi"}
 MARKED = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content{filter} }}</>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is defined and not enable_thinking %}"
+    "<think></think>{% endif %}{% endif %}"
 )
 TEMPLATE = MARKED.replace("{filter}", "")
 

@@ -56,6 +56,7 @@ class Responses(Answer[ResponseRequest]):
             max_calls=1 if request.parallel_tool_calls is False else None,
             tools=self._tools,
             loose=head.loose_calls,
+            once=request.tool_choice == "required",
             shows=not (request.reasoning and request.reasoning.exclude),
         )
         self._reader: Reader | None = None
