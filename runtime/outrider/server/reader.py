@@ -76,7 +76,7 @@ class Reader:
         pieces = self._read(self._reasoning.finish() if self._reasoning else [])
         is_cut = result.finish_reason == "length"
         pieces += self._found(self._calls.finish(is_cut=is_cut)) if self._calls else []
-        return pieces + self._given_out()
+        return [*pieces, *self._given_out()]
 
     def _read(self, given: Seq[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -105,7 +105,7 @@ class Reader:
             self._held.append(piece)
         return given
 
-    def _given_out(self) -> list[Piece]:
+    def _given_out(self) -> list[str | ToolCallDelta]:
         """The call that was held back, unless it repeats an earlier one."""
         held, self._held = self._held, []
         _, calls = joined(held)

@@ -83,9 +83,10 @@ def test_a_message_is_the_chat_s_answer(http: httpx.Client) -> None:
 
 
 def test_a_stop_sequence_is_named(http: httpx.Client) -> None:
-    whole = http.post("/v1/messages", json=ASKED | {"max_tokens": 20}).json()["content"][0]["text"]
-    (stop, *_) = re.findall("[ -~]{2}", whole[1:])
-    answer = http.post("/v1/messages", json=ASKED | {"max_tokens": 20, "stop_sequences": ["never", stop]}).json()
+    asked = ASKED | {"max_tokens": 40, "logit_bias": {"21": 100}, "repetition_penalty": 1.5}
+    whole = http.post("/v1/messages", json=asked).json()["content"][0]["text"]
+    (stop, *_) = re.findall("[ -~]", whole[1:])
+    answer = http.post("/v1/messages", json=asked | {"stop_sequences": ["never", stop]}).json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
     assert answer["content"][0]["text"] == whole[: whole.index(stop)]
 

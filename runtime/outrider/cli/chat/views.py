@@ -121,7 +121,7 @@ class MarkdownView:
 
     def _note_thoughts(self) -> None:
         if self._has_thought:
-            self._console.print(f"Thought for {self._num_thoughts} tokens.", style="dim")
+            self._console.print(f"Thought for {self._num_thoughts} tokens.", style="dim", highlight=False)
         self._has_thought = False
 
     def close(self) -> None:
