@@ -37,7 +37,7 @@ from outrider.tokens.grammar import say_once, widened
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to generate: a prompt as `Engine.submit` takes it, and its options. turns: to store with the answer."""
+    """One answer to generate: a prompt as `Engine.submit` takes it, and its options. turns: are stored with it."""
 
     prompt: Any
     options: dict[str, Any]

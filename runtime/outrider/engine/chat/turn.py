@@ -6,7 +6,9 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from outrider.errors import RequestError
 from outrider.inputs.reasoning import ReasoningFormat
+from outrider.inputs.vision import has_images
 from outrider.types import Prompt
 
 if TYPE_CHECKING:
@@ -51,6 +53,11 @@ class ChatTurn:
         """The messages, and the answer as one."""
         return (*self.messages, {"role": "assistant", "content": self.text})
 
+    def with_more(self, turn: ChatTurn) -> ChatTurn:
+        """This turn with what another one, whose prompt is this one's whole text, adds to its answer."""
+        *earlier, (begin, _) = self.answers
+        return replace(turn, text=self.text + turn.text, answers=(*earlier, (begin, turn.answers[-1][1])))
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -86,6 +93,16 @@ class Layout:
         encoded = self.seen.encode(images)
         prompt = self._prompt(turns, before, whole, encoded)
         return replace(prompt, embeds=self.seen.vision.place(prompt.token_ids, encoded, prompt.answers))
+
+    def prompt_within(self, turn: ChatTurn) -> Prompt:
+        """The prompt that goes on with a turn's answer.
+
+        Raises:
+            RequestError: where there are images.
+        """
+        if self.seen is not None and has_images([*self.opening, *turn.messages]):
+            raise RequestError("An answer about images cannot be continued. Use retry.")
+        return _marked(list(turn.token_ids), turn.answers)
 
     def _messages(self, turn: ChatTurn) -> tuple[Message, ...]:
         """A turn's messages. A template that refuses reasoning within a content gets it apart."""
