@@ -87,9 +87,9 @@ MODELS_HEAD = """\
 
 <!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
 
-A main model or a draft model has to be a decoder with attention in all layers: it keeps only keys and values of a
-text, so rejected draft tokens can be dropped. `config.json` names the architecture as `model_type`. [T5, MarianMT
-and Whisper](encoder-decoder.md) have a page of their own.
+A main model or a draft model has to be a decoder that keeps keys and values of a text, of which rejected draft tokens
+can be dropped, or states that OpenVINO pages (short convolutions, gated delta nets, Mamba-2). `config.json` names the
+architecture as `model_type`. [T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
 
 The slow tests export and run a small model with random weights of each architecture in this table
 (`tests/export/test_architectures.py`, Transformers 5.5, optimum-intel 2.2, OpenVINO 2026.4). Its logits are those of
@@ -178,9 +178,15 @@ These architectures are refused before anything is converted, and again at load:
 |---|---|
 {refused}
 
-To drop a draft, a model with a state (state-space and hybrid models) would have to save the state before the draft
-and read the accepted tokens again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`, `PagedSelectiveSSM`) that
-could be kept for several positions; Outrider does not use them yet.
+## Layers with a state
+
+A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values of which a rejected draft
+could be dropped. OpenVINO 2026.4 stores such a state after each token of a call (`PagedCausalConv1D`,
+`PagedGatedDeltaNet`, `PagedSelectiveSSM`). It recognises these layers by the form of the graph, so they are converted
+without PyTorch only, and a graph with a state that is not paged is refused. ONNX Runtime has no such stores.
+
+Checkpoints of Qwen3.5 (`qwen3_5`) read images: their text part is converted, and the bundle reads text only. GGUF files
+of Granite 4.0 that have attention in all layers name the architecture `granite`.
 
 ## LongRoPE
 
@@ -282,7 +288,9 @@ def models_page() -> str:
         cells = (
             f"`{each.name}`",
             each.models,
-            attention + (", mixture of experts" if each.experts else ""),
+            attention
+            + (f" and {each.states}" if each.states else "")
+            + (", mixture of experts" if each.experts else ""),
             "OpenVINO, ONNX" if each.onnx else "OpenVINO",
             "no" if each.name not in FORMS else "checkpoints, GGUF" if FORMS[each.name].gguf else "checkpoints",
             "yes",

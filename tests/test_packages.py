@@ -1,5 +1,6 @@
 """What is installed: the wheel, the sdist, and the commands that messages give."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import install
+import outrider.__main__
+from outrider.errors import ExportError, install
+from outrider_export import export_bundle
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -53,7 +56,7 @@ def test_the_wheel_has_both_halves_and_what_they_read(built: dict[str, Path]) ->
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert said["Name"] == "outrider"
     assert set(said.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
-    assert "outrider = outrider.cli:main" in scripts
+    assert "outrider = outrider.__main__:main" in scripts
 
 
 def test_the_sdist_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path) -> None:
@@ -96,6 +99,22 @@ def test_messages_install_from_where_outrider_came(
 
     monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
     assert install("server") == command
+
+
+def test_without_the_extra_cli_the_command_and_conversions_name_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = ("click", "gguf")
+    found = importlib.util.find_spec
+    for module in ("outrider.__main__", "outrider_export.sources"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name in gone else found(name))
+    with pytest.raises(SystemExit, match=r"^outrider: The command line needs click\. Run: pip install .*\[cli\]"):
+        outrider.__main__.main()
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    for call in (lambda: outrider.load(model), lambda: export_bundle(model, output=tmp_path / "made")):
+        with pytest.raises(ExportError, match=r"Making a bundle of a model needs gguf\. Run: pip install .*\[cli\]"):
+            call()
 
 
 def test_messages_name_the_package_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

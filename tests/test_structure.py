@@ -3,9 +3,11 @@
 import ast
 import functools
 import json
+import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,8 +18,9 @@ import outrider
 from outrider_bench.modes.peers.known import PEERS
 
 RUNTIME = Path(outrider.__file__).parent
-EXPORT = Path(__file__).parents[1] / "export" / "outrider_export"
-BENCH = Path(__file__).parents[1] / "bench" / "outrider_bench"
+ROOT = Path(__file__).parents[1]
+EXPORT = ROOT / "export" / "outrider_export"
+BENCH = ROOT / "bench" / "outrider_bench"
 
 # From the top down: a module imports what stands below it, never what stands above or beside it.
 LAYERS = [
@@ -212,10 +215,12 @@ def test_the_runtime_reaches_what_measures_in_commands_only() -> None:
 
 
 def test_a_bundle_is_opened_without_the_export_half(loaded: dict[str, set[str]]) -> None:
+    """And without the packages of the extra [cli]."""
     assert "outrider.bundle.opening" in loaded["outrider.engine.engine"]
-    assert not {
-        name for name in loaded["outrider.engine.engine"] if name.split(".")[0] in ("outrider_export", "filelock")
-    }
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    others = {re.split("[<>=]", text)[0].replace("-", "_").removesuffix("_py") for text in named["cli"]}
+    assert others >= {"click", "gguf", "huggingface_hub", "markdown_it"}
+    assert not {name for name in loaded["outrider.engine.engine"] if name.split(".")[0] in {*others, "outrider_export"}}
 
 
 def test_only_the_command_line_and_the_opening_of_models_reach_the_export_half() -> None:
@@ -279,7 +284,7 @@ def test_mutations_find_their_places() -> None:
 
 def test_ablations_find_their_places() -> None:
     """The same for the controller's parts."""
-    ablation = runpy.run_path(str(Path(__file__).with_name("ablation.py")))
+    ablation = runpy.run_path(str(BENCH.parent / "scripts" / "ablation.py"))
     for part in ablation["PARTS"]:
         with ablation["without"](part):
             pass

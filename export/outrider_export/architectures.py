@@ -19,7 +19,8 @@ LAST_TRANSFORMERS = "5.5.99"  # the newest that optimum-intel 2.2 installs with,
 class Architecture:
     """An architecture by its `model_type` in config.json.
 
-    models: some that have it. attention: "full", "sliding" in all layers, or "mixed". experts: whether layers are
+    models: some that have it. attention: "full", "sliding" in all layers, or "mixed". states: what layers without
+    attention have; "" if there are none. experts: whether layers are
     mixtures of experts. onnx: whether `--format onnx` is tried, too. features: whether its hidden states are found, so
     that heads can read them. tried: "random weights", and real checkpoints that were run. like: the architecture whose
     export optimum-intel is to use, which has none for this one. lifted: optimum-intel allows older versions of
@@ -29,6 +30,7 @@ class Architecture:
     name: str
     models: str
     attention: str = "full"
+    states: str = ""
     experts: bool = False
     onnx: bool = False
     features: bool = True
@@ -58,13 +60,17 @@ _ALL = (
     Architecture("gptj", "GPT-J", features=False),
     Architecture("granite", "Granite 3", onnx=True),
     Architecture("granitemoe", "Granite 3 MoE", experts=True),
+    Architecture("granitemoehybrid", "Granite 4.0-H 350M and 1B", states="Mamba-2"),
     Architecture("hunyuan_v1_dense", "Hunyuan 0.5B to 7B"),
+    Architecture("lfm2", "LFM2, LFM2.5", states="short convolution"),
+    Architecture("lfm2_moe", "LFM2 8B-A1B, LFM2.5 24B-A2B", experts=True, states="short convolution"),
     Architecture("llama", "Llama, SmolLM2, TinyLlama", onnx=True, tried=f"SmolLM2-135M-Instruct, {RANDOM}"),
     Architecture("ministral", "Ministral 8B", "sliding", like="mistral"),
     Architecture("mistral", "Mistral 7B, Nemo", "sliding", onnx=True),
     Architecture("mixtral", "Mixtral", "sliding", experts=True),
     Architecture("olmo", "OLMo 1", onnx=True),
     Architecture("olmo2", "OLMo 2", onnx=True),
+    Architecture("olmoe", "OLMoE", experts=True),
     Architecture("opt", "OPT", features=False),
     Architecture("persimmon", "Persimmon"),
     Architecture("phi3", "Phi 3, Phi 3.5, Phi 4", "sliding", onnx=True),
@@ -72,6 +78,7 @@ _ALL = (
     Architecture("qwen2", "Qwen2, Qwen2.5", "mixed", onnx=True, tried=f"Qwen2.5-Coder-0.5B and 1.5B, {RANDOM}"),
     Architecture("qwen2_moe", "Qwen1.5 MoE, Qwen2 57B-A14B", experts=True),
     Architecture("qwen3", "Qwen3", onnx=True),
+    Architecture("qwen3_5_text", "Qwen3.5, without images", states="gated delta net"),
     Architecture("qwen3_moe", "Qwen3 30B-A3B", experts=True),
     Architecture("seed_oss", "Seed-OSS", onnx=True, like="llama"),
     Architecture("smollm3", "SmolLM3", onnx=True),

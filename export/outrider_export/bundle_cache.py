@@ -26,6 +26,7 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.errors import BundleError, ExportError, OptionError, nearest
 from outrider.system.files import FAULTS, check_seal, sealed, why, write_whole
 from outrider_export.content import is_changed
+from outrider_export.sources import check_packages
 from outrider_export.target import NoRoom
 
 if TYPE_CHECKING:
@@ -247,6 +248,7 @@ class BundleCache:
             lock.release()
 
     def _lock(self, digest: str) -> FileLock:
+        check_packages()
         from filelock import FileLock  # 50 ms, which finding a bundle need not take
 
         return FileLock(self.folder / f".{digest}.lock")

@@ -23,13 +23,14 @@ from outrider_export.content import absolute, check_unchanged, content_of, stamp
 from outrider_export.find_draft import AUTO, find_draft
 from outrider_export.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.progress import ForModel, Progress, Silent
-from outrider_export.sources import Located, default_name, fetch, locate
+from outrider_export.sources import NONE, Located, default_name, fetch, locate
 
 
 def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress: Progress | None = None) -> Bundle:
     """The bundle of a model, and of a draft model for it, with the weights that an export gives them unless told.
 
-    draft: "auto" looks for one; see `outrider_export.find_draft`. `main` may also be the name of a bundle in the cache.
+    draft: "auto" looks for one; see `outrider_export.find_draft`. "none": without the MTP module that the model's own
+    files may have. `main` may also be the name of a bundle in the cache.
 
     Raises as `export_bundle`, and BundleError when there is nothing of this name.
     """
@@ -39,12 +40,13 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
         return named
     if draft == AUTO:
         draft = find_draft(main, cache, progress)
-    names = {"main": main} if draft is None else {"main": main, "draft": draft}
+    names = {"main": main} if draft in (None, NONE) else {"main": main, "draft": draft}
     sources = tuple(_source(role, name, cache, ForModel(progress, role)) for role, name in names.items())
+    has_draft = len(sources) > 1
     key = {
         "version": __version__,
         "main": [sources[0].content, DEFAULT_WEIGHTS["main"]],
-        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if draft is not None else None,
+        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
     }
 
     def make(output: Path) -> Bundle:
@@ -65,14 +67,14 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
             draft,
             output=output,
             revision=commits[0],
-            draft_revision=commits[-1] if draft is not None else None,
+            draft_revision=commits[-1] if has_draft else None,
             progress=progress,
         )
         for path, stamps in zip(paths, before, strict=True):
             check_unchanged(path, stamps)
         return made
 
-    return cache.get(default_name(main, draft), key, sources, make, progress)
+    return cache.get(default_name(main, draft if has_draft else None), key, sources, make, progress)
 
 
 def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:

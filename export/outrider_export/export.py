@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
+from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
 from outrider_export.heads.write import check_head_weights
 from outrider_export.pairing import Pairing, pair_vocabularies
@@ -36,7 +38,7 @@ from outrider_export.plan import (
     space_needed,
 )
 from outrider_export.progress import ForModel, Progress, Silent
-from outrider_export.sources import fetch, locate
+from outrider_export.sources import NONE, Located, check_packages, fetch, locate
 from outrider_export.special_tokens import eos_of
 from outrider_export.target import NoRoom, Target, check_space
 
@@ -61,6 +63,8 @@ def export_bundle(
 ) -> Bundle:
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
 
+    A model whose own files have an MTP module gets it as its drafter, unless `draft` names another, or is "none".
+
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
     "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
     file's weights unconverted. draft_vocab: the number of tokens that the draft model proposes, or "all".
@@ -72,15 +76,18 @@ def export_bundle(
         VocabularyMismatch: if the draft model has no token in common with the main model.
         ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
     """
+    check_packages()
     progress = progress or Silent()
     main_form, draft_form = check_format("format", format), check_format("draft_format", draft_format or format)
     check_weights("weights", weights, main_form)
     check_weights("draft_weights", draft_weights, draft_form)
     named = [("main", locate(main, revision), main_form, weights)]
+    takes_own = draft is None and may_have_own(named[0][1])
+    draft = None if draft == NONE else draft
     if draft is not None:
         named.append(("draft", locate(draft, draft_revision), draft_form, draft_weights))
     merged = None if adapter is None else check_adapter(adapter, weights)
-    num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
+    num_tokens, corpus = check_diet(draft is not None or takes_own, draft_vocab, draft_vocab_corpus)
     for role, source, form, asked in named:
         is_model = role == "main" or asked == "keep" or source.kind == "gguf"
         if is_model or not is_head(fetch_config(source)):
@@ -94,7 +101,7 @@ def export_bundle(
                 for role, source, form, asked in named
             ]
             drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
-            if drafter is not None:
+            if drafter is not None:  # before configurations are read
                 check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
             plans = [
                 make_plan(role, source, form, asked, trust_remote_code=trust_remote_code)
@@ -106,11 +113,9 @@ def export_bundle(
                     "are decoders of text alone. Export it without --adapter."
                 )
             encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=drafter is not None)
-            head = None
-            if drafter is not None:
-                main_plan = plans[0]
-                shape = main_plan.geometry, eos_of(main_plan)
-                head = HeadPlan.of(drafter, *shape, draft_weights, num_tokens, corpus, progress)
+            head = _plan_head(plans[0], drafter, draft_weights, num_tokens, corpus, progress, takes_own=takes_own)
+            if draft is None and head is None:
+                check_diet(False, draft_vocab, draft_vocab_corpus)
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [
                 None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
@@ -136,11 +141,47 @@ def export_bundle(
                 )
                 for plan, folder, diet in zip(plans, folders, diets, strict=True)
             ]
-            added = [] if head is None else [head.write(target, entries[0], head.kind)]
+            added = []
+            if head is not None:
+                try:
+                    added.append(head.write(target, entries[0], head.kind))
+                except ExportError as error:
+                    if drafter is not None:
+                        raise
+                    shutil.rmtree(target.new / head.kind, ignore_errors=True)
+                    progress.note(f"The model's own MTP module is left out. {error}")
             finish(target, plans, entries, pairings, diets, progress, added)
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
     return read_bundle(target.output)
+
+
+def _plan_head(
+    main: Plan,
+    drafter: Located | None,
+    weights: str | None,
+    num_tokens: int | None,
+    corpus: list[str],
+    progress: Progress,
+    *,
+    takes_own: bool,
+) -> HeadPlan | None:
+    """The plan of a drafter that reads hidden states; None without one.
+
+    drafter: its checkpoint, if one is named. takes_own: whether one in the main model's own files is taken.
+
+    Raises as `HeadPlan.of`.
+    """
+    options = eos_of(main), weights, num_tokens, corpus, progress
+    if drafter is not None:
+        return HeadPlan.of(drafter, main.geometry, *options)
+    own = find_own(main, progress) if takes_own else None
+    if own is None:
+        return None
+    check_head_weights("draft_weights", weights or DEFAULT_WEIGHTS)
+    head = HeadPlan.of_head(own.read(main.geometry), main.source, *options)
+    progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
+    return head
 
 
 def finish(

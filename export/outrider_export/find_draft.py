@@ -21,6 +21,7 @@ from outrider.bundle.manifest import Format
 from outrider.errors import OutriderError
 from outrider_export.bundle_cache import BundleCache
 from outrider_export.heads.formats import kind_of, read_head
+from outrider_export.heads.own import find_own
 from outrider_export.plan import Plan, make_plan
 from outrider_export.progress import Progress
 from outrider_export.sources import Located, locate
@@ -29,6 +30,7 @@ from outrider_export.vocabulary import Vocabulary
 AUTO = "auto"
 _MOST = 0.6  # of the main model's bytes: a draft model that is as large cannot pay
 _SECONDS = 5  # that the hub has to answer
+_OWN = "--draft auto takes the MTP module that the model's own files have."
 _PUBLISHED = Path(__file__).with_name("published.toml")
 
 
@@ -43,7 +45,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Published:
-    """A drafter on the hub. kind: "model", or one of `heads.formats`."""
+    """A drafter on the hub. kind: "model", or one of `heads.formats`; "mtp" for one in the main model's own files."""
 
     kind: str
     id: str
@@ -66,6 +68,9 @@ def find_draft(
         located = Located(located.id, "hub", folder, folder.name)
     if located.path is not None:
         plan = make_plan("main", located, format, None)
+        if find_own(plan, progress) is not None:
+            progress.note(_OWN)
+            return None
         found = sorted(_fitting(plan, cache, format), key=lambda each: (each.num_weights, str(each.path)))
         if found:
             best, *others = found
@@ -76,6 +81,11 @@ def find_draft(
             )
             return best.path
     known = published_for(located.id)
+    if any(each.kind == "mtp" for each in known):
+        if located.path is None:
+            progress.note(_OWN)
+            return None
+        known = [each for each in known if each.kind != "mtp"]  # these files are without it
     listed = ", ".join(f"{each.id} ({each.kind})" for each in known)
     for each in known:
         if _is_reachable(each.id):

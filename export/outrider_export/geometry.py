@@ -12,6 +12,8 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
+from outrider_export.direct.describe import NotDirect
+from outrider_export.direct.gguf_config import kv_heads_of
 from outrider_export.gguf_file import GGUFHeader, is_array
 from outrider_export.sources import configuring
 
@@ -117,20 +119,23 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     def of(key: str, default: int | None = None) -> int:
         return header.integer(header.of_architecture(key), default, least=1)
 
-    for key in ("attention.head_count", "attention.head_count_kv"):
-        if is_array(header.metadata.get(header.of_architecture(key))):
-            raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
     if refusal := refusal_of(header.architecture):
         raise ExportError(f"{header.path} cannot be exported. {refusal}")
+    try:
+        kv_heads = kv_heads_of(header).get("num_key_value_heads")
+    except NotDirect:
+        kv_heads = 0
+    if kv_heads == 0 or is_array(header.metadata.get(header.of_architecture("attention.head_count"))):
+        raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
     heads, hidden = of("attention.head_count"), of("embedding_length")
     matrix = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")
     if matrix is None or len(matrix.shape) != 2:
         raise ExportError(f"{header.path} has no token_embd.weight, so it is not a language model.")
     return Geometry(
         architecture=header.architecture,
-        num_layers=of("block_count"),
+        num_layers=header.num_layers,
         num_heads=heads,
-        num_kv_heads=of("attention.head_count_kv", heads),
+        num_kv_heads=kv_heads or of("attention.head_count_kv", heads),
         head_size=of("attention.key_length", hidden // heads),
         hidden_size=hidden,
         context_length=of("context_length"),
@@ -155,10 +160,11 @@ def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
         raise ExportError(f"The converted model cannot be read back: {' '.join(str(error).split())[:300]}") from error
     logits = model.output("logits").get_partial_shape()[-1]
     states = [node.get_output_partial_shape(0) for node in model.get_ops() if node.get_type_name() == "ReadValue"]
-    heads = {(str(shape[1]), str(shape[3])) for shape in states if shape.rank.get_length() == 4}
-    found = f"{logits} logits, {len(states)} cache tensors, (heads, head size) {sorted(heads)}"
-    cache = [(str(geometry.num_kv_heads), str(geometry.head_size))]
-    promised = f"{geometry.logits_width} logits, {2 * geometry.num_layers} cache tensors, (heads, head size) {cache}"
+    caches = [shape for shape in states if shape.rank.get_length() == 4 and shape[2].is_dynamic]
+    heads = {(str(shape[1]), str(shape[3])) for shape in caches}
+    found = f"{logits} logits, {len(caches)} cache tensors, (heads, head size) {sorted(heads)}"
+    cache, count = [(str(geometry.num_kv_heads), str(geometry.head_size))], geometry.num_attention_layers
+    promised = f"{geometry.logits_width} logits, {2 * count} cache tensors, (heads, head size) {cache}"
     try:
         to_paged_attention(model)
     except BundleError as error:

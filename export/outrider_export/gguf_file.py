@@ -53,6 +53,8 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
+_BY_LAYER = ".attention.head_count_kv"  # of models whose layers differ
+
 
 @dataclass(frozen=True)
 class UnreadArray:
@@ -112,6 +114,22 @@ class GGUFHeader:
     def architecture(self) -> str:
         """`general.architecture`: llama, qwen2, …"""
         return self.text("general.architecture")
+
+    @property
+    def num_modules(self) -> int:
+        """How many blocks behind the model's layers are MTP modules."""
+        return self.integer(self.of_architecture("nextn_predict_layers"), 0, least=0)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, without MTP modules."""
+        count = self.integer(self.of_architecture("block_count"), least=1)
+        if self.num_modules >= count:
+            raise ExportError(
+                f"{self.path} has {count:,} blocks, and {self.num_modules:,} of them are MTP modules. There has to be "
+                "a layer before them: fetch it again."
+            )
+        return count - self.num_modules
 
     def of_architecture(self, key: str) -> str:
         """The full name of a key that begins with the architecture: "llama.block_count" for "block_count"."""
@@ -243,7 +261,8 @@ class _Reader:
         for _ in range(num_keys):
             entry = self.at
             key = self.string()
-            metadata[key] = self.value(self.scalar("I"), _READ.get(key, frozenset()))
+            read = _INTEGERS if key.endswith(_BY_LAYER) else _READ.get(key, frozenset())
+            metadata[key] = self.value(self.scalar("I"), read)
             entries[key] = (entry, self.at)
         infos = self.at
         tensors: dict[str, TensorInfo] = {}

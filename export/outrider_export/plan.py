@@ -17,7 +17,16 @@ from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometr
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.progress import Silent
-from outrider_export.sources import Located, architectures_of, configuring, count_weights, fetch, read_config, read_json
+from outrider_export.sources import (
+    Located,
+    architectures_of,
+    configuring,
+    count_weights,
+    fetch,
+    read_config,
+    read_json,
+    text_part,
+)
 from outrider_export.vision import vision_of
 from outrider_export.vocabulary import Vocabulary
 
@@ -152,7 +161,9 @@ def check_route(
     elif not _missing(format):
         return
     header = read_header(source.fetched) if source.kind == "gguf" else None
-    config = {} if header else read_json(fetch_config(source).fetched / "config.json")
+    path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
+    with configuring(path):
+        config = {} if header else text_part(read_json(path))
     check_architecture(config, Path(source.id))  # which no package helps
     obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
     if obstacle is None:

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import NonNegative
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, OutriderError
+from outrider.errors import ExportError, OptionError, OutriderError, install
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
 from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
@@ -32,14 +33,19 @@ from outrider_export.progress import Progress
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE, "chat_template.json"
 )  # fmt: skip
+NONE = "none"  # for --draft: not even the drafter that a model's own files have
 OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
+# Models that read images, by the class of their text part, which is a model of its own.
+TEXT_PARTS = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
+_NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,12 @@ class Located:
         if self.path is None:
             raise AssertionError(f"{self.id} was not fetched")
         return self.path
+
+
+def check_packages() -> None:
+    """Raise ExportError if packages are missing that bundles are made with."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise ExportError(f"Making a bundle of a model needs {', '.join(missing)}. Run: {install('cli')}")
 
 
 def locate(name: str | Path, revision: str | None = None) -> Located:
@@ -101,7 +113,7 @@ def default_name(main: str | Path, draft: str | Path | None = None) -> str:
     source = usable(user_path(main))
     name = source.resolve().name if source.exists() else re.split(r"[/\\]", str(main))[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
-    return f"{name}-pair" if draft is not None else name
+    return name if draft in (None, NONE) else f"{name}-pair"
 
 
 def fetch(
@@ -121,7 +133,7 @@ def fetch(
 def read_config(folder: Path) -> dict[str, Any]:
     """A checkpoint's `config.json`, for a language model that can be exported, with unquantised weights.
 
-    For one that reads images, the keys of its language model are among the others.
+    For one that reads images, the keys of its language model are among the others; see `text_part`, too.
 
     Raises:
         ExportError: otherwise.
@@ -131,7 +143,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         ggufs = sorted(p.name for p in folder.glob("*.gguf"))
         hint = f"Name the file itself: {folder / ggufs[0]}." if ggufs else "Name the folder that has it."
         raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
-    config = read_json(path)
+    with configuring(path):
+        config = text_part(read_json(path))
     architectures = architectures_of(config)
     reads_images = any(name in IMAGE_MODELS for name in architectures)
     if reads_images:
@@ -152,6 +165,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
         raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
     return config
+
+
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """A config.json as it is; of a model that reads images and is run without them, that of its text part."""
+    part = next((TEXT_PARTS[name] for name in architectures_of(config) if name in TEXT_PARTS), None)
+    if part is None:
+        return config
+    around = {key: value for key, value in config.items() if not key.endswith(("vision_config", "text_config"))}
+    # Whether the output matrix is the embedding is said of the whole.
+    tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
+    return around | config["text_config"] | tied | {"architectures": [part]}
 
 
 @contextmanager
@@ -206,8 +230,11 @@ def read_templates(folder: Path) -> ChatTemplates:
 
 
 def count_weights(folder: Path) -> int:
-    """The number of weights in a checkpoint's safetensors files, from their headers. Raises as `tensors_of`."""
-    return sum(prod(tensor.shape) for tensor in tensors_of(folder).values())
+    """The number of weights in a checkpoint's safetensors files, from their headers. Raises as `tensors_of`.
+
+    Those of a model that is run without images are not counted for them.
+    """
+    return sum(prod(tensor.shape) for name, tensor in tensors_of(folder).items() if not name.startswith(_NO_TEXT))
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,21 @@
-"""`python -m outrider` is the command `outrider`."""
+"""The command `outrider`, and `python -m outrider`."""
 
-from outrider.cli import main
+import sys
+from importlib.util import find_spec
 
-main()
+from outrider.errors import install
+
+_PACKAGES = ("click", "prompt_toolkit", "rich")  # of the extra [cli]
+
+
+def main() -> None:
+    """Run a command and exit, as `outrider.cli.main` says."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        sys.exit(f"outrider: The command line needs {', '.join(missing)}. Run: {install('cli')}")
+    from outrider.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exports import error_of, logits_of_ir
+from exports import error_of, logits_of_ir, reader_of_ir
+from llamacpp_orders import add_sizes, rewritten
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -27,10 +29,13 @@ from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
+from outrider_export.direct.states import STATES
+from outrider_export.geometry import geometry_of_gguf
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
+STATEFUL = [name for name in FORMS if CONFIGS[name].get("layer_types", ["full_attention"])[0] in STATES]
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
 
 
@@ -55,6 +60,22 @@ def logits(model: ov.Model) -> Any:
     return logits_of_ir(model, TOKENS, PIECES)
 
 
+def compiled_kinds(model: ov.Model) -> list[str]:
+    """The kinds of operations that the CPU plugin makes of a graph."""
+    made = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).get_runtime_model()
+    return [str(node.get_rt_info()["layerType"].astype(str)) for node in made.get_ops()]
+
+
+def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens behind a prompt, each read in a call of its own."""
+    read, made = reader_of_ir(model), []
+    row = read(prompt)[-1]
+    while len(made) < count:
+        made.append(int(row.argmax()))
+        row = read(made[-1:])[-1]
+    return made
+
+
 def divergence(found: Any, expected: Any) -> float:
     """The mean Kullback-Leibler divergence of rows of logits."""
     first, second = (x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
@@ -74,11 +95,33 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     _, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "int8", tmp_path / "scratch")
     decoder = open_weights(folder, is_gguf=False).decoder
-    to_paged_attention(graph)
+    to_paged_attention(graph)  # which refuses a state that is left
     assert list(windows_of(graph)) == decoder.windows
     count = len(decoder.layers)
+    kinds = [node.get_type_name() for node in graph.get_ops()]
+    assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
+    assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
+    assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
+    mixtures = sum(layer.experts is not None for layer in decoder.layers)
+    assert sum(kind == "GatherMatmul" for kind in compiled_kinds(graph)) == 3 * mixtures
+    if decoder.states or mixtures:
+        return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_greedy_text_is_transformers(name: str, tied: bool, tmp_path: Path) -> None:
+    """200 tokens, one a call, so that states are carried; the tied model is read from a GGUF file."""
+    model, path = saved(name, tmp_path / name, tie_word_embeddings=tied)
+    if tied:
+        write_gguf(path, tmp_path / "model.gguf", name)
+        path = tmp_path / "model.gguf"
+    made = greedy(graph_of(path, "fp32", tmp_path / "scratch"), TOKENS, 200)
+    rows = logits_of(model, [*TOKENS, *made])[len(TOKENS) - 1 : -1]
+    gaps = rows.max(1) - rows[np.arange(len(made)), made]
+    assert gaps.max() < 1e-4  # of Transformers' own choice
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,6 +156,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "no window": ("mistral", {"sliding_window": None}),
+    "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
+    "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
 
 
@@ -246,54 +291,86 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
+_OF_LFM2 = {f"w{i}.weight": f"{name}_proj.weight" for i, name in ((1, "gate"), (2, "down"), (3, "up"))}
+
+
+def merged_experts(folder: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint; those of experts as one [experts, rows, columns], gate and up apart."""
+    from safetensors.numpy import load_file
+
+    made: dict[str, Any] = {}
+    for name, values in sorted(load_file(folder / "model.safetensors").items()):
+        if found := re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", name):
+            target = f"{found[1]}.{_OF_LFM2.get(found[2], found[2]) if '.feed_forward.' in name else found[2]}"
+            made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
+        elif name.endswith("block_sparse_moe.input_linear.weight"):
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                made[f"{name.partition('block')[0]}mlp.experts.{part}_proj.weight"] = half
+        else:
+            made[name] = values
+    return made
+
+
 def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> None:
     """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32."""
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
     decoder, form = found.decoder, FORMS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == form.gguf))
+    in_gguf = form.gguf or "llama"  # Mixtral's, too
+    architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == in_gguf))
     names = gguf.get_tensor_name_map(architecture, len(decoder.layers))
-    writer = gguf.GGUFWriter(path, form.gguf)
+    writer = gguf.GGUFWriter(path, in_gguf)
     writer.add_block_count(len(decoder.layers))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(decoder.mlp_size)
     writer.add_head_count(decoder.num_heads)
-    writer.add_head_count_kv(decoder.num_kv_heads)
+    kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
+    writer.add_head_count_kv(kv_heads if decoder.states and name != "qwen3_5_text" else decoder.num_kv_heads)
+    add_sizes(writer, decoder, config)
+    if name.startswith("lfm2"):
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_key_length(decoder.head_size)
     writer.add_layer_norm_rms_eps(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
+    if experts := decoder.experts:
+        writer.add_expert_count(experts.count)
+        writer.add_expert_used_count(experts.active)
+        if "moe_intermediate_size" in config:
+            writer.add_expert_feed_forward_length(experts.size)
+        writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if any(decoder.windows):
         writer.add_sliding_window(config["sliding_window"])
     if decoder.logit_cap:
         writer.add_final_logit_softcapping(decoder.logit_cap)
-    if name == "granite":
+    if form.name.startswith("granite"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
-    from safetensors.numpy import load_file
-
-    for weight, array in load_file(folder / "model.safetensors").items():
+    for weight, array in merged_experts(folder).items():
         values = array.astype(np.float32)
         if form.gguf.startswith("gemma") and weight.endswith("norm.weight"):
             values = values + 1
-        if (
-            form.gguf in ("llama", "granite", "smollm3")
-            and ".self_attn." in weight
-            and weight.split(".")[-2] in "q_proj k_proj"
-        ):
+        if form.gguf_interleaved and ".self_attn." in weight and weight.split(".")[-2] in "q_proj k_proj":
             heads = decoder.num_heads if ".q_proj." in weight else decoder.num_kv_heads
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
-        target = names.get_name(weight, try_suffixes=(".weight", ".bias"))
-        assert target is not None, weight
-        if values.ndim == 2 and kind is not Kind.F32:
-            writer.add_tensor(target, gguf.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(target, values)
+        if ".conv.conv." in weight:
+            values = values.reshape(values.shape[0], -1)
+        if weight.endswith("expert_bias"):
+            weight += ".bias"
+        for part, numbers in rewritten(weight, values, decoder):
+            target = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            if part == "lm_head.weight":
+                target = "output.weight"  # the package gguf has none for lfm2moe
+            assert target is not None, part
+            if numbers.ndim > 1 and kind is not Kind.F32:
+                writer.add_tensor(target, gguf.quantize(numbers, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(target, numbers)
     finish(writer)
 
 
@@ -303,15 +380,50 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
     "qwen2": {"use_sliding_window": False},
     "smollm3": {"no_rope_layer_interval": 4},
+    "mixtral": {"sliding_window": None},
 }
 
 
-@pytest.mark.parametrize("name", [form.name for form in BY_GGUF.values()])
+@pytest.mark.parametrize("name", [*(form.name for form in BY_GGUF.values()), "mixtral"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
     assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
+    """llama.cpp counts them among the layers."""
+    _, folder = saved("qwen3_5_text", tmp_path / "model")
+    write_gguf(folder, tmp_path / "plain.gguf", "qwen3_5_text")
+    plain = gguf.GGUFReader(tmp_path / "plain.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "nextn.gguf", "qwen35")
+    for name, field in plain.fields.items():
+        if name.startswith("qwen35."):
+            value = field.contents()
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
+    writer.kv_data[0]["qwen35.block_count"].value = 5
+    writer.add_nextn_predict_layers(1)
+    for tensor in plain.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((64, 128), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(tmp_path / "nextn.gguf")
+    assert geometry_of_gguf(header).num_layers == len(open_weights(header.path, is_gguf=True).decoder.layers) == 4
+
+
+def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
+    _, folder = saved("granitemoehybrid", tmp_path / "model")
+    write_gguf(folder, tmp_path / "model.gguf", "granitemoehybrid")
+    damaged = (
+        (tmp_path / "model.gguf").read_bytes().replace(b"granitehybrid.ssm.state_size", b"granitehybrid.ssm.state_sizf")
+    )
+    (tmp_path / "model.gguf").write_bytes(damaged)
+    with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
+        open_weights(tmp_path / "model.gguf", is_gguf=True)
 
 
 QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)
@@ -391,7 +503,7 @@ def test_linear_scaling_as_llamacpp_reads_it(metadata: dict[str, Any], factor: f
 @pytest.mark.parametrize(
     ("metadata", "tensors", "says"),
     [
-        ({"llama.expert_count": 8}, {}, "expert_count=8"),
+        ({"llama.expert_count": 8}, {}, "no 'num_experts_per_tok' in its configuration"),
         ({"llama.rope.scaling.type": "dynamic"}, {}, "RoPE of the kind 'dynamic'"),
         ({}, {"rope_freqs.weight": np.ones(3, np.float32)}, "rope_freqs.weight with 3 numbers for 8 frequencies"),
         ({}, {"rope_freqs.weight": np.ones(8, np.float16)}, "rope_freqs.weight as F16"),

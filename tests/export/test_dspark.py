@@ -1,4 +1,7 @@
-"""DSpark drafts what its published form does, step by step over the whole vocabulary; the text is plain decoding's."""
+"""DSpark and DFlash 2 draft what their published forms do, step by step over the whole vocabulary.
+
+The text is plain decoding's.
+"""
 
 import json
 import shutil
@@ -11,7 +14,7 @@ import torch
 from torch.nn.functional import gelu, silu
 
 import outrider
-from heads import DSPARKS, MASK, NUM_PLACES, TOKENS, config_of, tensors_of, write_head
+from heads import DSPARKS, GROUP, MASK, NUM_PLACES, TOKENS, TOP_K, WINDOW, config_of, name_of, tensors_of, write_head
 from outrider.bundle import Bundle, read_bundle
 from outrider.drafters import HiddenModel, MarkovHead, Subset, markov
 from outrider.errors import ExportError
@@ -24,10 +27,6 @@ from outrider_export.drafters import add_drafter
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
 FORMS = [kind.removeprefix("dspark").strip() or "vanilla" for kind in DSPARKS]
-
-
-def name_of(kind: str) -> str:
-    return kind.replace(" ", "-")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +47,8 @@ class Reference:
         self.config, (self.embedding, self.matrix) = config_of(kind), shared
         self.weights = {name: torch.tensor(values) for name, values in tensors_of(kind).items()}
         self.is_gemma = self.config["architectures"] == ["Gemma4DSparkModel"]
+        self.has_neighbours = not self.config.get("rope_is_neox_style", True)
+        self.own = self.config.get("dflash_config", {}) if kind.startswith("dflash2") else {}
         self.size = self.config.get("global_head_dim") or self.config["head_dim"]
 
     def norm(self, rows: Any, name: str | None) -> Any:
@@ -65,6 +66,9 @@ class Reference:
         angles = (torch.arange(len(heads)) + first)[:, None] * torch.cat([waves, waves])
         half = self.size // 2
         turned = torch.cat([-heads[..., half:], heads[..., :half]], -1)
+        if self.has_neighbours:
+            angles = (torch.arange(len(heads)) + first)[:, None] * waves.repeat_interleave(2)
+            turned = torch.stack([-heads[..., 1::2], heads[..., ::2]], -1).flatten(-2)
         return heads * angles.cos()[:, None] + turned * angles.sin()[:, None]
 
     def attend(self, name: str, context: Any, rows: Any) -> Any:
@@ -78,32 +82,71 @@ class Reference:
         times = queries.shape[1] // keys.shape[1]
         keys, values = (each.repeat_interleave(times, 1).transpose(0, 1) for each in (keys, values))
         scores = queries.transpose(0, 1) @ keys.transpose(1, 2) * (1 if self.is_gemma else self.size**-0.5)
+        if self.own and name.startswith("layers.0."):
+            ages = torch.arange(len(context), len(both))[:, None] - torch.arange(len(both))
+            scores = scores.masked_fill(ages >= WINDOW, -torch.inf)
         return self.linear((scores.softmax(-1) @ values).transpose(0, 1).flatten(1), f"{name}.o_proj")
 
     def hidden(self, states: Any, newest: int) -> Any:
         """Hidden states of a block, float32 [places, hidden]. states: of the context, float32 [n, 2 · hidden]."""
         context = self.norm(self.linear(states, "fc"), "hidden_norm")
-        rows = self.embedding[[newest, *[MASK] * (NUM_PLACES - 1)]]
+        rows = self.embedding[[newest, *[MASK] * (NUM_PLACES - (not self.own))]]
+        rows = rows * self.own.get("input_embedding_scale", 1)
         for i in range(self.config["num_hidden_layers"]):
             layer = f"layers.{i}"
-            made = self.attend(f"{layer}.self_attn", context, self.norm(rows, f"{layer}.input_layernorm"))
+            normed, kernel = self.convolve(f"{layer}.attention_conv", self.norm(rows, f"{layer}.input_layernorm"))
+            made = self.attend(f"{layer}.self_attn", context, normed)
+            made, _ = self.convolve(f"{layer}.attention_conv", made, kernel)
             behind = f"{layer}.post_attention_layernorm"
             rows = rows + (self.norm(made, behind) if self.is_gemma else made)
             normed = self.norm(rows, f"{layer}.pre_feedforward_layernorm" if self.is_gemma else behind)
+            normed, kernel = self.convolve(f"{layer}.mlp_conv", normed)
             gate = self.linear(normed, f"{layer}.mlp.gate_proj")
             gate = gelu(gate, approximate="tanh") if self.is_gemma else silu(gate)
             made = self.linear(gate * self.linear(normed, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
+            made, _ = self.convolve(f"{layer}.mlp_conv", made, kernel)
             rows = rows + (self.norm(made, f"{layer}.post_feedforward_layernorm") if self.is_gemma else made)
             rows = rows * self.weights.get(f"{layer}.layer_scalar", 1)
-        return self.norm(rows, "norm")
+        return self.norm(rows, "norm")[1 if self.own else 0 :]
+
+    def convolve(self, name: str, rows: Any, kernel: Any = None) -> tuple[Any, Any]:
+        """DFlash 2's convolution in front of a part, or behind it with the kernel that the first has made."""
+        if not self.own:
+            return rows, None
+        fixed = self.weights[f"{name}.base_kernel"]
+        taps, side = fixed.shape[1], 0 if kernel is None else 1
+        if kernel is None:
+            kernel = self.linear(rows, f"{name}.kernel_projection").reshape(len(rows), 2, taps, -1)
+        made = torch.zeros_like(rows)
+        for place in range(len(rows)):
+            for tap in range(min(taps, place + 1)):
+                own = kernel[place, side, tap].repeat_interleave(GROUP)
+                made[place] += (fixed[side, tap] + own) * rows[place - tap]
+        return made, kernel
+
+    def selected(self, place: Any, logits: Any, before: int) -> Any:
+        """The logits of a place's likeliest tokens, corrected by the token before; −inf for the others."""
+        books = [self.weights[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor")]
+        logits = logits * self.own.get("output_multiplier", 1)
+        if cap := self.own.get("final_logit_softcapping"):
+            logits = cap * torch.tanh(logits / cap)
+        kept = torch.topk(logits[:TOKENS], TOP_K).indices
+        made = torch.full_like(logits, -torch.inf)
+        edge = books[0][before] * self.linear(place, "candidate_selector.hidden_projection")
+        made[kept] = logits[kept] + books[1][kept] @ edge
+        return made
 
     def rows(self, states: Any, newest: int, choose: Any) -> tuple[list[Any], list[float]]:
         """Corrected logits of each place, and the chances. choose: takes a place's token from its logits."""
         hidden, made, chances = self.hidden(states, newest), [], []
         cap, before, weights = self.config.get("final_logit_softcapping"), newest, self.weights
-        state = torch.zeros(self.config["markov_rank"])
+        state = torch.zeros(self.config.get("markov_rank", 0))
         for place in hidden:
             logits = self.matrix @ place
+            if self.own:
+                made.append(self.selected(place, logits, before)[:TOKENS].numpy())
+                before = int(choose(made[-1]))
+                continue
             logits = cap * torch.tanh(logits / cap) if cap else logits
             embedded = torch.zeros(0)
             if self.config["markov_rank"]:
@@ -119,7 +162,8 @@ class Reference:
                     latent = torch.tanh(out)
                 logits = logits + weights["markov_head.markov_w2.weight"] @ latent
             if self.config["enable_confidence_head"]:
-                read = torch.cat([place, embedded]) if self.config["confidence_head_with_markov"] else place
+                reads_more = self.config.get("confidence_head_with_markov", True)
+                read = torch.cat([place, embedded]) if reads_more else place
                 chance = self.linear(read, "confidence_head.proj") + weights["confidence_head.proj.bias"]
                 chances.append(torch.sigmoid(chance).item())
             made.append(logits[:TOKENS].numpy())

@@ -69,6 +69,16 @@ def test_published_drafters_are_named_and_used_where_the_hub_is_reached(
         assert all(locate(each.id).kind == "hub" for each in drafters)
 
 
+def test_a_module_in_the_models_own_files_is_enough(models: Path, tmp_path: Path) -> None:
+    told = Recorder()
+    assert find_draft("Qwen/Qwen3.5-4B", BundleCache(saved.FOLDER), told) is None
+    assert told.notes == ["--draft auto takes the MTP module that the model's own files have."]
+    (tmp_path / "other").mkdir()
+    main = (models / "main.gguf").rename(tmp_path / "other" / "Qwen3.5-4B-Q4_1.gguf")  # which was left out here
+    assert find_draft(main, BundleCache(saved.FOLDER), told) is None
+    assert "Published for this model, not tested here: z-lab/Qwen3.5-4B-DFlash (dflash)." in told.notes[-1]
+
+
 def test_a_bundle_is_made_with_the_drafter_that_was_found(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from heads import (
     TOKEN_MAP,
     TOKENS,
     config_of,
+    name_of,
     tensors_of,
     write_head,
 )
@@ -28,8 +29,9 @@ from outrider.drafters import Subset
 from outrider.models.backends.heads import Head, load_head
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.drafters import add_drafter
+from qwen_module import qwen_module
 
-MODULES = ("eagle", "eagle3", "mtp")
+MODULES = ("eagle", "eagle3", "mtp", "mtp qwen")
 PLACES = ("medusa", "hydra", "blockwise")
 RULES = {
     "any": RowRule(),
@@ -44,12 +46,12 @@ def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     root = tmp_path_factory.mktemp("heads")
     shutil.copytree(tiny, root / "bundle")
     for kind in KINDS:
-        add_drafter(root / "bundle", write_head(root / kind, kind), weights="fp32")
+        add_drafter(root / "bundle", write_head(root / kind, kind), name=name_of(kind), weights="fp32")
     return read_bundle(root / "bundle")
 
 
 def load(bundle: Bundle, kind: str, rule: RowRule = RULES["any"]) -> Any:
-    entry = next(each for each in bundle.manifest.drafters if each.name == kind)
+    entry = next(each for each in bundle.manifest.drafters if each.name == name_of(kind))
     options: dict[str, Any] = {"properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}, "device": "CPU"}
     width = min(entry.model.vocab_size, entry.model.geometry.logits_width)
     head = Head.of(entry, bundle.model_path(bundle.manifest.main))
@@ -119,6 +121,11 @@ def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]
     return (out @ matrix.T)[:, :TOKENS], out
 
 
+def mtp_qwen(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+    logits, out = qwen_module(token_ids, hidden, shared)
+    return logits[:, :TOKENS], out
+
+
 def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: bool = False) -> tuple[Any, Any]:
     """hidden: the three of the main model, or behind their projection. norm_first: the residual is normed, too."""
     from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
@@ -145,7 +152,7 @@ def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: 
     return logits[:, torch.tensor(order)], outs[0][0]
 
 
-REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp}
+REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "mtp qwen": mtp_qwen}
 
 
 def module_case(kind: str, num_tokens: int = 45) -> tuple[Any, Any, Any]:

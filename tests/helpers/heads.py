@@ -15,13 +15,30 @@ from outrider.models.backends.heads.weights import MainWeights
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
 NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark")
-DSPARKS = ("dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence")
+TOP_K, GROUP, WINDOW = 4, 16, 9
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark", "mtp qwen")
+DSPARKS = (
+    "dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence", "dspark lfm2",
+    "dflash2", "dflash2 scaled",
+)  # fmt: skip
 DECODER: dict[str, Any] = {
     "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD_SIZE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
     "max_position_embeddings": 512, "num_hidden_layers": 1,
 }  # fmt: skip
+# The text model's of a checkpoint that reads images, too. Half of each head is rotated.
+QWEN_MTP: dict[str, Any] = {
+    "architectures": ["Qwen3_5MTP"], "model_type": "qwen3_5",
+    "text_config": {
+        **DECODER, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+}  # fmt: skip
+
+
+def name_of(kind: str) -> str:
+    """A kind as a drafter's name."""
+    return kind.replace(" ", "-")
 
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -39,6 +56,8 @@ def matrices_of_main(bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.fl
 
 def config_of(kind: str) -> dict[str, Any]:
     """The content of config.json."""
+    if kind.startswith("dflash2"):
+        return _dflash2_config(kind)
     if kind in DSPARKS:
         return _dspark_config(kind)
     dflash = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
@@ -51,6 +70,7 @@ def config_of(kind: str) -> dict[str, Any]:
             "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
         },
         "mtp": {**DECODER, "architectures": ["LlamaMTP"]},
+        "mtp qwen": QWEN_MTP,
         "dflash": {
             **DECODER,
             "architectures": ["DFlashDraftModel"],
@@ -78,9 +98,12 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             "norm.weight": (hidden,),
             "lm_head.weight": (len(TOKEN_MAP), hidden),
         }
-    elif kind == "mtp":
+    elif kind in ("mtp", "mtp qwen"):
         norms = {f"mtp.{name}.weight": (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
         shapes = {"mtp.fc.weight": (hidden, 2 * hidden), **norms, **_layer("mtp.layers.0", hidden, hidden)}
+        if kind == "mtp qwen":
+            shapes["mtp.layers.0.self_attn.q_proj.weight"] = (2 * HEADS * HEAD_SIZE, hidden)
+            shapes |= {f"mtp.layers.0.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
     elif kind == "dflash":
         norms = {f"{name}.weight": (hidden,) for name in ("hidden_norm", "norm")}
         shapes = {"fc.weight": (hidden, 2 * hidden), **norms}
@@ -101,6 +124,8 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
     rng = np.random.default_rng([seed, (*KINDS, *DSPARKS).index(kind)])
     tensors: dict[str, NDArray[Any]] = {name: _drawn(name, shape, rng) for name, shape in shapes.items()}
+    if kind == "mtp qwen":
+        tensors = {name: each - np.float32("norm" in name) for name, each in tensors.items()}
     if kind == "eagle3":
         tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))
         tensors["t2d"] = np.isin(np.arange(VOCAB), TOKEN_MAP)
@@ -123,7 +148,7 @@ def write_head(folder: Path, kind: str, tensors: dict[str, NDArray[Any]] | None 
 def _drawn(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
     if "norm" in name or "scalar" in name:
         return rng.uniform(0.5, 1.5, shape).astype("f4")
-    return rng.normal(0, 1 if "markov_w" in name else shape[-1] ** -0.5, shape).astype("f4")
+    return rng.normal(0, 1 if "markov_w" in name or "codebook" in name else shape[-1] ** -0.5, shape).astype("f4")
 
 
 def _dspark_config(kind: str) -> dict[str, Any]:
@@ -141,11 +166,37 @@ def _dspark_config(kind: str) -> dict[str, Any]:
             "num_global_key_value_heads": 1, "final_logit_softcapping": 0.3,
             "rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_theta": 100.0}},
         }  # fmt: skip
+    if form == "lfm2":  # LiquidAI's: neighbours are rotated, and some settings are one level deeper
+        nested = {name: config.pop(name) for name in ("target_layer_ids", "mask_token_id")}
+        del config["confidence_head_with_markov"]
+        config |= {
+            "architectures": ["Lfm2DSparkDraftModel"], "model_type": "qwen3", "rope_is_neox_style": False,
+            "dflash_config": nested | {"num_target_layers": 2},
+        }  # fmt: skip
     return config
 
 
+def _dflash2_config(kind: str) -> dict[str, Any]:
+    """scaled: with what published ones leave out, and with one tap more."""
+    own: dict[str, Any] = {
+        "block_size": NUM_PLACES + 1, "mask_token_id": MASK, "target_layer_ids": [0, 1], "conv_kernel_size": 2,
+        "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": TOP_K,
+    }  # fmt: skip
+    if kind == "dflash2 scaled":
+        own |= {
+            "conv_kernel_size": 3, "input_embedding_scale": 3.0, "output_multiplier": 0.7,
+            "final_logit_softcapping": 2.0,
+        }  # fmt: skip
+    return {
+        **DECODER, "architectures": ["DFlash2DraftModel"], "model_type": "qwen3", "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "dflash_config": own,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25},
+    }  # fmt: skip
+
+
 def _dspark_shapes(kind: str, hidden: int) -> dict[str, tuple[int, ...]]:
-    form, copies = kind.removeprefix("dspark "), ("embed_tokens", "lm_head")
+    form, is_second = kind.removeprefix("dspark "), kind.startswith("dflash2")
+    copies = () if form == "lfm2" or is_second else ("embed_tokens", "lm_head")
     shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (VOCAB, hidden) for name in copies}
     shapes |= {"fc.weight": (hidden, 2 * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
     for i in range(2):
@@ -161,6 +212,13 @@ def _dspark_shapes(kind: str, hidden: int) -> dict[str, tuple[int, ...]]:
             shapes[f"{name}.self_attn.o_proj.weight"] = (hidden, HEADS * size)
             del shapes[f"{name}.self_attn.v_proj.weight"]
         shapes |= {f"{name}.self_attn.{part}_norm.weight": (size,) for part in "qk"}
+    if is_second:
+        taps = _dflash2_config(kind)["dflash_config"]["conv_kernel_size"]
+        for name in [f"layers.{i}.{part}_conv" for i in range(2) for part in ("attention", "mlp")]:
+            shapes[f"{name}.base_kernel"] = (2, taps, hidden)
+            shapes[f"{name}.kernel_projection.weight"] = (2 * taps * hidden // GROUP, hidden)
+        books = {f"candidate_selector.{name}_codebook": (VOCAB, RANK) for name in ("predecessor", "successor")}
+        return shapes | books | {"candidate_selector.hidden_projection.weight": (RANK, hidden)}
     if form != "plain":
         shapes |= {f"markov_head.markov_w{i}.weight": (VOCAB, RANK) for i in (1, 2)}
     if form == "gated":

@@ -21,10 +21,9 @@ _ALL_HEADS = _LLAMA | {"num_key_value_heads": 4}
 _FOUR = _LLAMA | {"num_hidden_layers": 4}
 _SLIDING = _LLAMA | {"sliding_window": WINDOW}
 _MIXED = _FOUR | {"sliding_window": WINDOW}
-_QWEN_MOE = _LLAMA | {
-    "moe_intermediate_size": 48, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE, "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-}  # fmt: skip
+_EXPERTS = {"moe_intermediate_size": 48, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
+_LFM2 = _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16}
+_QWEN_MOE = _LLAMA | _EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 1}
 _LOCAL_MOE = _LLAMA | {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
 _GPT2 = _IDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
@@ -63,13 +62,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": _GPT2 | {"rotary_dim": 8},
     "granite": _LLAMA | _GRANITE,
     "granitemoe": _LOCAL_MOE | _GRANITE,
+    "granitemoehybrid": _FOUR
+    | _GRANITE
+    | {
+        "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_head": 16,
+        "mamba_n_groups": 2, "mamba_d_state": 12, "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    },
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
+    "lfm2": _LFM2,
+    "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
     "llama": _LLAMA,
     "ministral": _SLIDING | {"head_dim": 16},
     "mistral": _SLIDING,
     "mixtral": _LOCAL_MOE | {"sliding_window": WINDOW},
     "olmo": _LLAMA,
     "olmo2": _LLAMA,
+    "olmoe": {k: v for k, v in (_LLAMA | _EXPERTS).items() if k != "moe_intermediate_size"},
     "opt": _IDS
     | {
         "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1,
@@ -81,6 +89,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": _SLIDING | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 48},
     "qwen3": _LLAMA | {"head_dim": 32},
+    "qwen3_5_text": _FOUR
+    | {
+        "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+            "mrope_section": [2, 1, 1],
+        },
+    },
     "qwen3_moe": _QWEN_MOE | {"head_dim": 32},
     "seed_oss": _LLAMA | {"head_dim": 16},
     "smollm3": _FOUR | {"no_rope_layer_interval": 2},
@@ -105,11 +122,18 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
+    for name, parameter in model.named_parameters():
+        if name.endswith(
+            "A_log"
+        ):  # a token forgets from 0.2 to 40 % of a state: at once, faults of states would not show
+            parameter.data = torch.linspace(-6, -1, len(parameter))
+        elif parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.15)
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)
+    for name, buffer in model.named_buffers():
+        if name.endswith("expert_bias"):
+            buffer += 0.3 * torch.randn_like(buffer)
     return model
 
 

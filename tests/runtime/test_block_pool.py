@@ -17,7 +17,7 @@ from outrider.models.backends import paged_cache
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_tensors import HostTensor
 from outrider.models.kv import BlockPool, BlockTable
-from outrider.models.kv.block_pool import _Block, _Root
+from outrider.models.kv.block_tree import Block, Root
 from outrider.types import Chunk, Prompt
 
 SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
@@ -66,7 +66,7 @@ def check(pool: BlockPool, texts: list[Text]) -> None:
     assert sorted(held) == list(range(pool.num_blocks))  # no block is lost or listed twice
     assert all(block.num_users == users.count(block) > 0 for block in shared)
     assert pool.num_used == len(own) + len(shared)
-    above = [block for block in (*shared, *pool._idle) if not isinstance(block.parent, _Root)]
+    above = [block for block in (*shared, *pool._idle) if not isinstance(block.parent, Root)]
     assert all(root.children for root in pool._roots.values())  # a scope leaves nothing behind
     order = {block: i for i, block in enumerate(pool._idle)}
     for block in above:
@@ -191,7 +191,7 @@ TEXTS = st.lists(st.integers(0, 2), max_size=70) | st.integers(60, 140).map(lamb
 
 @given(st.sets(TEXTS.map(tuple)), TEXTS)
 def test_the_text_that_has_most_in_common_is_found(texts: set[tuple[int, ...]], asked: list[int]) -> None:
-    root = _Block(-1, (), None)
+    root = Block(-1, (), None)
     for text in [*texts, (9,)]:
         root.add(0, text)
     root.remove(root.children[(9,)])

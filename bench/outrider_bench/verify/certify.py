@@ -23,7 +23,7 @@ from outrider.bundle.manifest import Format
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
-from outrider.models.measure.readings import compare_readings, read
+from outrider.models.measure.readings import compare_readings, compare_states, read
 from outrider.models.measure.slots import Adapted
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Backend, Source
@@ -97,13 +97,21 @@ def main_of(engine: Engine) -> Backend:
 
 def check_batching(main: Backend, context: int) -> Check:
     """Whether logits have the same bits in any batch; see `outrider.models.measure.exactness`."""
-    differences = compare_readings(main, context)
+    return _same_bits("batch invariance", compare_readings(main, context), context)
+
+
+def check_states(main: Backend, context: int) -> Check:
+    """Whether a sequence that goes on from a stored state has the bits of one that was read at once."""
+    return _same_bits("states", compare_states(main, context), context)
+
+
+def _same_bits(name: str, differences: dict[str, float], context: int) -> Check:
     worst = max(differences, key=lambda name: differences[name])
     passed = differences[worst] == 0
     detail = f"{len(differences)} ways to read {context:,} tokens: " + (
         "bit-identical" if passed else f"logits differ by up to {differences[worst]:.3g}: {worst}"
     )
-    return Check("batch invariance", passed, detail, {"context": context, "largest_difference": differences})
+    return Check(name, passed, detail, {"context": context, "largest_difference": differences})
 
 
 def check_greedy(

@@ -23,7 +23,7 @@ from outrider_export.gguf_file import read_header
 from outrider_export.onnx_files import MODEL, import_onnx
 from outrider_export.onnx_inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
-from outrider_export.sources import read_config
+from outrider_export.sources import read_config, read_json, text_part
 
 _ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 
@@ -38,6 +38,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output.mkdir(parents=True)
     if decoder.context_length is not None:
         progress.note(f"Its context length is {decoder.context_length:,}: see 'LongRoPE' in docs/models.md.")
+    if not job["gguf"] and text_part(whole := read_json(Path(job["model"]) / "config.json")) != whole:
+        progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
     if job["format"] == "onnx":
@@ -54,6 +56,16 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
     from outrider_export.direct import onnx_graph, onnx_pack
 
     decoder = weights.decoder
+    if decoder.states:
+        raise ExportError(
+            f"Models of architecture '{decoder.form.name}' keep a state that every token changes, which ONNX Runtime "
+            "does not store token by token. Leave out --format onnx to have it run by OpenVINO."
+        )
+    if decoder.experts:
+        raise ExportError(
+            f"Models of architecture '{decoder.form.name}' have mixtures of experts, which are not converted to ONNX. "
+            "Leave out --format onnx to have it run by OpenVINO."
+        )
     if any(decoder.windows):
         said = SLIDING.format(windows=describe_windows(decoder.windows))
         raise ExportError(f"Models of architecture '{decoder.form.name}' have {said}")
@@ -88,7 +100,11 @@ def open_weights(path: Path, is_gguf: bool) -> Weights:
 
 def describe_layers(decoder: Decoder) -> dict[str, Any]:
     """The fields of `Geometry` that the configuration tells."""
-    found: dict[str, Any] = {"sliding_windows": decoder.windows, "num_experts": 0, "num_active_experts": 0}
+    count, active = (decoder.experts.count, decoder.experts.active) if decoder.experts else (0, 0)
+    found: dict[str, Any] = {
+        "sliding_windows": decoder.windows, "num_experts": count, "num_active_experts": active,
+    }  # fmt: skip
+    found |= {"layer_states": decoder.states} if decoder.states else {}
     return found | ({} if decoder.context_length is None else {"context_length": decoder.context_length})
 
 

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
+from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
+from outrider_export.direct.states import STATES, State
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -27,10 +30,16 @@ _SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirecti
 
 @dataclass(frozen=True)
 class Layer:
-    """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None."""
+    """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None.
+
+    state: what it keeps instead of keys and values; None for attention, which has the others. experts: None for a dense
+    feed-forward part.
+    """
 
     window: int
     rope: str | None
+    state: State | None = None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,19 @@ class Decoder:
 
     @property
     def windows(self) -> list[int]:
-        """The sliding window of each layer, in tokens; 0 for none."""
-        return [layer.window for layer in self.layers]
+        """The sliding window of each layer with attention, in tokens; 0 for none."""
+        return [layer.window for layer in self.layers if layer.state is None]
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The kind of state of each layer, "" for attention; () if all layers have attention."""
+        kinds = tuple("" if layer.state is None else layer.state.kind for layer in self.layers)
+        return kinds if any(kinds) else ()
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of the first layer that has a mixture."""
+        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
 
     @property
     def rotary_size(self) -> int:
@@ -86,6 +106,13 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     if form is None:
         raise NotDirect(f"the architecture {name!r}")
     config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
+    config |= {ours: config[theirs] for ours, theirs in form.keys.items() if theirs in config}
+    if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
+        count = range(int(config["num_hidden_layers"]))
+        config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in count]
+    if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
+        step, count = int(config["full_attention_interval"]), int(config["num_hidden_layers"])
+        config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in range(count)]
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
@@ -105,7 +132,11 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     head_size = int(config.get("head_dim") or hidden // heads)
     if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
+    states = _states(config)
+    experts = [experts_of(form.router, form.shared, config, i) for i in range(len(states))]
     windows = _windows(form, config)
+    if form.shared and any(experts) and not all(experts):
+        raise ValueError("layers with and without experts beside a shared one")
     ropes, context = _ropes(form, config, head_size)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     return Decoder(
@@ -114,12 +145,15 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         num_heads=heads,
         num_kv_heads=int(config.get("num_key_value_heads") or heads),
         head_size=head_size,
-        mlp_size=int(config["intermediate_size"]),
+        mlp_size=_mlp_size(config),
         eps=float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"]),
         activation=activation,
         ropes=ropes,
         layers=tuple(
-            Layer(window, rope) for window, rope in zip(windows, _rotations(form, config, windows), strict=True)
+            Layer(window if state is None else 0, rope if state is None else None, state, mixture)
+            for window, rope, state, mixture in zip(
+                windows, _rotations(form, config, windows), states, experts, strict=True
+            )
         ),
         attention_scale=float(scale),
         embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.scale_embedding else 1.0)),
@@ -131,13 +165,33 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     )
 
 
+def _mlp_size(config: Mapping[str, Any]) -> int:
+    size = int(config["intermediate_size"])
+    if config.get("block_auto_adjust_ff_dim"):
+        multiple = int(config["block_multiple_of"])
+        size = int(config["block_ffn_dim_multiplier"] * int(2 * size / 3))
+        size = -(-size // multiple) * multiple
+    return size
+
+
+def _states(config: Mapping[str, Any]) -> list[State | None]:
+    """The states of all layers; None for those with attention."""
+    count = int(config["num_hidden_layers"])
+    kinds = config.get("layer_types") or [FULL] * count
+    if len(kinds) != count:
+        raise ValueError(f"{len(kinds)} layer_types for {count} layers")
+    if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION)]:
+        raise ValueError(f"layers of the kind {unknown[0]!r}")
+    if all(kind in STATES for kind in kinds):
+        raise ValueError("no layer with attention")
+    return [STATES[kind](config) if kind in STATES else None for kind in kinds]
+
+
 def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
     count, window = int(config["num_hidden_layers"]), int(config.get("sliding_window", 0))
     if form.windows == "late" and not config.get("use_sliding_window"):
         window = 0
     if kinds := config.get("layer_types"):
-        if len(kinds) != count:
-            raise ValueError(f"{len(kinds)} layer_types for {count} layers")
         return [window if kind == SLIDING else 0 for kind in kinds]
     if form.windows == "late":
         return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
@@ -178,6 +232,8 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
         return [SLIDING if window else FULL for window in windows]
     if form.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
+    if form.rotated == "position_embedding_type":
+        return [FULL if config.get(form.rotated) == "rope" else None] * len(windows)
     if form.rotated == "no_rope_layers":
         step = config["no_rope_layer_interval"]
         rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]

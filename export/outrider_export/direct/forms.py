@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider_export.direct.experts import CHOICE
+
 
 @dataclass(frozen=True)
 class Norms:
@@ -38,9 +40,12 @@ class Form:
     scale_embedding: embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys
     and values (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding
     window where `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but
-    each n-th. rotated: which layers rotate queries and keys: "all", "sliding", or by `no_rope_layers`. local_theta:
-    layers with a window rotate by frequencies of their own. defaults: what Transformers takes for keys that
-    config.json lacks.
+    each n-th. rotated: which layers rotate queries and keys: "all", "sliding", by `no_rope_layers`, or by
+    `position_embedding_type`. local_theta: layers with a window rotate by frequencies of their own. gated: what
+    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
+    modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
+    expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
+    `Experts`; "" for dense models. defaults: what Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -56,11 +61,79 @@ class Form:
     windows: str | int = "none"
     rotated: str = "all"
     local_theta: bool = False
+    gated: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    router: str = ""
+    shared: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def in_checkpoint(self, name: str) -> str:
+        """The name in checkpoints of a module, or of a tensor."""
+        if (renamed := _renamed(name, self.names)) != name:
+            return renamed
+        module, _, kind = name.rpartition(".")
+        return f"{_renamed(module, self.names)}.{kind}" if kind in ("weight", "bias") else name
+
+    def of_checkpoint(self, name: str) -> str:
+        """The name here of a module that is called so in checkpoints."""
+        return _renamed(name, {theirs: ours for ours, theirs in self.names.items()})
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    *before, part = name.split(".", 3) if name.startswith("model.layers.") else [name]
+    return ".".join([*before, names.get(part, part)])
 
 
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+_NAMES_OF_LFM2 = {
+    "self_attn.o_proj": "self_attn.out_proj", "self_attn.q_norm": "self_attn.q_layernorm",
+    "self_attn.k_norm": "self_attn.k_layernorm", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2", "model.norm": "model.embedding_norm",
+}  # fmt: skip
+_KEYS_OF_LFM2 = {
+    "rms_norm_eps": "norm_eps", "intermediate_size": "block_ff_dim", "tie_word_embeddings": "tie_embedding",
+}  # fmt: skip
+_OF_LFM2: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True, "conv_L_cache": 3,
+    "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
+}  # fmt: skip
+_OF_GRANITE_HYBRID: dict[str, Any] = {
+    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}  # fmt: skip
+_OF_QWEN3_5 = {
+    "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}  # fmt: skip
+_EXPERTS = {
+    f"mlp.experts.{name}_proj": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")
+}  # of each expert a tensor
+_NAMES_OF_QWEN_MOE = _EXPERTS | {"mlp.router": "mlp.gate"}
+_NAMES_OF_MIXTRAL = {
+    "mlp.router": "block_sparse_moe.gate", "mlp.experts.gate_proj": "block_sparse_moe.experts.{}.w1",
+    "mlp.experts.up_proj": "block_sparse_moe.experts.{}.w3", "mlp.experts.down_proj": "block_sparse_moe.experts.{}.w2",
+}  # fmt: skip
+_NAMES_OF_GRANITE_MOE = {
+    "mlp.router": "block_sparse_moe.router.layer", "mlp.experts.gate_up_proj": "block_sparse_moe.input_linear",
+    "mlp.experts.down_proj": "block_sparse_moe.output_linear",
+}  # fmt: skip
+_NAMES_OF_GRANITE_HYBRID = _NAMES_OF_GRANITE_MOE | {
+    "mlp.gate_up_proj": "shared_mlp.input_linear",
+    "mlp.down_proj": "shared_mlp.output_linear",
+}
+_SHARED_OF_QWEN = {f"mlp.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
+    "mlp.shared_gate": "mlp.shared_expert_gate"
+}
+_NAMES_OF_LFM2_MOE = _NAMES_OF_LFM2 | {
+    "mlp.router": "feed_forward.gate", f"{CHOICE}.bias": "feed_forward.expert_bias",
+    "mlp.experts.gate_proj": "feed_forward.experts.{}.w1", "mlp.experts.up_proj": "feed_forward.experts.{}.w3",
+    "mlp.experts.down_proj": "feed_forward.experts.{}.w2",
+}  # fmt: skip
+_LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
@@ -85,14 +158,46 @@ FORMS: dict[str, Form] = {
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
         ),
         Form("granite", "granite", gguf_interleaved=True, defaults={"attention_multiplier": 1.0}),
+        Form(
+            "granitemoe", "granitemoe", gguf_interleaved=True, names=_NAMES_OF_GRANITE_MOE, keys=_LOCAL,
+            router="top_softmax", defaults={"attention_multiplier": 1.0},
+        ),
+        Form(
+            "granitemoehybrid", "granitehybrid", gguf_interleaved=True, fused_mlp=True,
+            rotated="position_embedding_type", names=_NAMES_OF_GRANITE_HYBRID,
+            keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"}, router="top_softmax", shared="added",
+            defaults=_OF_GRANITE_HYBRID,
+        ),
+        Form(
+            "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
+            keys=_KEYS_OF_LFM2, defaults=_OF_LFM2,
+        ),
+        Form(
+            "lfm2_moe", "lfm2moe", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2_MOE,
+            keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"}, router="sigmoid",
+            defaults=_OF_LFM2 | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True},
+        ),
         Form("llama", "llama", gguf_interleaved=True),
         Form("ministral", windows="all", defaults={"sliding_window": 4096}),
         Form("mistral", windows="all", defaults={"sliding_window": 4096}),
+        Form(
+            "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
+            defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        ),
         Form("olmo", norm="layer", defaults={"layer_norm_eps": 1e-5}),
         Form("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
+        Form(
+            "olmoe", "olmoe", names=_NAMES_OF_QWEN_MOE, keys={"moe_intermediate_size": "intermediate_size"},
+            router="softmax", defaults={"rms_norm_eps": 1e-5},
+        ),
         Form("phi3", "phi3", fused=True, fused_mlp=True, windows="all", defaults={"rms_norm_eps": 1e-5}),
         Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
         Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
+        Form("qwen3_5_text", "qwen35", norm_offset=1.0, gated=True, defaults=_OF_QWEN3_5),
+        Form(
+            "qwen3_moe", "qwen3moe", windows="late", names=_NAMES_OF_QWEN_MOE,
+            keys={"num_experts": "num_local_experts"}, router="softmax", defaults={"max_window_layers": 28},
+        ),
         Form("seed_oss", defaults={"head_dim": 128}),
         Form(
             "smollm3", "smollm3", gguf_interleaved=True, rotated="no_rope_layers",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_export.direct.describe import FULL, Decoder, NotDirect, describe
-from outrider_export.direct.forms import BY_GGUF
+from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.rope import Rope
 from outrider_export.gguf_file import GGUFHeader, is_array
 
@@ -34,6 +34,15 @@ _KEYS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "final_logit_softcapping": "final_logit_softcapping",
+    "conv_L_cache": "shortconv.l_cache",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "full_attention_interval": "full_attention_interval",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "num_dense_layers": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
 }
 _ROPE_KEYS = {
     "rope_type": "type",
@@ -44,8 +53,24 @@ _ROPE_KEYS = {
     "beta_slow": "yarn_beta_slow",
 }
 # Settings that change what is computed, in a way that the graph does not have.
-_REFUSED = ("expert_count", "rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
+_REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 _SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
+_STATES = {
+    "lfm2": "conv",
+    "lfm2moe": "conv",
+    "granitehybrid": "mamba",
+}  # layers without keys and values, in `layer_types`
+_INNER, _COUNT = "inner_size", "time_step_rank"  # numbers of all heads together, and heads
+_RECURRENCES = {
+    "granitemoehybrid": {
+        "mamba_n_heads": _COUNT, "mamba_n_groups": "group_count", "mamba_d_state": "state_size",
+        "mamba_d_conv": "conv_kernel",
+    },
+    "qwen3_5_text": {
+        "linear_num_value_heads": _COUNT, "linear_num_key_heads": "group_count", "linear_key_head_dim": "state_size",
+        "linear_conv_kernel_dim": "conv_kernel",
+    },
+}  # fmt: skip
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
 
@@ -56,6 +81,8 @@ def decoder_of(header: GGUFHeader) -> Decoder:
         NotDirect: when it is one that is not converted without PyTorch.
     """
     decoder = describe(config_of(header))
+    if decoder.form.fused_mlp and "blk.0.ffn_gate.weight" in header.tensors:  # taken apart by llama.cpp
+        decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, fused_mlp=False))
     if _DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
         whole, divisors = decoder.ropes[FULL], _floats(header, _DIVISORS)
         if divisors.shape != whole.frequencies.shape:
@@ -72,6 +99,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         NotDirect: for an architecture that is not in `forms`, or one of its settings.
     """
     form = BY_GGUF.get(header.architecture)
+    if header.architecture == "llama" and header.metadata.get(header.of_architecture("expert_count")):
+        form = FORMS["mixtral"]
     if form is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
 
@@ -86,9 +115,17 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
             raise NotDirect(f"{key}={value!r}" if not is_array(value) else key)
     if header.metadata.get(header.of_architecture("rope.scaling.finetuned")) is False and form.name == "granite":
         raise NotDirect("no rotation of queries and keys")
-    config = {"sliding_window": None} | find(_KEYS)
+    config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
+    config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
+    if config.get("num_experts") and not form.router:
+        raise NotDirect(f"expert_count={config['num_experts']!r}")
+    if form.name == "qwen3_moe":  # llama.cpp divides by the sum of weights always
+        config["norm_topk_prob"] = True
     if form.name == "olmo2" and config["sliding_window"]:  # OLMo 3 has the same name, and other rotations
         raise NotDirect("sliding windows")
+    config |= _recurrence_of(header, form.name)
+    if "num_hidden_layers" in config:
+        config["num_hidden_layers"] = header.num_layers
     config |= {"model_type": form.name, "tie_word_embeddings": "output.weight" not in header.tensors}
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
@@ -109,6 +146,39 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     if rope.get("rope_type", "none") != "none":
         config["rope_parameters"] = rope
     return config
+
+
+def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
+    """What config.json says of recurrences, for the architecture `name`; {} for one without.
+
+    Raises:
+        ExportError: when the metadata lacks a size.
+    """
+    keys = _RECURRENCES.get(name)
+    if keys is None:
+        return {}
+    found = {ours: header.integer(header.of_architecture(f"ssm.{theirs}"), least=1) for ours, theirs in keys.items()}
+    inner, count = (header.integer(header.of_architecture(f"ssm.{key}"), least=1) for key in (_INNER, _COUNT))
+    found["linear_value_head_dim" if name.startswith("qwen") else "mamba_d_head"] = inner // count
+    rotated = header.flag(header.of_architecture("rope.scaling.finetuned"), False)
+    return found | {"num_local_experts": 0, "position_embedding_type": "rope" if rotated else None}
+
+
+def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
+    """What config.json says of layers without keys and values, of which the metadata has no heads; {} if all have some.
+
+    Raises:
+        NotDirect: when layers have different numbers of heads.
+    """
+    found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
+    if not isinstance(found, memoryview):
+        return {}
+    counts = {*found} - {0}
+    state = _STATES.get(header.architecture)
+    if len(counts) != 1 or (state is None and 0 in found):
+        raise NotDirect("attention.head_count_kv that differs from layer to layer")
+    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in found]}
+    return {"num_key_value_heads": counts.pop(), **kinds}
 
 
 def _floats(header: GGUFHeader, name: str) -> NDArray[np.float32]:

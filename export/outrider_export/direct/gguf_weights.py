@@ -11,16 +11,27 @@ from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that
 
 from outrider.errors import ExportError
 from outrider_export.direct.describe import Decoder
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights
-from outrider_export.gguf_file import GGUFHeader, TensorInfo
+from outrider_export.direct.experts import CHOICE, DOWN, GATE, ROUTER, UP
+from outrider_export.direct.states import GatedDeltaNet
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights, flat
+from outrider_export.gguf_file import GGUFHeader
 
 _MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
 _PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
+    ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
+    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+    "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
 }  # fmt: skip
+_WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the last part of a name
+_BEFORE_MLP = {"qwen35": "post_attention_norm"}  # what llama.cpp calls this norm; elsewhere "ffn_norm"
+
+_NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
 
 
 class GGUFWeights(Weights):
@@ -32,7 +43,7 @@ class GGUFWeights(Weights):
         norms = decoder.form.norms
         self._parts = _PARTS | {
             norms.before_attention: "attn_norm", norms.after_attention: "post_attention_norm",
-            norms.before_mlp: "ffn_norm", norms.after_mlp: "post_ffw_norm",
+            norms.before_mlp: _BEFORE_MLP.get(decoder.form.gguf, "ffn_norm"), norms.after_mlp: "post_ffw_norm",
         }  # fmt: skip
 
     def stored(self, name: str) -> Stored | None:
@@ -40,23 +51,69 @@ class GGUFWeights(Weights):
         module, _, kind = name.rpartition(".")
         if module in _MODULES:
             found = f"{_MODULES[module]}.{kind}"
+            if module == FINAL_NORM and found not in self._header.tensors:
+                found = f"{_NORM_OF_LFM2}.{kind}"
         else:
             *_, layer, part = ["", "", *module.split(".", 3)][-2:]
-            found = f"blk.{layer}.{self._parts.get(part)}.{kind}"
-        tensor = self._header.tensors.get(found)
-        return None if tensor is None else _stored(self._header, found, tensor)
+            found = f"blk.{layer}.{_WHOLE.get(kind) or f'{self._parts.get(part)}.{kind}'}"
+        if found not in self._header.tensors:
+            return None
+        stored = stored_in(self._header, found)
+        state = self.state_of(module)
+        if isinstance(state, GatedDeltaNet):
+            stored = _by_key_head(stored, module.rsplit(".", 1)[-1], kind, state)
+        return _logarithms(stored) if kind == "A_log" else stored
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
         return ExportError(f"{self._header.path} has no tensor for {name}. Fetch it again, or export the checkpoint.")
 
 
-def _stored(header: GGUFHeader, name: str, tensor: TensorInfo) -> Stored:
+def _by_key_head(stored: Stored, part: str, kind: str, state: GatedDeltaNet) -> Stored:
+    """A tensor of a gated delta net with the heads of values in a checkpoint's order.
+
+    There, those of one head of keys stand together; llama.cpp has the first of each head of keys, then the second ones.
+    """
+    each = state.num_heads // state.num_key_heads
+    heads = np.arange(state.num_heads).reshape(each, -1).T.reshape(-1)
+    rows = (heads[:, None] * state.head_size + np.arange(state.head_size)).reshape(-1)
+    if part == "out_proj":
+        return Stored(stored.shape, stored.num_bytes, lambda chosen: stored.read(chosen)[:, rows])
+    if part in ("in_proj_qkv", "conv1d"):
+        before = 2 * state.key_width
+        rows = np.concatenate([np.arange(before), before + rows])
+    elif part in ("in_proj_a", "in_proj_b") or kind in _WHOLE:
+        rows = heads
+    elif part != "in_proj_z":
+        return stored
+    if stored.shape[0] != len(rows):
+        return stored  # the reader says what is wrong
+    return Stored(stored.shape, stored.num_bytes, lambda chosen: stored.read(rows[chosen]))
+
+
+def _logarithms(stored: Stored) -> Stored:
+    """The logarithms of rates, which llama.cpp stores as negative rates."""
+
+    def read(part: slice | Indices) -> Rows:
+        with np.errstate(all="ignore"):  # what is no number is found where it matters
+            found: Rows = np.log(-stored.read(part))
+        return found
+
+    return Stored(stored.shape, stored.num_bytes, read)
+
+
+def stored_in(header: GGUFHeader, name: str) -> Stored:
+    """A tensor that a file has.
+
+    Raises:
+        ExportError: when its type cannot be read.
+    """
+    tensor = header.tensors[name]
     kind = gguf.GGMLQuantizationType[tensor.type]
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
         raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
     data = np.memmap(header.path, np.uint8, "r", header.data_start + tensor.offset, (tensor.num_bytes,))
-    rows = data.reshape(tensor.shape[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
+    rows = data.reshape(flat(tensor.shape)[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
 
     def read(part: slice | Indices) -> Rows:
         found: Rows = gguf.dequantize(np.ascontiguousarray(rows[part]), kind).astype(np.float32, copy=False)
@@ -65,4 +122,4 @@ def _stored(header: GGUFHeader, name: str, tensor: TensorInfo) -> Stored:
     def values(part: slice | Indices) -> Rows:
         return read(slice(None)).reshape(-1)[part]
 
-    return Stored(tensor.shape, tensor.num_bytes, read if len(tensor.shape) > 1 else values)
+    return Stored(flat(tensor.shape), tensor.num_bytes, read if len(tensor.shape) > 1 else values)

@@ -15,12 +15,20 @@ import openvino as ov
 from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
+from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
+from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
+from outrider_export.direct.experts_graph import mixture
+from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
+from outrider_export.direct.recurrences import States
+from outrider_export.direct.recurrent_layers import Parts, delta_net_layer, ssm_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
+from outrider_export.direct.short_convolution import causal_convolution, gated_convolution
+from outrider_export.direct.states import GatedDeltaNet, ShortConvolution
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
@@ -87,6 +95,7 @@ class _Builder:
         self.masks = _Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
         self.sinks: list[ov.Node] = []
+        self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
 
     def model(self) -> ov.Model:
@@ -111,49 +120,125 @@ class _Builder:
 
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
-        attended = self._attention(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
+        attended = self._mixed(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
         attended = self._norm(layer_name(i, norms.after_attention), attended)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
-        fed = self._feed_forward(i, self._norm(layer_name(i, norms.before_mlp), stream))
+        read = self._norm(layer_name(i, norms.before_mlp), stream)
+        fed = self._feed_forward(i, read) if layer.experts is None else self._mixture(i, layer.experts, read)
+        if layer.experts is not None and layer.experts.shared:
+            fed = ops.add(fed, self._shared(i, layer.experts, read))
         fed = self._norm(layer_name(i, norms.after_mlp), fed)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
         return stream
 
+    def _mixed(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
+        """What a layer reads of earlier tokens, by attention or from its state."""
+        if layer.state is None:
+            return self._attention(i, layer, x)
+        state, name = layer.state, layer_name(i, "conv.conv")
+        if not isinstance(state, ShortConvolution):
+            parts = self._parts(i)
+            if isinstance(state, GatedDeltaNet):
+                return delta_net_layer(state, parts, x)
+            return ssm_layer(state, parts, x)
+        weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
+        if weight is None or weight.size != state.width * state.kernel:
+            raise self.weights.missing(f"{name}.weight")
+
+        def convolve(columns: ov.Node) -> ov.Node:
+            filters = weight.reshape(state.width, state.kernel)
+            place = f"conv.{self._number_of(i)}"
+            place = f"cache_params.past.{place}cache_params.present.{place}"
+            found, sink = causal_convolution(columns, filters, bias, self.batch, self.beam_idx, place)
+            self.sinks.append(sink)
+            return found
+
+        return gated_convolution(x, convolve, lambda part, rows: self._project(i, part, rows))
+
+    def _parts(self, i: int) -> Parts:
+        return Parts(
+            number=self._number_of(i),
+            states=self.states,
+            project=lambda part, x: self._project(i, part, x),
+            numbers=lambda name, count: self.weights.numbers(layer_name(i, name), count),
+            numbers_if_any=lambda name, count: self.weights.numbers_if_any(layer_name(i, name), count),
+            eps=self.decoder.eps,
+        )
+
+    def _number_of(self, i: int) -> int:
+        """How many layers of its kind are before layer i."""
+        kinds = [type(layer.state) for layer in self.decoder.layers]
+        return kinds[:i].count(kinds[i])
+
     def _attention(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
         decoder = self.decoder
         heads, kv_heads, size = decoder.num_heads, decoder.num_kv_heads, decoder.head_size
-        queries = self._heads(self._normed(i, "q", self._project(i, "self_attn.q_proj", x), heads), heads)
+        projected, gate = self._project(i, "self_attn.q_proj", x), None
+        if decoder.form.gated:
+            projected, gate = self._gated(projected)
+        queries = self._heads(self._normed(i, "q", projected, heads), heads)
         keys = self._heads(self._normed(i, "k", self._project(i, "self_attn.k_proj", x), kv_heads), kv_heads)
         values = self._heads(self._project(i, "self_attn.v_proj", x), kv_heads)
         if layer.rope is not None:
             queries, keys = self._rotated(queries, layer.rope), self._rotated(keys, layer.rope)
+        number = self._number_of(i)
         keys, values = (
-            self._repeated(self._cached(f"past_key_values.{i}.{name}present.{i}.{name}", each))
+            self._repeated(self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each))
             for name, each in (("key", keys), ("value", values))
         )
         scale = ops.constant(np.float32(decoder.attention_scale))
         found = ops.scaled_dot_product_attention(queries, keys, values, self.masks.of(layer.window), scale)
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
-        return self._project(i, "self_attn.o_proj", ops.reshape(found, ints(0, 0, heads * size), special_zero=True))
+        found = ops.reshape(found, ints(0, 0, heads * size), special_zero=True)
+        if gate is not None:
+            found = ops.multiply(found, ops.sigmoid(gate))
+        return self._project(i, "self_attn.o_proj", found)
+
+    def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
+        """Queries and gates, both [batch, tokens, heads · size], of a product with those of each head side by side."""
+        heads, size = self.decoder.num_heads, self.decoder.head_size
+        both = ops.reshape(projected, ints(0, 0, heads, 2 * size), special_zero=True)
+        queries, gate = (
+            ops.reshape(part, ints(0, 0, heads * size), special_zero=True)
+            for part in (_slice(both, 0, size), _slice(both, size, _END))
+        )
+        return queries, gate
 
     def _feed_forward(self, i: int, x: ov.Node) -> ov.Node:
-        gate = self._project(i, "mlp.gate_proj", x)
-        activation = self.decoder.activation
-        if activation == "silu":
-            gate = ops.swish(gate)
-        else:
-            gate = ops.gelu(gate, "TANH" if activation == "gelu_tanh" else "ERF")
+        gate = self._activated(self._project(i, "mlp.gate_proj", x))
         return self._project(i, "mlp.down_proj", ops.multiply(gate, self._project(i, "mlp.up_proj", x)))
+
+    def _activated(self, gate: ov.Node) -> ov.Node:
+        if self.decoder.activation == "silu":
+            return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
+        return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
+
+    def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
+        router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
+        bias = self.weights.vector(f"{layer_name(i, CHOICE)}.bias")
+
+        def matrix(part: str) -> ov.Node:
+            return self._matrix(layer_name(i, part), experts.count)
+
+        return mixture(experts, x, (router, bias), matrix, self._activated)
+
+    def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
+        """What the expert gives that all tokens have."""
+        made = self._feed_forward(i, x)
+        if experts.shared == "added":
+            return made
+        gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
+        return ops.multiply(made, ops.sigmoid(ops.matmul(x, _floats(gate.reshape(1, -1)), False, True)))
 
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""
         name = layer_name(i, part)
         return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
 
-    def _matrix(self, name: str) -> ov.Node:
-        made = self.packed[name].node(self.stored)
+    def _matrix(self, name: str, experts: int = 0) -> ov.Node:
+        made = self.packed[name].node(self.stored, experts)
         made.set_friendly_name(f"self.{name}.weight")
         return made
 
@@ -169,7 +254,7 @@ class _Builder:
         if self.decoder.form.norm == "rms":
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
-            return _rms_norm(x, weight, self.decoder.eps)
+            return rms_norm(x, weight, self.decoder.eps)
         found = ops.mvn(x, ints(-1), True, self.decoder.eps, "inside_sqrt")
         rank = x.get_output_partial_shape(0).rank.get_length()
         shape = (*[1] * (rank - 1), -1)
@@ -256,15 +341,6 @@ def _share_constants(model: ov.Model) -> None:
             if first is not output:
                 for reader in output.get_target_inputs():
                     reader.replace_source_output(first)
-
-
-def _rms_norm(x: ov.Node, weight: ArrayLike, eps: float) -> ov.Node:
-    rank = x.get_output_partial_shape(0).rank.get_length()
-    ones = [1] * rank
-    squares = ops.power(x, _floats(np.full(ones, 2)))
-    means = ops.add(ops.reduce_mean(squares, ints(-1), True), _floats(np.full(ones, eps)))
-    normed = ops.multiply(x, ops.divide(_floats(np.ones(ones)), ops.sqrt(means)))
-    return ops.multiply(normed, _floats(np.reshape(weight, (*ones[:-1], -1))))
 
 
 def _size(x: ov.Node, axis: int) -> ov.Node:

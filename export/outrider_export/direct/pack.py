@@ -44,7 +44,9 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix of an IR. kind: "int8", "int4", "fp16" or "fp32". group: columns that share a scale.
+    """A matrix of an IR, or those of several experts, one below the other. kind: "int8", "int4", "fp16" or "fp32".
+
+    group: columns that share a scale.
 
     codes: uint8 [rows, columns], for int4 two a byte [rows, columns / 2]; or the weights themselves. zero_points:
     uint8, scales: float16, both [rows, groups]. offsets: of these three in the file.
@@ -58,29 +60,34 @@ class Packed:
     scales: Numbers
     offsets: tuple[int, ...]
 
-    def node(self, stored: list[Stored]) -> ov.Node:
-        """The matrix float32 [rows, columns] of constants. What they have in the file is appended to `stored`."""
+    def node(self, stored: list[Stored], experts: int = 0) -> ov.Node:
+        """The matrix float32 [rows, columns] of constants; or [experts, rows, columns], of so many.
+
+        What they have in the file is appended to `stored`.
+        """
         import openvino as ov
         from openvino import opset13 as ops
 
-        rows, columns = self.shape
+        columns = self.shape[1]
+        rows = [experts, self.shape[0] // experts] if experts else [self.shape[0]]
         at_codes, at_zero_points, at_scales = self.offsets
         if self.kind in _FLOATS:
-            codes = _stored(stored, [rows, columns], self.codes.dtype, at_codes)
+            codes = _stored(stored, [*rows, columns], self.codes.dtype, at_codes)
             return codes if self.kind == "fp32" else ops.convert(codes, "f32")
-        grouped, groups = [rows, columns // self.group, self.group], [*self.scales.shape]
+        groups = [*rows, columns // self.group]
+        grouped = [*groups, self.group]
         if self.kind == "int8":
-            codes = _stored(stored, [rows, columns], self.codes.dtype, at_codes)
+            codes = _stored(stored, [*rows, columns], self.codes.dtype, at_codes)
             zero_points = _stored(stored, groups, self.zero_points.dtype, at_zero_points)
             scales = _stored(stored, groups, self.scales.dtype, at_scales)
         else:
             codes = _stored(stored, grouped, ov.Type.u4, at_codes)
-            zero_points = pack_codes(self.zero_points[..., None])
+            zero_points = pack_codes(self.zero_points.reshape([*groups, 1]))
             scales = _stored(stored, [*groups, 1], self.scales.dtype, at_scales)
         centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
         scaled = ops.multiply(centred, scales)
         if self.kind == "int4":
-            scaled = ops.reshape(scaled, ops.constant(np.array([rows, columns], np.int64)), special_zero=False)
+            scaled = ops.reshape(scaled, ops.constant(np.array([*rows, columns], np.int64)), special_zero=False)
         return ops.convert(scaled, "f32")
 
 
@@ -136,7 +143,15 @@ def read_all(
 def matrices_of(weights: Weights) -> list[str]:
     """The names of a decoder's matrices."""
     decoder = weights.decoder
-    layers = [layer_name(i, part) for i in range(len(decoder.layers)) for part in (*ATTENTION, *FEED_FORWARD)]
+    layers = [
+        layer_name(i, part)
+        for i, layer in enumerate(decoder.layers)
+        for part in (
+            *(ATTENTION if layer.state is None else layer.state.matrices),
+            *(FEED_FORWARD if layer.experts is None or layer.experts.shared else ()),
+            *(() if layer.experts is None else layer.experts.shapes),
+        )
+    ]
     # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
     own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
     return [EMBEDDING, *layers, *([HEAD] if own_head else [])]

@@ -6,6 +6,7 @@ apart, and rows of queries and keys that are stored for rotating neighbours are 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
 from outrider_export.direct.describe import Decoder
+from outrider_export.direct.experts import ROUTER
+from outrider_export.direct.states import State
 from outrider_export.sources import tensors_of
 
 Rows = NDArray[np.float32]
@@ -24,6 +27,7 @@ Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_OF_TEXT = "model.language_model."
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -32,9 +36,20 @@ def layer_name(i: int, part: str) -> str:
     return f"model.layers.{i}.{part}"
 
 
+def layer_of(name: str) -> tuple[int | None, str]:
+    """A module's layer, and its name there; None and the name if it is in no layer."""
+    if not name.startswith("model.layers."):
+        return None, name
+    _, _, i, part = name.split(".", 3)
+    return int(i), part
+
+
 @dataclass(frozen=True)
 class Stored:
-    """Numbers in a file. num_bytes: there. read: some rows as float32, by a slice or their numbers."""
+    """Numbers in a file; of all experts' matrices, one below the other.
+
+    num_bytes: there. read: some rows as float32, by a slice or their numbers.
+    """
 
     shape: tuple[int, ...]
     num_bytes: int
@@ -57,6 +72,7 @@ class Weights(ABC):
         """
 
         def find(name: str) -> tuple[int, ...] | str | None:
+            name = self.decoder.form.of_checkpoint(name)
             module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
             if module is not None and name == EMBEDDING:
                 return "is an Embedding"
@@ -65,7 +81,7 @@ class Weights(ABC):
             return None if module is None else module.shape
 
         check_fits(adapter, find)
-        self._changes = adapter.modules
+        self._changes = {self.decoder.form.of_checkpoint(name): change for name, change in adapter.modules.items()}
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -85,16 +101,20 @@ class Weights(ABC):
         Raises:
             ExportError: when it is missing, of another shape, or of a type that cannot be read.
         """
+        layer, part = layer_of(name)
+        experts = None if layer is None else self.decoder.layers[layer].experts
+        if experts is not None and part in experts.shapes:
+            return self._experts(name, experts.count, experts.shapes[part])
         module, span = place_of(name, self.decoder)
-        whole, (rows, columns) = self.stored(f"{module}.weight"), self._shape_of(module)
+        whole = self.stored(f"{module}.weight")
         found = self._part(name, "weight")
         if whole is None or found is None:
             raise self.missing(f"{module}.weight")
-        if whole.shape != (rows or whole.shape[0], columns):
-            raise ExportError(
-                f"{module}.weight is {[*whole.shape]} and has to be {[rows or 'tokens', columns]} by the model's "
-                "configuration. Download the model again."
-            )
+        self._check_shape(module, whole.shape, self._shape_of(module))
+        return self._changed(module, found, span)
+
+    def _changed(self, module: str, found: Stored, span: slice | None = None) -> Stored:
+        """A module's matrix, or these of its rows, with what an adapter adds."""
         change = self._changes.get(module)
         if change is None:
             return found
@@ -103,14 +123,65 @@ class Weights(ABC):
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
         )
 
+    def state_of(self, module: str) -> State | None:
+        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
+        *_, layer, _ = ["", "", *module.split(".", 3)]
+        number = int(layer) if layer.isdecimal() else len(self.decoder.layers)
+        return self.decoder.layers[number].state if number < len(self.decoder.layers) else None
+
+    def _experts(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
+        """A matrix of all experts, one below the other: of one tensor, of one with gate and up, or of one for each."""
+        found = self.stored(f"{name}.weight")
+        whole = f"{name.rpartition('.')[0]}.gate_up_proj"
+        if found is None and not name.endswith(".down_proj") and (both := self.stored(f"{whole}.weight")):
+            self._check_shape(whole, both.shape, (2 * shape[0], shape[1]))
+            rows = np.arange(2 * shape[0]).reshape(count, 2, -1)[:, int(name.endswith(".up_proj"))].reshape(-1)
+            found = Stored(shape, both.num_bytes // 2, lambda part: both.read(rows[part]))
+        if found is None:
+            found = self._of_each(name, count, shape)
+        self._check_shape(name, found.shape, shape)
+        return found
+
+    def _of_each(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
+        """The matrices of experts that each have a tensor."""
+        size, parts = shape[0] // count, []
+        for number in range(count):
+            module = self.decoder.form.in_checkpoint(name).format(number)
+            part = self.stored(f"{module}.weight")
+            if part is None:
+                raise self.missing(f"{module}.weight")
+            self._check_shape(module, part.shape, (size, shape[1]))
+            parts.append(self._changed(module, part))
+
+        def read(part: slice | Indices) -> Rows:
+            rows = np.arange(shape[0])[part]
+            cuts = np.flatnonzero(np.diff(rows // size)) + 1
+            return np.concatenate([parts[each[0] // size].read(each % size) for each in np.split(rows, cuts)])
+
+        return Stored(shape, sum(part.num_bytes for part in parts), read)
+
+    def _check_shape(self, module: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
+        if shape != tuple(size or found for size, found in zip(wanted, shape, strict=False)):
+            raise ExportError(
+                f"{module}.weight is {[*shape]} and has to be {[size or 'tokens' for size in wanted]} by the model's "
+                "configuration. Download the model again."
+            )
+
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
         hidden, wide = decoder.hidden_size, decoder.mlp_size
-        queries, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        queries = 2 * attended if decoder.form.gated else attended
+        i, part = layer_of(module)
+        layer = None if i is None else decoder.layers[i]
+        if layer is not None and layer.state is not None and part in layer.state.matrices:
+            return layer.state.matrices[part]
+        if layer is not None and layer.experts is not None and part == ROUTER:
+            return layer.experts.count, hidden
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, queries), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
             "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
         }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
@@ -120,6 +191,27 @@ class Weights(ABC):
         module, _, kind = name.rpartition(".")
         found = self._part(module, kind)
         return None if found is None else found.read(slice(None)).reshape(-1)
+
+    def numbers(self, name: str, count: int) -> Rows:
+        """A tensor that has to be there, float32 [count], by its whole name.
+
+        Raises:
+            ExportError: when it is missing, or has another size.
+        """
+        found = self.numbers_if_any(name, count)
+        if found is None:
+            raise self.missing(name)
+        return found
+
+    def numbers_if_any(self, name: str, count: int) -> Rows | None:
+        """The same, but None if the file does not have it."""
+        found = self.vector(name)
+        if found is not None and len(found) != count:
+            raise ExportError(
+                f"{name} has {len(found):,} numbers, and has to have {count:,} by the model's configuration. Download "
+                "the model again."
+            )
+        return found
 
     def _part(self, name: str, kind: str) -> Stored | None:
         """The rows of a tensor that are this module's."""
@@ -140,6 +232,11 @@ class Weights(ABC):
         return np.arange(count)[span or slice(None)][order]
 
 
+def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A tensor's shape as a matrix: those of all experts are one below the other."""
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
+
+
 def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     """The module that holds a projection, and which of its rows; None for all."""
     layer, _, part = name.rpartition(".")
@@ -154,6 +251,11 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
             first, count = parts[part]
             return f"{layer}.{module}", slice(first, first + count)
     return name, None
+
+
+def _has_offset(name: str) -> bool:
+    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
 
 
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
@@ -173,26 +275,31 @@ class CheckpointWeights(Weights):
     def __init__(self, folder: Path, decoder: Decoder) -> None:
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
-        self._tensors = tensors_of(folder)
+        # Of a model that reads images, the text's part.
+        self._tensors = {
+            name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name: tensor
+            for name, tensor in tensors_of(folder).items()
+        }
         self._files: dict[Path, NDArray[np.uint8]] = {}
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
-        tensor = self._tensors.get(name)
+        tensor = self._tensors.get(self.decoder.form.in_checkpoint(name))
         if tensor is None or not tensor.shape:
             return None
         if tensor.path not in self._files:
             self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         data = self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
-        rows = data.reshape(tensor.shape[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if name.endswith("norm.weight") else 0)
+        rows = data.reshape(flat(tensor.shape)[0], -1)
+        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
             return found + offset if offset else found
 
-        return Stored(tensor.shape, tensor.size, read)
+        return Stored(flat(tensor.shape), tensor.size, read)
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
+        name = self.decoder.form.in_checkpoint(name)
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

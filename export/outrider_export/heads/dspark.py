@@ -1,6 +1,7 @@
-"""Tensors of DSpark's checkpoints, as the graph and `outrider.drafters.markov` read them.
+"""Tensors of DSpark's and DFlash 2's checkpoints, as the graph and `outrider.drafters.markov` read them.
 
-Source: github.com/deepseek-ai/DeepSpec, deepspec/modeling/dspark: `markov_head.py`, `qwen3` and `gemma4`.
+Source: github.com/deepseek-ai/DeepSpec, deepspec/modeling/dspark: `markov_head.py`, `qwen3` and `gemma4`; vLLM,
+vllm/model_executor/models/qwen3_dflash2.py.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.drafters.markov import SCALE, TOP_K
 from outrider.errors import ExportError
 from outrider.models.backends.features import BLOCK_STATES
+from outrider.models.backends.heads.block import INPUT_SCALE
 from outrider.models.backends.heads.layers import BEHIND_ATTENTION, BEHIND_FEED_FORWARD, GELU
 
 Tensors = dict[str, NDArray[Any]]
 
 _HEADS = ("markov_head.", "confidence_head.")
 BEFORE, AFTER = "markov.before", "markov.after"  # W1 and W2
+_SELECTOR = "candidate_selector."
+_CODEBOOKS = {"predecessor_codebook": BEFORE, "successor_codebook": AFTER}
 _COPIES = ("embed_tokens.weight", "lm_head.weight")  # of the main model's
 # What f reads besides W1's row, by markov_head_type: its tensor's name, its outputs and its own state, in ranks.
 _JOINTS = {"vanilla": None, "gated": ("gate_proj", 1, 0), "rnn": ("joint_proj", 3, 1)}
@@ -27,6 +32,12 @@ _GEMMA_NORMS = {
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": BEHIND_FEED_FORWARD,
 }
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with what LiquidAI's have one level deeper, and without saying in other cases."""
+    own = config.get("dflash_config") or {}
+    return {"confidence_head_with_markov": "Lfm2DSparkDraftModel" in config.get("architectures", ()), **own, **config}
 
 
 def split_heads(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
@@ -41,13 +52,7 @@ def split_heads(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
         raise ExportError(f"config.json has markov_head_type {kind!r}, and known are {', '.join(_JOINTS)}.")
 
     def get(name: str, *shape: int) -> NDArray[np.float32]:
-        found = tensors.get(name)
-        if found is None or found.shape != shape or found.dtype != np.float32:
-            has = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
-            raise ExportError(
-                f"The drafter's tensor {name!r} is {has}, and has to be of floats {list(shape)}. Fetch it again."
-            )
-        return found
+        return _floats(tensors, name, *shape)
 
     of_block = [(np.zeros((0, hidden), np.float32), np.zeros(0, np.float32))]
     made = {name: each for name, each in tensors.items() if name not in _COPIES and not name.startswith(_HEADS)}
@@ -72,6 +77,55 @@ def split_heads(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
         weights, biases = zip(*of_block, strict=True)
         made[f"{BLOCK_STATES}.weight"], made[f"{BLOCK_STATES}.bias"] = np.concatenate(weights), np.concatenate(biases)
     return made
+
+
+def split_selector(config: Mapping[str, Any], tensors: Tensors) -> tuple[Tensors, dict[str, float]]:
+    """The tensors of DFlash 2 with its selector apart, and the numbers that say what it does.
+
+    config: with what is in `dflash_config`.
+
+    Raises:
+        ExportError: when a tensor is missing or has another shape, or a number is not possible.
+    """
+    hidden, vocab, rank, top_k, taps, group = (
+        int(config[name])
+        for name in (
+            "hidden_size", "vocab_size", "selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"
+        )
+    )  # fmt: skip
+    if min(rank, top_k, taps, group) < 1 or hidden % group:
+        raise ExportError(
+            f"config.json has selector_rank {rank}, selector_top_k {top_k}, conv_kernel_size {taps} and "
+            f"conv_group_size {group}: they have to be at least 1, and the last has to divide hidden_size {hidden:,}. "
+            "Fetch it again."
+        )
+    if config.get("is_causal"):
+        raise ExportError("config.json has is_causal true, and only blocks whose tokens all see each other are known.")
+    made = {name: each for name, each in tensors.items() if name not in _COPIES and not name.startswith(_SELECTOR)}
+    for name, ours in _CODEBOOKS.items():
+        full = next((each for each in (f"{_SELECTOR}{name}", f"{_SELECTOR}{name}.weight") if each in tensors), name)
+        made[ours] = _floats(tensors, full, vocab, rank)
+    made[f"{BLOCK_STATES}.weight"] = _floats(tensors, f"{_SELECTOR}hidden_projection.weight", rank, hidden)
+    for i in range(int(config["num_hidden_layers"])):
+        for part in ("attention_conv", "mlp_conv"):
+            _floats(tensors, f"layers.{i}.{part}.base_kernel", 2, taps, hidden)
+            _floats(tensors, f"layers.{i}.{part}.kernel_projection.weight", 2 * taps * (hidden // group), hidden)
+    return made, {
+        TOP_K: top_k,
+        SCALE: float(config.get("output_multiplier") or 1.0),
+        INPUT_SCALE: float(config.get("input_embedding_scale") or 1.0),
+    }
+
+
+def _floats(tensors: Tensors, name: str, *shape: int) -> NDArray[np.float32]:
+    """A tensor of floats of this shape."""
+    found = tensors.get(name)
+    if found is None or found.shape != shape or found.dtype != np.float32:
+        has = "missing" if found is None else f"{found.dtype} {list(found.shape)}"
+        raise ExportError(
+            f"The drafter's tensor {name!r} is {has}, and has to be of floats {list(shape)}. Fetch it again."
+        )
+    return found
 
 
 def from_gemma(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors, dict[str, float]]:

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
+from outrider.models.backends.heads.block import WINDOW
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of
-from outrider_export.heads import dspark
+from outrider_export.heads import dspark, qwen
+from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
 
 EMBEDDING, MATRIX = "embed_tokens.weight", "lm_head.weight"  # where they are a drafter's own
@@ -30,9 +32,13 @@ KINDS = {
     "LlamaForCausalLMEagle": "eagle",
     "EagleLlamaForCausalLM": "eagle",
     "LlamaMTP": "mtp",
+    "Qwen3NextMTP": "mtp",
+    "Qwen3_5MTP": "mtp",
     "DFlashDraftModel": "dflash",
+    "DFlash2DraftModel": "dflash2",
     "Qwen3DSparkModel": "dspark",
     "Gemma4DSparkModel": "dspark",
+    "Lfm2DSparkDraftModel": "dspark",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
 }
@@ -92,19 +98,26 @@ def read_head(folder: Path, main: Geometry) -> Head:
     kind = kind_of(folder)
     if kind is None:
         raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
-    config = read_json(folder / "config.json")
-    tensors = read_tensors(folder)
-    with configuring(folder / "config.json"):
+    return make_head(kind, read_json(folder / "config.json"), read_tensors(folder), main, folder)
+
+
+def make_head(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry, where: Path) -> Head:
+    """The drafter of a configuration and tensors. where: the checkpoint's folder, or the file of both.
+
+    Raises:
+        ExportError: when it is damaged, or does not fit.
+    """
+    with configuring(where if where.is_file() else where / "config.json"):
         config = {**config, **(config.get("transformer_layer_config") or {})}
         try:
             head = _READERS[kind](config, tensors, main)
         except KeyError as error:
-            raise ExportError(f"{folder}: config.json has no {error}, which {kind} drafters have. Add it.") from error
+            raise ExportError(f"{where}: config.json has no {error}, which {kind} drafters have. Add it.") from error
     if head.uses_main_matrix:
-        head = dataclasses.replace(head, proposed=read_trained(folder, main.logits_width))
+        head = dataclasses.replace(head, proposed=read_trained(where, main.logits_width))
     if head.hidden_size != main.hidden_size:
         raise ExportError(
-            f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
+            f"{where} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
             f"{main.hidden_size:,}. Name the main model that it was trained for."
         )
     return head
@@ -154,7 +167,10 @@ def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geome
 
 
 def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
-    return _on_last("mtp", config, _renamed(tensors, {r"^mtp\.": ""}), main)
+    renamed = _renamed(tensors, {r"^mtp\.": ""})
+    if qwen.is_of_family(config):
+        config, renamed = qwen.from_qwen(config, renamed)
+    return _on_last("mtp", config, renamed, main)
 
 
 def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
@@ -167,9 +183,15 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     own = config.get("dflash_config") or {}
     if not own.get("target_layer_ids") or own.get("mask_token_id") is None:
         raise ExportError("config.json has no dflash_config with target_layer_ids and mask_token_id. Export it again.")
-    head = _decoder("dflash", config, tensors, int(config["num_hidden_layers"]))
+    is_second, numbers = "DFlash2DraftModel" in architectures_of(config), dict[str, float]()
+    tensors = _renamed(tensors, {r"^model\.": ""})
+    if is_second:
+        tensors, numbers = dspark.split_selector({**own, **config}, tensors)
+        numbers["soft_cap"] = float(own.get("final_logit_softcapping") or 0)
+    head = _decoder("dflash2" if is_second else "dflash", _of_qwen3(config), tensors, int(config["num_hidden_layers"]))
     return dataclasses.replace(
         head,
+        numbers=head.numbers | numbers | _windows(config),
         features=tuple(after_layers(i + 1) for i in own["target_layer_ids"]),
         num_places=int(config.get("block_size") or own.get("block_size", 16)) - 1,
         mask_token_id=int(own["mask_token_id"]),
@@ -178,9 +200,12 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
 
 def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
     """Its embedding and output matrix are copies of the main model's, and are not read."""
+    config, tensors = dspark.flat(config), _renamed(tensors, {r"^model\.": ""})
     tensors, numbers = dspark.split_heads(config, tensors), dict[str, float]()
     if "Gemma4DSparkModel" in architectures_of(config):
         config, tensors, numbers = dspark.from_gemma(config, tensors)
+    else:
+        config = _of_qwen3(config)
     head = _decoder("dspark", config, tensors, int(config["num_hidden_layers"]))
     soft_cap = {"soft_cap": float(config.get("final_logit_softcapping") or 0)}
     return dataclasses.replace(
@@ -188,7 +213,7 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
         features=tuple(after_layers(i + 1) for i in config["target_layer_ids"]),
         num_places=int(config["block_size"]),
         mask_token_id=int(config["mask_token_id"]),
-        numbers=head.numbers | soft_cap | numbers,
+        numbers=head.numbers | soft_cap | numbers | _windows(config),
     )
 
 
@@ -244,6 +269,7 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
             "for them (q_proj). Fetch the checkpoint again."
         )
     frequencies, scale = _rotary(config, size)
+    tensors, frequencies = in_halves(tensors, size, frequencies, interleaved=_is_interleaved(config))
     floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
     numbers = {
         "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
@@ -277,6 +303,24 @@ def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], flo
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"config.json has {given}, which is not supported for drafters: {error}.") from error
     return rope.frequencies, rope.scale
+
+
+def _windows(config: dict[str, Any]) -> dict[str, float]:
+    """The sliding windows of a block drafter's layers."""
+    kinds, window = config.get("layer_types") or (), config.get("sliding_window")
+    return {f"layers.{i}.{WINDOW}": window for i, kind in enumerate(kinds) if kind == "sliding_attention" and window}
+
+
+def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what some take over from their main models: Qwen3's layers rotate whole heads."""
+    rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    rope.pop("partial_rotary_factor", None)
+    return config | {"rope_parameters": {"rope_theta": config.get("rope_theta") or 10_000.0} | rope}
+
+
+def _is_interleaved(config: dict[str, Any]) -> bool:
+    """Whether neighbours are rotated, as in drafters for LFM2."""
+    return not config.get("rope_is_neox_style", "Lfm2DSparkDraftModel" not in architectures_of(config))
 
 
 def _in_order(
@@ -316,6 +360,7 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "eagle": _eagle,
     "mtp": _mtp,
     "dflash": _dflash,
+    "dflash2": _dflash,
     "dspark": _dspark,
     "medusa": _medusa,
     "hydra": _hydra,

@@ -54,7 +54,26 @@ class HeadPlan:
             ExportError: when it is damaged or does not fit.
             OptionError: for a number of tokens, where it has an output matrix of its own.
         """
-        head = read_head(source.fetched, main)
+        return cls.of_head(
+            read_head(source.fetched, main), source, eos_token_ids, weights, num_tokens, corpus, progress
+        )
+
+    @classmethod
+    def of_head(
+        cls,
+        head: Head,
+        source: Located,
+        eos_token_ids: tuple[int, ...],
+        weights: str | None,
+        num_tokens: int | None,
+        corpus: list[str],
+        progress: Progress,
+    ) -> HeadPlan:
+        """The same for one that was read. source: of its files.
+
+        Raises:
+            OptionError: for a number of tokens, where it has an output matrix of its own.
+        """
         check_draft_vocab(head, num_tokens, corpus or None)
         return cls(head, source, weights or DEFAULT_WEIGHTS, eos_token_ids, num_tokens, corpus, progress)
 

@@ -23,10 +23,9 @@ REFUSED: dict[str, str] = (
     dict.fromkeys(
         (
             "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "zamba", "zamba2", "bamba",
-            "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
-            "lfm2", "lfm2_moe", "xlstm", "minimax", "olmo_hybrid",
-            "arwkv7", "falcon-h1", "granitehybrid", "kimi-linear", "lfm2moe", "nemotron_h_moe", "plamo2", "qwen35",
-            "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
+            "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "xlstm", "minimax", "olmo_hybrid",
+            "arwkv7", "falcon-h1", "kimi-linear", "nemotron_h_moe", "plamo2", "qwen35moe", "qwen3next", "rwkv6",
+            "rwkv6qwen2", "rwkv7",
         ),
         STATES,
     )
@@ -34,7 +33,8 @@ REFUSED: dict[str, str] = (
     | dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2"), _LATENT)
 )  # fmt: skip
 _OF_LAYERS = {"chunked_attention": _CHUNKS}
-_ATTENTION = ("full_attention", "sliding_attention", "attention")
+# Kinds of layers that run: attention, and states that OpenVINO pages.
+_RUN = ("full_attention", "sliding_attention", "attention", "conv", "linear_attention", "mamba")
 
 
 def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None:
@@ -44,6 +44,6 @@ def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None
     """
     rule = REFUSED.get(architecture)
     for kind in layer_types:
-        if rule is None and kind not in _ATTENTION:
+        if rule is None and kind not in _RUN:
             rule = _OF_LAYERS.get(kind, STATES)
     return rule and f"The architecture '{architecture}' is not supported: {rule}. {_ANOTHER}"

@@ -29,6 +29,7 @@ RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # not allowed as n
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"  # not $, which a line's end may follow
 VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
+StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,17 +46,38 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model's shape, which the runtime needs before it compiles the model."""
 
     architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
-    num_layers: Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]  # with a cache; 0 for heads that have none
+    # With a cache: of keys and values, or a state; 0 for heads that have none.
+    num_layers: Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]
     num_heads: Width
     num_kv_heads: Width
     head_size: Width
     hidden_size: Width
     context_length: Positive  # tokens the model was trained to attend to
     logits_width: Positive  # of the output matrix: ≥ the vocabulary if padded, < if cut
-    # By layer, the tokens that one attends to, itself among them; 0 for all before it. None: not known.
+    # By layer with attention, the tokens that one attends to, itself among them; 0 for all before it. None: not known.
     sliding_windows: tuple[NonNegative, ...] | None = None
     num_experts: NonNegative = 0  # of a layer with a mixture of experts; 0 for dense models
     num_active_experts: NonNegative = 0  # for one token
+    # By layer, what it keeps instead of keys and values; "" for attention. (): all layers have attention.
+    layer_states: tuple[StateKind, ...] = ()
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.layer_states.count("") if self.layer_states else self.num_layers
+
+    @property
+    def num_state_layers(self) -> int:
+        """Layers that keep a state instead."""
+        return self.num_layers - self.num_attention_layers
+
+    @property
+    def windows_by_layer(self) -> list[int | None] | None:
+        """The sliding window of each layer, None for one that keeps a state; None if they are not known."""
+        if self.sliding_windows is None:
+            return None
+        of_attention = iter(self.sliding_windows)
+        return [None if state else next(of_attention, None) for state in self.layer_states or [""] * self.num_layers]
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,7 +161,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
 # the tokens behind the next one. Their graphs are in `outrider.models.backends.heads`, under the same names.
 Recurrent = Literal["eagle", "eagle3", "mtp"]
-Block = Literal["dflash", "dspark"]
+Block = Literal["dflash", "dflash2", "dspark"]
 Places = Literal["medusa", "hydra", "blockwise"]
 RECURRENT_KINDS, BLOCK_KINDS, PLACE_KINDS = map(get_args, (Recurrent, Block, Places))
 

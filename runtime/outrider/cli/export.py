@@ -46,12 +46,13 @@ def pop_serving(server: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+_DRAFT = "Draft model, of the same kinds as MAIN; auto finds one; none leaves out an MTP module that MAIN has."
 _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"
 
 
 @click.command()
 @click.argument("main")
-@click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN; auto finds one.")
+@click.option("--draft", metavar="DRAFT", help=_DRAFT)
 @click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
 @click.option(
@@ -147,7 +148,10 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         weights = {name: model.weights for name, model in models.items()}
         print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
         return
-    draft = f"draft model in {manifest.drafters[0].model.weights}" if manifest.drafters else "no draft model"
+    draft = "no draft model"
+    if manifest.drafters:
+        first = manifest.drafters[0]
+        draft = f"{'draft model' if first.kind == 'draft_model' else first.kind} in {first.model.weights}"
     out.print(f"{output}: {size / 1e9:.2f} GB, main model in {manifest.main.weights}, {draft}.")
     encoder = manifest.main.encoder
     try_it = f"generate {output} 'Write a haiku about sledges'"

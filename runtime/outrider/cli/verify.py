@@ -141,6 +141,8 @@ def verify(
         else:
             with progress_line(f"Reading {fitted:,} tokens in several ways.", quiet=as_json):
                 made.append(certify.check_batching(certify.main_of(engine), fitted))
+                if engine.main.capabilities.states:
+                    made.append(certify.check_states(certify.main_of(engine), fitted))
     for subject in subjects:
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "cancelled" in checks:

@@ -83,7 +83,7 @@ class HiddenModel(DraftModel):
             return BlockState(slot, room, position, mask_token_ids)
 
         count = len(mask_token_ids)
-        size = count + (markov is None)
+        size = count + (markov is None or not markov.newest_drafts)
         return cls(backend, features, state, spare=size, at_once=True, most_tokens=count, **options)
 
     @classmethod

@@ -181,9 +181,9 @@ class BlockState(HiddenState):
 
 
 class MarkovState(BlockState):
-    """In a block drafter whose newest token drafts, too, and whose rows are corrected by the tokens before them.
+    """In a block drafter whose rows are corrected by the tokens before them.
 
-    mask_token_ids: as many as the tokens that it drafts; all but one are read.
+    mask_token_ids: as many as the tokens that it drafts. Where the newest token drafts, too, all but one are read.
     """
 
     def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Seq[int], head: MarkovHead) -> None:
@@ -193,12 +193,13 @@ class MarkovState(BlockState):
         self._chance: float | None = None  # of the newest token's acceptance, if the head says it
 
     def next_chunk(self, piece: int) -> Chunk:
-        """What was kept, and behind all of it the block without its last mask."""
+        """What was kept, and behind all of it the block, without its last mask if the newest token drafts."""
         chunk = super().next_chunk(piece)
         if not chunk.num_rows:
             return chunk
         features = (BLOCK_STATES,) if self._head.reads_states else ()
-        return replace(chunk, token_ids=chunk.token_ids[:-1], features=features)
+        token_ids = chunk.token_ids[:-1] if self._head.newest_drafts else chunk.token_ids
+        return replace(chunk, token_ids=token_ids, features=features)
 
     def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
         """Take in a call, and with it the whole draft."""

@@ -7,7 +7,11 @@ One call gives the logits of all places, as if each token did not depend on the 
 W2 has a row for each token, so only those of a place's likeliest tokens are read. The others get probability 0 in
 draft_probs, so every mode stays lossless.
 
-Source: DeepSeek 2026, DSpark (github.com/deepseek-ai/DeepSpec): semi-autoregressive drafts with a Markov head.
+DFlash 2 chooses among the `top_k` likeliest tokens of each place in the same way, with f(W1[token before]) = W1[token
+before] · a projection of the place's hidden states, number by number.
+
+Source: DeepSeek 2026, DSpark (github.com/deepseek-ai/DeepSpec): semi-autoregressive drafts with a Markov head. vLLM,
+vllm/model_executor/models/qwen3_dflash2.py: DFlash 2's selector.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
     Numbers = NDArray[np.float32]
 
+SCALE, TOP_K = "markov.scale", "markov.top_k"
 NUM_CANDIDATES = 256  # 64 lose nothing when drafts are greedy; see docs/drafters.md
 _GROUPS = 16  # of logits, for each candidate
 
@@ -46,7 +51,8 @@ class MarkovHead:
     tokens, and W1 one more, for all others. joint: float32, what f reads of W1's row and of its own state: None if f is
     the identity (vanilla), [rank, rank] if it is a gate, [3 · rank, 2 · rank] if it is recurrent (rnn); what f reads of
     hidden states is in `block_states`. confidence: float32 [rank], of the logit of a token's chance; None if the head
-    says none. soft_cap: of logits, 0 for none.
+    says none. scale: of logits. soft_cap: of scaled logits, 0 for none. top_k: of a selector as DFlash 2 has it, whose
+    newest token is read and drafts nothing; 0 for other heads.
     """
 
     vocab_size: int
@@ -56,6 +62,8 @@ class MarkovHead:
     confidence: Numbers | None = None
     soft_cap: float = 0.0
     subset: Subset | None = None
+    scale: float = 1.0
+    top_k: int = 0
 
     @classmethod
     def read(cls, path: Path, subset: Subset | None, vocab_size: int) -> MarkovHead:
@@ -77,12 +85,19 @@ class MarkovHead:
             None if confidence is None else confidence[:][0],
             weights.number("soft_cap"),
             subset,
+            weights.number(SCALE) if SCALE in weights else 1.0,
+            int(weights.number(TOP_K)) if TOP_K in weights else 0,
         )
+
+    @property
+    def newest_drafts(self) -> bool:
+        """Whether a block's first row, of the newest token, drafts, too."""
+        return not self.top_k
 
     @property
     def reads_states(self) -> bool:
         """Whether it reads hidden states of the block."""
-        return self.joint is not None or self.confidence is not None
+        return self.joint is not None or self.confidence is not None or self.top_k > 0
 
     def correction(self, states: Numbers | None) -> Correction:
         """Begin a draft. states: `block_states`, float32 [places, width]."""
@@ -105,6 +120,10 @@ class Correction:
         states = np.zeros(0, np.float32) if self._states is None else self._states[self._place]
         self._place += 1
         candidates, logits = _likeliest(row)
+        if 0 < head.top_k < len(candidates):
+            kept = np.sort(np.argpartition(logits, -head.top_k)[-head.top_k :])
+            candidates, logits = candidates[kept], logits[kept]
+        logits = logits * np.float32(head.scale)
         if head.soft_cap:
             logits = np.float32(head.soft_cap) * np.tanh(logits / np.float32(head.soft_cap))
         embedded = np.zeros(0, np.float32) if head.before is None else head.before[[self._index_of(before)]][0]
@@ -128,6 +147,8 @@ class Correction:
     def _f(self, embedded: Numbers, states: Numbers) -> Numbers:
         """What W2 is multiplied by, float32 [rank]."""
         joint, rank = self._head.joint, len(embedded)
+        if self._head.top_k:
+            return embedded * states
         if joint is None:
             return embedded
         if joint.shape[1] == rank:

@@ -239,7 +239,7 @@ def as_drafter(
         return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
     if entry.kind == "self":
         return SelfModel(backend, **shared)
-    if entry.kind == "dspark":
+    if entry.kind in ("dspark", "dflash2"):
         head = MarkovHead.read(bundle.model_path(entry.model), shared.pop("subset"), entry.model.vocab_size)
         return HiddenModel.block(backend, features, [entry.mask_token_id or 0] * num_places, head, **shared)
     if entry.mask_token_id is not None:

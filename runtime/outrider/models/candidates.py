@@ -10,6 +10,7 @@ from outrider.models.setting import GROUP_SIZE, Setting
 from outrider.system.core import new_core
 
 _THREADS = "INFERENCE_NUM_THREADS"
+_RECURRENT = {"gated_delta_net", "selective_ssm"}  # whose tables have the precision of the calculation
 
 
 def fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:
@@ -43,6 +44,8 @@ def settings_for(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting
     ]
     processor, weights = this_processor(), part.model.weights
     precisions = [name for name in precisions if not may_divide_by_zero(processor, name, weights, own.num_threads)]
+    if _RECURRENT & {*part.model.geometry.layer_states}:
+        precisions = ["f32"]  # others round the state at each store, so that drafts would change the text
     if own.precision != "auto" or part.is_small or not part.is_main:  # a draft model's bits do not matter
         precisions = ["f32" if own.precision == "auto" else own.precision]
     # Groups of 8-bit weights are whole rows; of 4-bit ones mostly 32 or 64, and wider dynamic groups are slow.

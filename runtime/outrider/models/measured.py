@@ -11,7 +11,15 @@ from typing import TypeAlias
 from outrider.config import DeviceConfig
 from outrider.models.backends.slices import Slices
 from outrider.models.costs import rows_of
-from outrider.models.measure import NEAR, TRIAL_TOKENS, PassCost, measure_exactness, measure_pass, time_calls
+from outrider.models.measure import (
+    NEAR,
+    TRIAL_TOKENS,
+    PassCost,
+    allocate_for_trials,
+    measure_exactness,
+    measure_pass,
+    time_calls,
+)
 from outrider.models.part import Part
 from outrider.models.setting import Setting
 from outrider.types import CompiledModel, Exactness, Rounding, RowRule
@@ -45,7 +53,7 @@ class Subject:
         """Compile the large or the small slice, or if there are none the whole model, with these options."""
         graph = None if self.slices is None else self.slices.large if is_large else self.slices.small
         backend = self.part.compile(own, self.device, graph)
-        backend.allocate(max_tokens)
+        allocate_for_trials(backend, max_tokens)
         return backend
 
 

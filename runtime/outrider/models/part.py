@@ -121,7 +121,7 @@ class Part:
         if self.drafter is not None and self.drafter.kind != "draft_model":
             return None
         geometry = self.model.geometry
-        return find_slices(new_core(), self.path, geometry.num_layers, geometry.sliding_windows)
+        return find_slices(new_core(), self.path, geometry.num_layers, geometry.windows_by_layer)
 
     def onnx_slice(self, device: str) -> bytes | None:
         """A slice of a model in ONNX, on which bits can be measured; None for a small model, or one that has none.

@@ -13,7 +13,7 @@ from typing import Any
 from outrider.config import DeviceConfig
 from outrider.errors import ExactnessWarning
 from outrider.models.costs import save_cost
-from outrider.models.measure import TRIAL_TOKENS, measure_exactness
+from outrider.models.measure import allocate_for_trials, measure_exactness
 from outrider.models.measure.slots import Adapted
 from outrider.models.part import Part, machine
 from outrider.models.setting import Choice
@@ -128,7 +128,7 @@ def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[C
     known, backend = file.read(), None
     if known is None:
         backend = part.compile(choice.setting.options(own), device)
-        backend.allocate(TRIAL_TOKENS)
+        allocate_for_trials(backend)
         known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
         backend.use(known)
         file.write(known)

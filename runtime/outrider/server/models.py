@@ -92,7 +92,10 @@ class Model:
     def cache_use(self) -> float:
         """The share of the main model's cache that requests hold; 0 while it is not loaded, or closed."""
         cache = self.engine.cache.get("main") if self.engine else None
-        return cache.num_used_tokens / cache.num_tokens if cache else 0.0
+        if cache is None:
+            return 0.0
+        of_rows = cache.num_used_rows / cache.num_rows if cache.num_rows else 0.0
+        return max(cache.num_used_tokens / cache.num_tokens, of_rows)
 
     @property
     def info(self) -> ModelInfo:

@@ -26,6 +26,7 @@ from outrider.bundle.manifest import (
     Manifest,
     ModelEntry,
     Source,
+    StateKind,
     TokenizerEntry,
     write_manifest,
 )
@@ -47,6 +48,7 @@ def save_toy_bundle(
     vocabulary: Literal["intersection", "text"] = "intersection",
     proposed: Seq[int] | None = None,
     formats: tuple[Format, Format] = ("openvino", "openvino"),
+    states: bool = False,
 ) -> Bundle:
     """A bundle of two random decoders, without tokenizer files unless `tokenizer` names a folder to copy them from.
 
@@ -54,7 +56,8 @@ def save_toy_bundle(
     more logits than tokens, as real models do. draft_tokens: the draft model's own vocabulary, converted by
     `vocabulary`. Tokens that are also among the main model's `tokens` (by default `toy_tokens()`) have the same weights
     in both. The last token of each ends an answer. proposed: draft ids, ascending, that the draft model's output matrix
-    is cut to. formats: of main and draft model; "onnx" needs the package onnx.
+    is cut to. formats: of main and draft model; "onnx" needs the package onnx. states: whether every other layer has
+    a short convolution instead of attention, in both.
     """
     tokens = toy_tokens() if tokens is None else tokens
     to_main = None
@@ -79,7 +82,10 @@ def save_toy_bundle(
             to_main=chosen,
             proposed=proposed if role == "draft" else None,
             format=format_of[role],
+            states=states,
         )
+    layer_states: tuple[StateKind, ...] = ("short_convolution", "") * LAYERS if states else ()
+    num_layers = len(layer_states) or LAYERS
     widths = {role: sizes[role] + padding[role] for role in roles}
     if proposed is not None:
         widths["draft"] = len(proposed)
@@ -89,7 +95,9 @@ def save_toy_bundle(
             folder=role,
             format=format_of[role],
             weights="fp32",
-            geometry=Geometry("toy", LAYERS, HEADS, HEADS, HEAD_SIZE, HIDDEN, CONTEXT, widths[role]),
+            geometry=Geometry(
+                "toy", num_layers, HEADS, HEADS, HEAD_SIZE, HIDDEN, CONTEXT, widths[role], layer_states=layer_states
+            ),
             vocab_size=sizes[role],
             vocab_sha256=vocabulary_sha256(str(i) for i in range(sizes[role])),
             source=Source("toy", "folder"),
@@ -130,13 +138,15 @@ def save_toy_model(
     to_main: NDArray[np.int32] | None = None,
     proposed: Seq[int] | None = None,
     format: Format = "openvino",  # noqa: A002 - as the manifest calls it
+    states: bool = False,
 ) -> None:
     """A random decoder with `padding` extra logits: two layers of attention and tanh.
 
     to_main: makes a model of len(to_main) tokens, with the weights of these ids out of `vocab_size`, and random weights
-    for −1. proposed: cuts the logits to these ids. format: "onnx" needs the package onnx.
+    for −1. proposed: cuts the logits to these ids. format: "onnx" needs the package onnx. states: as `save_toy_bundle`
+    has it.
     """
-    weights = random_weights(vocab_size, padding, seed, noise, to_main, proposed)
+    weights = random_weights(vocab_size, padding, seed, noise, to_main, proposed, states)
     path = folder / MODEL_NAMES[format][0]
     if format == "onnx":
         import onnx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,15 @@ from openvino import opset13 as ops
 from outrider.models.backends.taps import ints, parameter, result
 from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
 
+_END = 2**63 - 1
 
-def openvino_toy(weights: ToyWeights) -> ov.Model:
-    """The graph; see `outrider.testing.save_toy_model`."""
+
+def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> ov.Model:
+    """The graph; see `outrider.testing.save_toy_model`.
+
+    mix: makes what layers with a state add, float32 [batch, tokens, hidden], in place of a convolution: of their input,
+    their number, the number of sequences int64 [1], beam_idx, and the list of what is assigned to states.
+    """
 
     def scalar(value: int) -> Any:
         return ops.constant(np.int64(value))
@@ -53,15 +60,37 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
         assigned.append(ov.opset6.assign(whole, name))
         return whole
 
+    def convolved(x: Any, filters: NDArray[np.float32], name: str) -> Any:
+        """A causal depthwise convolution, whose state OpenVINO replaces with rows of a table. filters: [hidden, k]."""
+        size = filters.shape[1]
+        none = ops.broadcast(ops.constant(np.float32(0)), ops.concat([batch, ints(HIDDEN, size)], 0))
+        past = ov.opset6.read_value(none, name, ov.Type.f32, ov.PartialShape([-1, HIDDEN, size]))
+        columns = ops.transpose(x, ints(0, 2, 1))
+        whole = ops.concat([ops.gather(past, beam_idx, axis0), columns], -1)
+        made = ops.group_convolution(whole, ops.constant(filters.reshape(HIDDEN, 1, 1, size)), [1], [0], [0], [1])
+        last = ops.negative(ops.unsqueeze(count, ints(0)))
+        made = ops.slice(made, last, ints(_END), ints(1), ints(2))
+        assigned.append(ov.opset6.assign(ops.slice(whole, ints(-size), ints(_END), ints(1), ints(2)), name))
+        return ops.transpose(made, ints(0, 2, 1))
+
+    def rest_of_layer(x: Any, up: NDArray[np.float32], down: NDArray[np.float32]) -> Any:
+        x = ops.add(x, product(ops.tanh(product(x, up)), down))
+        mean_square = ops.reduce_mean(ops.multiply(x, x), ints(2), True)
+        return ops.divide(x, ops.sqrt(mean_square))
+
     for i, layer in enumerate(weights.layers):
+        for convolution in weights.convolutions[i : i + 1]:
+            if mix is None:
+                mixed = ops.tanh(convolved(x, convolution.filters, f"cache_params.past.conv.{i}"))
+            else:
+                mixed = mix(x, i, batch, beam_idx, assigned)
+            x = ops.add(x, mixed)
+            x = rest_of_layer(x, convolution.up, convolution.down)
         key = cached(heads(x, layer.key), f"past_key_values.{i}.keypresent.{i}.key")
         value = cached(heads(x, layer.value), f"past_key_values.{i}.valuepresent.{i}.value")
         attended = ops.scaled_dot_product_attention(heads(x, layer.query), key, value, mask)
         joined = ops.reshape(ops.transpose(attended, heads_first), ints(0, 0, HIDDEN), True)
-        x = ops.add(x, product(joined, layer.output))
-        x = ops.add(x, product(ops.tanh(product(x, layer.up)), layer.down))
-        mean_square = ops.reduce_mean(ops.multiply(x, x), ints(2), True)
-        x = ops.divide(x, ops.sqrt(mean_square))
+        x = rest_of_layer(ops.add(x, product(joined, layer.output)), layer.up, layer.down)
     doubled = ops.multiply(x, ops.constant(np.float32(2)))
     logits = result("logits", product(doubled, weights.output))
     return ov.Model([logits], assigned, [input_ids, attention_mask, position_ids, beam_idx], "toy")

@@ -12,6 +12,7 @@ Matrix = NDArray[np.float32]
 
 HIDDEN, HEADS, LAYERS, CONTEXT = 16, 2, 2, 2048
 HEAD_SIZE = HIDDEN // HEADS
+KERNEL = 4  # tokens that a convolution reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +28,27 @@ class ToyLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class ToyConvolution:
+    """A causal depthwise convolution over the last tokens, [hidden, KERNEL], and a network as that of `ToyLayer`."""
+
+    filters: Matrix
+    up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
 class ToyWeights:
     """Two layers with learned positions; weights are standard normal, scaled by fan-in.
 
-    embedding: float32 [vocab_size, hidden]. positions: [context + 1, hidden]. output: [hidden, logits].
+    embedding: float32 [vocab_size, hidden]. positions: [context + 1, hidden]. output: [hidden, logits]. convolutions:
+    of layers with a state, one before each layer with attention; none in models that keep keys and values alone.
     """
 
     embedding: Matrix
     positions: Matrix
     layers: list[ToyLayer]
     output: Matrix
+    convolutions: Seq[ToyConvolution] = ()
 
 
 def random_weights(
@@ -46,6 +58,7 @@ def random_weights(
     noise: float = 0.0,
     to_main: NDArray[np.int32] | None = None,
     proposed: Seq[int] | None = None,
+    states: bool = False,
 ) -> ToyWeights:
     """Weights as `outrider.testing.save_toy_model` describes them."""
     shared, own = np.random.default_rng(seed), np.random.default_rng(seed + 1)
@@ -68,4 +81,9 @@ def random_weights(
     # The padding's logits are large, so that tests fail if they are not masked.
     real = of_tokens(random(HIDDEN, vocab_size).T).T
     output = np.concatenate([real, random(HIDDEN, padding, 20.0)], axis=1)
-    return ToyWeights(embedding, positions, layers, output if proposed is None else output[:, list(proposed)])
+    convolutions = [
+        ToyConvolution(random(HIDDEN, KERNEL, 1.0), random(HIDDEN, 2 * HIDDEN), random(2 * HIDDEN, HIDDEN))
+        for _ in range(LAYERS if states else 0)
+    ]
+    output = output if proposed is None else output[:, list(proposed)]
+    return ToyWeights(embedding, positions, layers, output, convolutions)

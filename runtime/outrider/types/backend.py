@@ -69,6 +69,10 @@ class Slot(Protocol):
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1).
 
+        Fewer are left where a model's layers keep states and there is none of that length any more: those that were
+        dropped beyond are read again. The length at which the last call began is always there, and the lengths after
+        each token of an answer that it read, as far as there was room.
+
         Tokens that were published, or cached when the slot was opened, cannot be trimmed: other slots may share them.
         """
 
@@ -106,7 +110,8 @@ class CacheUse:
     num_tokens: capacity. num_used_tokens: reserved by running requests. num_published_tokens: published prefixes that
     no running request uses; they are evicted when room is needed. num_evicted_tokens: evicted so far. num_requests:
     requests started, with num_prompt_tokens in all. num_hits: requests that found a cached prefix, num_cached_tokens in
-    all.
+    all. num_rows: rows of states of a model that has some, as num_tokens and the others are of keys and values; 0 for
+    others.
     """
 
     num_tokens: int
@@ -118,11 +123,16 @@ class CacheUse:
     num_hits: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_rows: int = 0
+    bytes_per_row: int = 0
+    num_used_rows: int = 0
+    num_published_rows: int = 0
+    num_evicted_rows: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Most bytes of the cache."""
-        return int(self.num_tokens * self.bytes_per_token)
+        return int(self.num_tokens * self.bytes_per_token) + self.num_rows * self.bytes_per_row
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ class Capabilities:
     adapters: tuple[str, ...] = ()  # that slots can be opened with
     reads_sources: bool = False  # has an encoder, which reads `Prompt.source`
     embeds_width: int = 0  # of the embeddings that prompts may have instead of tokens; 0: it reads token ids only
+    states: bool = False  # some layers keep a state: slots go back, and prefixes begin, where there is a row of it
 
     @property
     def marks_answers(self) -> bool:

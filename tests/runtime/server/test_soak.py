@@ -1,4 +1,4 @@
-"""Many clients for a while; see tests/soak.py. OUTRIDER_SOAK_MINUTES says how long, less than one by default."""
+"""Many clients for a while; see bench/scripts/soak.py. OUTRIDER_SOAK_MINUTES: less than one by default."""
 
 import os
 import runpy
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parents[2] / "soak.py"
+SOAK = Path(__file__).parents[3] / "bench" / "scripts" / "soak.py"
 MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.7"))
 
 

@@ -22,6 +22,15 @@ def load_model(spec: ModelSpec) -> CompiledModel:
     if not support.windows and any(windows := geometry.sliding_windows or ()):
         said = SLIDING.format(windows=describe_windows(windows))
         raise BundleError(f"The model {spec.path} cannot be run: its layers have {said}")
+    if geometry.layer_states and not support.states:
+        where, remedy = "in ONNX", "Export its checkpoint for OpenVINO: outrider export MODEL"
+        if support.fixed_shapes:
+            where, remedy = "on an NPU", "Load it with main_device='CPU', draft_device='CPU'"
+        raise BundleError(
+            f"The model {spec.path} cannot be run {where}: {geometry.num_state_layers} of its "
+            f"{geometry.num_layers} layers keep a state, from which rejected draft tokens are dropped in OpenVINO's "
+            f"format on a CPU or GPU alone. {remedy}."
+        )
     if spec.model.encoder is not None and spec.encoder_path is not None:
         return _load_encoder_decoder(spec)
     if support.fixed_shapes:

@@ -1,4 +1,4 @@
-"""What a decoder's layers attend to: checks that its graph keeps keys and values alone, and its sliding windows."""
+"""What a decoder's layers attend to: checks that all states of its graph are paged, and its sliding windows."""
 
 from __future__ import annotations
 
@@ -23,21 +23,18 @@ SLIDING = (
 
 
 def check_states(model: ov.Model) -> None:
-    """Check that a stateful decoder keeps keys and values alone, which can be trimmed.
+    """Check that a decoder with a paged cache keeps nothing elsewhere.
 
-    These are [batch, heads, tokens, head size], with any number of tokens. States of other layers, such as Mamba's or
-    those of convolutions, have a fixed size.
+    OpenVINO finds states by the form of the graph around them, and leaves others in the graph without a word.
 
     Raises:
-        BundleError: with the first other state.
+        BundleError: with the first state that is left.
     """
-    states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
-    for node in states:
-        shape = node.get_output_partial_shape(0)
-        if shape.rank.is_dynamic or shape.rank.get_length() != 4 or shape[2].is_static:
+    for node in model.get_ops():
+        if node.get_type_name() == "ReadValue":
             raise BundleError(
-                f"The model keeps a state {shape} ({node.get_variable_id()[:60]}) besides keys and values: {STATES}. "
-                "Choose a model with attention in all layers; docs/models.md lists them."
+                f"The model keeps a state {node.get_output_partial_shape(0)} ({node.get_variable_id()[:60]}) besides "
+                f"keys and values, in a form that OpenVINO does not page: {STATES}. Choose a model of docs/models.md."
             )
 
 

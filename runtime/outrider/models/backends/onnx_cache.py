@@ -197,6 +197,10 @@ class BufferCache:
         parts = [array[0, :, begin : len(keys)].ravel() for array in buffer.memory.arrays if array is not None]
         return np.concatenate(parts).view(np.uint8)
 
+    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:  # noqa: ARG002
+        """As `Prefixes` says: all of them."""
+        return end
+
     def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
         """As `Prefixes` says."""
         check_contents(contents, len(keys), self.block_size, int(self.bytes_per_token))

@@ -5,6 +5,7 @@ GPU: written against the documented interface and openvino-genai's cache manager
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -22,15 +23,16 @@ from outrider.models.backends.devices import check_device, compile_error, facts_
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.memory import release_pages
-from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate
+from outrider.models.backends.paged_cache import PagedCache, blocks_to_allocate, tokens_per_row
 from outrider.models.backends.paged_call import PagedCall
 from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, input_width, read_decoder
+from outrider.models.backends.paged_slot import PagedSlot
 from outrider.models.backends.paged_step import Outputs, PagedPending, PagedStep
 from outrider.models.backends.paged_tensors import BoundInputs, bytes_of
 from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
 from outrider.models.divided import DividedCall, divide
-from outrider.models.kv import Prefixes
+from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, Prefixes
 from outrider.system.core import new_core
 from outrider.types import (
     NO_PROMPT,
@@ -145,7 +147,9 @@ class OpenVINOPaged(MeasuredBackend):
         )
         self._hidden_width = input_width(compiled, HIDDEN_IN)  # of the hidden states that it reads
         self._embeds_width = input_width(compiled, EMBEDS)  # of the embeddings that it reads instead of tokens
-        self._caches = {port.get_any_name(): port for port in compiled.inputs if "_cache." in port.get_any_name()}
+        self._caches = _ports_with(compiled, "_cache.")
+        self._states = _ports_with(compiled, "_state_table.")
+        self._names = {name for port in compiled.inputs for name in port.get_names()}
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
         values = next((port for name, port in self._caches.items() if name.startswith("value_cache.")), None)
         self.block_size: int = _ANY_SIZE if values is None else values.partial_shape[2].get_length()
@@ -164,6 +168,7 @@ class OpenVINOPaged(MeasuredBackend):
             trees=True,
             adapters=adapters.names if adapters else (),
             embeds_width=self._embeds_width,
+            states=bool(self._states),
         )
         self.use(Exactness())
 
@@ -204,13 +209,21 @@ class OpenVINOPaged(MeasuredBackend):
 
     @property
     def num_layers(self) -> int:
-        """Layers that have a cache."""
-        return len(self._caches) // 2
+        """Layers that have a cache, of keys and values or of states."""
+        kinds = Counter(name.split(".")[0] for name in self._states)
+        num_convolutions = kinds.pop("conv_state_table", 0)  # also in the layers of all other states
+        return len(self._caches) // 2 + max(num_convolutions, sum(kinds.values()))
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of one token in the cache, over all layers."""
-        return sum(bytes_of(port, 1) for port in self._caches.values()) / self.block_size
+        """Bytes of one token in the cache, over all layers; with its share of the rows of states."""
+        of_states = sum(bytes_of(port, 1) for port in self._states.values())
+        of_keys = sum(bytes_of(port, 1) for port in self._caches.values()) / self.block_size
+        return of_keys + (of_states / self._tokens_per_row if of_states else 0)
+
+    @property
+    def _tokens_per_row(self) -> int:
+        return tokens_per_row(self._caches, self._states, self.block_size)
 
     @property
     def max_tokens(self) -> int:
@@ -245,6 +258,8 @@ class OpenVINOPaged(MeasuredBackend):
             self.block_size,
             device=self.device,
             context=None if self.device.startswith("CPU") else self._compiled.get_context(),
+            state_ports=self._states,
+            num_rows=NUM_FIXED + max(max_tokens // self._tokens_per_row, ROWS_PER_SEQUENCE) if self._states else 0,
         )
         if self._caches:  # heads may have none
             self._cache.bind(self._request)
@@ -270,6 +285,8 @@ class OpenVINOPaged(MeasuredBackend):
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
         num_blocks = -(-(max_tokens + self.num_spare) // self.block_size)
+        if self._states:
+            num_blocks = max(num_blocks, -(-ROWS_PER_SEQUENCE * self._tokens_per_row // self.block_size))
         return blocks_to_allocate(num_blocks, len(self._caches), grows=self.paged_cache.grows) * self.block_size
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
@@ -297,7 +314,8 @@ class OpenVINOPaged(MeasuredBackend):
             chunk.slot.check_writable()
         inputs, places = self._inputs_of(chunks)
         for name, values in inputs.items():
-            self._bound.set(name, values)
+            if name in self._names:  # a model without positions reads none
+                self._bound.set(name, values)
         began = time.perf_counter()
         self._calls.start()
         self._begins = [chunk.slot.length for chunk in chunks]
@@ -308,7 +326,13 @@ class OpenVINOPaged(MeasuredBackend):
 
     def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
         """The inputs of a call by name, and the rows of each chunk's tokens, by the id of its slot."""
-        call = PagedCall.of(chunks, self.capabilities.rows, self.block_size, self.capabilities.steady)
+        rule, steady = self.capabilities.rows, self.capabilities.steady
+        if self._states:
+            calls = [call for chunk in chunks for call in chunk.slot.plan(chunk)]
+            with self.paged_cache.spare_rows(calls) as spare_row:
+                call = PagedCall.of(chunks, rule, self.block_size, steady, spare_row)
+        else:
+            call = PagedCall.of(chunks, rule, self.block_size, steady)
         inputs = call.inputs()
         if self._hidden_width:
             inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
@@ -361,3 +385,9 @@ class OpenVINOPaged(MeasuredBackend):
             release_pages(self._unpacked)
             self._unpacked = None
         return self._outputs.step(self._places)
+
+
+def _ports_with(compiled: Any, part: str) -> dict[str, Any]:
+    """The inputs of a compiled model that have a name with this part, by that name."""
+    named = ((next((name for name in port.get_names() if part in name), None), port) for port in compiled.inputs)
+    return {name: port for name, port in named if name is not None}

@@ -1,13 +1,14 @@
-"""The KV cache of a model with paged attention: its tensors, and the slots with their blocks.
+"""The cache of a model with paged attention: tensors with blocks of keys and values, and with rows of states.
 
 GPU: written against the documented interface and openvino-genai's cache manager; not verified on hardware.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 
@@ -16,13 +17,20 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from outrider.errors import DeviceError, one_line
+from outrider.models.backends.paged_slot import NUM_SCRATCH, PagedSlot
 from outrider.models.backends.paged_tensors import DeviceTensor, HostTensor, bytes_of
-from outrider.models.kv import BlockPool, BlockTable, PrefixCounts, SlotTokens, check_contents
+from outrider.models.kv import (
+    SPARE_ROW,
+    BlockPool,
+    PrefixCounts,
+    StateCall,
+    StateRows,
+    check_contents,
+)
 from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows
-SCRATCH = np.zeros(1, dtype=np.int32)  # the block that padding is written to; it belongs to no slot
-_NUM_SCRATCH = len(SCRATCH)
+_LENGTH_BYTES = 8
 
 
 class PagedCache:
@@ -39,7 +47,8 @@ class PagedCache:
     twice, and room for that is left.
 
     ports: the compiled model's inputs for the cache, by name. num_blocks: what fits in the budget, besides `SCRATCH`.
-    context: of the device; None for the host. grows: whether the cache grows; by default on devices only.
+    context: of the device; None for the host. grows: whether the cache grows; by default on devices only. state_ports:
+    the inputs for tables of states, if there are any, which have `num_rows` rows from the start.
 
     Raises:
         DeviceError: when there is no room for it.
@@ -54,8 +63,11 @@ class PagedCache:
         device: str,
         context: ov.RemoteContext | None = None,
         grows: bool | None = None,
+        state_ports: Mapping[str, ov.ConstOutput] | None = None,
+        num_rows: int = 0,
     ) -> None:
         self._ports, self._device, self._context = ports, device, context
+        self._state_ports = state_ports or {}
         self._requests: list[tuple[ov.InferRequest, frozenset[str]]] = []  # with the cache inputs that each has
         self._tensors: dict[str, HostTensor | DeviceTensor] = {}
         grows = context is not None if grows is None else grows
@@ -64,9 +76,14 @@ class PagedCache:
         first = min(_FIRST_BLOCKS, most) if grows else most
         self.grows = grows
         self._resize(first)
+        self._rows: StateRows | None = None
+        if self._state_ports:
+            self._rows = StateRows(num_rows, spacing=tokens_per_row(ports, self._state_ports, block_size))
+            for name in self._state_ports:
+                self._replace(name, num_rows)
         # A weak reference: in a circle, the weights of a closed engine would wait for the garbage collector.
         grow = partial(PagedCache._resize, weakref.proxy(self))
-        self._pool = BlockPool(first, block_size, max_blocks=most, grow=grow)
+        self._pool = BlockPool(first, block_size, max_blocks=most, grow=grow, rows=self._rows)
         self.block_size = block_size
         self._counts = PrefixCounts()
         self.on_publish: Callable[[Seq[int], bytes], object] | None = None
@@ -79,9 +96,10 @@ class PagedCache:
         Raises:
             DeviceError: when it has none of them, or one of another type or shape.
         """
-        found = {name: port for port in request.model_inputs for name in port.get_names() if name in self._ports}
+        known = {**self._ports, **self._state_ports}
+        found = {name: port for port in request.model_inputs for name in port.get_names() if name in known}
         for name, port in found.items():
-            ours, asked = (f"{each.get_element_type()} {each.partial_shape}" for each in (self._ports[name], port))
+            ours, asked = (f"{each.get_element_type()} {each.partial_shape}" for each in (known[name], port))
             if asked != ours:
                 raise DeviceError(
                     f"{self._device} has {name} as {ours} in the cache, and a graph that is to share it as {asked}. "
@@ -110,8 +128,47 @@ class PagedCache:
             num_used_tokens=self._pool.num_used * size,
             num_published_tokens=self._pool.num_idle * size,
             num_evicted_tokens=self._pool.num_evicted * size,
+            **self._use_of_rows(),
             **dataclasses.asdict(self._counts),
         )
+
+    @property
+    def _bytes_per_row(self) -> int:
+        return sum(bytes_of(port, 1) for port in self._state_ports.values())
+
+    def _use_of_rows(self) -> dict[str, int]:
+        rows = self._rows
+        if rows is None:
+            return {}
+        return {
+            "num_rows": rows.capacity,
+            "bytes_per_row": self._bytes_per_row,
+            "num_used_rows": rows.num_used,
+            "num_published_rows": rows.num_idle,
+            "num_evicted_rows": rows.num_evicted,
+        }
+
+    @contextlib.contextmanager
+    def spare_rows(self, calls: Seq[StateCall]) -> Iterator[Callable[[], int]]:
+        """Yield a function that gives rows to which the padding of a call with these calls of states writes.
+
+        Raises:
+            AssertionError: when the calls would read or write rows that they must not.
+        """
+        rows = self._rows
+        if rows is None:
+            yield lambda: SPARE_ROW
+            return
+        rows.check(calls)
+        taken: list[int] = []
+
+        def take() -> int:
+            taken.append(SPARE_ROW if not taken else rows.take_spare())
+            return taken[-1]
+
+        yield take
+        for row in taken[1:]:  # it is written once in this call, and nobody reads it
+            rows.drop(row)
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
@@ -121,7 +178,7 @@ class PagedCache:
             return None
         if table.copied_block is not None:
             try:
-                self.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)
+                self.copy_block(table.copied_block + NUM_SCRATCH, table.first_own_block + NUM_SCRATCH)
             except DeviceError:
                 table.close()
                 raise
@@ -132,15 +189,34 @@ class PagedCache:
         return self._pool.num_cached(keys, scope)
 
     def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
-        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other."""
+        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other; see `_with_rows`."""
         numbers = self._pool.blocks_of(keys, scope)
         if numbers is None:
             return None
-        wanted = np.array(numbers[begin // self.block_size :]) + _NUM_SCRATCH
-        return np.concatenate([tensor.read(wanted) for tensor in self._tensors.values()])
+        wanted = np.array(numbers[begin // self.block_size :]) + NUM_SCRATCH
+        content = np.concatenate([self._tensors[name].read(wanted) for name in self._ports])
+        if self._rows is None:
+            return content
+        found: list[tuple[int, int]] = []
+        while (last := self._pool.last_row(keys[: found[-1][0] - 1] if found else keys, scope))[0] > begin:
+            found.append(last)
+        rows = [self._tensors[name].read(np.array([row])) for _, row in found for name in self._state_ports]
+        return _with_rows(content, [length for length, _ in found], rows)
+
+    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:
+        """As `Prefixes` says: up to the last row of states."""
+        if self._rows is None:
+            return end
+        found = [length for _, content in contents for length, _ in _split(content, self._bytes_per_row)[1]]
+        return max((length for length in found if length <= end), default=0)
 
     def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:  # noqa: ARG002
         """As `Prefixes` says. Not during a call."""
+        rows: list[tuple[int, NDArray[np.uint8]]] = []
+        if self._rows is not None:
+            split = [(begin, *_split(content, self._bytes_per_row)) for begin, content in contents]
+            contents = [(begin, content) for begin, content, _ in split]
+            rows = sorted((row for _, _, found in split for row in found), key=lambda row: row[0])
         size = sum(bytes_of(port, 1) for port in self._ports.values())
         check_contents(contents, len(keys), self.block_size, size)
         slot = self.open(len(keys), dataclasses.replace(NO_PROMPT, token_ids=keys, scope=scope, counted=False))
@@ -161,10 +237,20 @@ class PagedCache:
                     offset += part.size
                     if len(numbers):
                         self._tensors[name].write(numbers, part[skipped : skipped + len(numbers)])
+            for length, row in rows:
+                if slot.length < length <= len(keys):
+                    self._write_row(slot.take_row(length), row)
             slot.append(keys[slot.length :])
             slot.publish(prompt_keys(keys))
         finally:
             slot.close()
+
+    def _write_row(self, row: int, content: NDArray[np.uint8]) -> None:
+        offset = 0
+        for name, port in self._state_ports.items():
+            size = bytes_of(port, 1)
+            self._tensors[name].write(np.array([row], np.int32), content[offset : offset + size].reshape(1, -1))
+            offset += size
 
     def clear(self) -> None:
         """Drop all cached prefixes that no slot uses."""
@@ -176,20 +262,20 @@ class PagedCache:
         Raises:
             DeviceError: when the device cannot.
         """
-        self._pool.check_unpublished(target - _NUM_SCRATCH)
+        self._pool.check_unpublished(target - NUM_SCRATCH)
         try:
-            for tensor in self._tensors.values():
-                tensor.copy_block(source, target)
+            for name in self._ports:
+                self._tensors[name].copy_block(source, target)
         except RuntimeError as error:
             raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
 
     def _resize(self, num_blocks: int) -> None:
         """Allocate the tensors, or replace them by larger ones. Not during a call."""
         for name in self._ports:
-            self._replace(name, num_blocks + _NUM_SCRATCH)
+            self._replace(name, num_blocks + NUM_SCRATCH)
 
     def _replace(self, name: str, num_blocks: int) -> None:
-        port, old = self._ports[name], self._tensors.get(name)
+        port, old = self._ports.get(name) or self._state_ports[name], self._tensors.get(name)
         if old is not None and old.tensor.get_shape()[0] >= num_blocks:
             return  # it grew before, when there was no room for the others
         try:
@@ -197,8 +283,11 @@ class PagedCache:
             made = HostTensor(port, num_blocks) if context is None else DeviceTensor.on(context, port, num_blocks)
             if old is not None:
                 made.begin_with(old)
+            elif context is not None and name in self._state_ports:  # a device's memory has any content
+                made.write(np.zeros(1, np.int32), np.zeros((1, bytes_of(port, 1)), np.uint8))
         except (RuntimeError, MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
-            size = sum(bytes_of(each, num_blocks) for each in self._ports.values())
+            ports = self._ports if name in self._ports else self._state_ports
+            size = sum(bytes_of(each, num_blocks) for each in ports.values())
             raise DeviceError(
                 f"{self._device} has no room for a cache of {size / 1e9:.2f} GB. Lower cache_size."
             ) from error
@@ -208,133 +297,39 @@ class PagedCache:
         self._tensors[name] = made
 
 
-class PagedSlot(SlotTokens):
-    """A sequence's blocks in the cache. `length` tokens of them hold keys and values.
-
-    A branch of a tree has the sequence's blocks up to the last, unfinished one, a copy of that, and blocks of its own
-    behind it. So its rows are calculated as those of any other sequence.
-
-    branch_blocks: the blocks of each branch beside the first. on_close: is told of what stays in the prefix cache.
-    adapter, embeds: of its prompt. most_rows: of a call; 0: any number.
-    """
-
-    most_rows = 0
-
-    def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
-        super().__init__(prompt.token_ids, table.num_cached, counts)
-        self.adapter, self.embeds, self._scope = prompt.adapter, prompt.embeds, prompt.scope
-        self.on_close, self._num_cached = cache.on_publish, table.num_cached
-        self._cache, self._table = cache, table
-        self.blocks = _numbers(table)
-        self.branch_blocks: list[NDArray[np.int32]] = []
-        self._taken: list[list[int]] = []  # of each branch
-        self._forked_at = self._num_skipped = 0
-        self._tree: tuple[list[list[int]], list[int]] = [], []  # the last call's branches and tokens
-
-    def append(self, token_ids: Seq[int]) -> None:
-        """Record the tokens that a call writes."""
-        super().append(embed_keys(token_ids, self.embeds, self.length))
-
-    def check_writable(self) -> None:
-        """Raise AssertionError if the next token would be written to a shared block."""
-        self._table.check_writable(self.length)
-
-    def discard(self, begin: int, *, whole_blocks: bool) -> None:
-        """Drop what a failed call may have written: all from token `begin` on, or from the beginning of its block."""
-        self._join()
-        kept = begin - begin % self._cache.block_size if whole_blocks else begin
-        super().trim(max(kept, self._table.num_shared))
-
-    def skip_to(self, length: int) -> None:
-        """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`.
-
-        Their blocks are written once. Pages that never were are one page of zeros, which is read much faster.
-        """
-        super().skip_to(length)
-        for block in self.blocks[self._num_skipped : -(-length // self._cache.block_size)]:
-            self._cache.copy_block(0, block)
-            self._num_skipped += 1
-
-    def fork(self, count: int, length: int) -> int:
-        """Take room for up to `count` branches of up to `length` tokens. Not during a call.
-
-        There is none if one call could not read all of them beside the first one.
-        """
-        if self.most_rows and (count + 1) * length > self.most_rows:
-            return 0
-        self._join()
-        begin, size = self.length, self._cache.block_size
-        first, end = begin // size, -(-(begin + length) // size)
-        for _ in range(count):
-            numbers = self._table.take(end - first)
-            if numbers is None:
-                break
-            blocks = self.blocks.copy()
-            blocks[first:end] = np.array(numbers, dtype=np.int32) + np.int32(_NUM_SCRATCH)
-            if begin % size:
-                self._cache.copy_block(int(self.blocks[first]), int(blocks[first]))
-            self._taken.append(numbers)
-            self.branch_blocks.append(blocks)
-        self._forked_at = begin
-        return len(self._taken)
-
-    def append_tree(self, branches: list[list[int]], token_ids: Seq[int]) -> None:
-        """Record the tokens of a call's tree. The slot holds its first branch."""
-        self._tree = branches, [*token_ids]
-        self.append([token_ids[i] for i in branches[0]])
-
-    def keep(self, path: Seq[int]) -> None:
-        """Of the last call's tree keep these tokens. Their blocks become the sequence's."""
-        branches, token_ids = self._tree
-        at = next(i for i, branch in enumerate(branches) if branch[: len(path)] == [*path])
-        if at:
-            self._taken[at - 1] = self._table.exchange(self._forked_at // self._cache.block_size, self._taken[at - 1])
-            self.blocks = _numbers(self._table)
-        super().trim(self._forked_at)
-        self.append([token_ids[i] for i in path])
-        self._join()
-
-    def _join(self) -> None:
-        """Give back the branches' blocks."""
-        for numbers in self._taken:
-            self._table.give(numbers)
-        self._taken, self.branch_blocks = [], []
-
-    def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left. Their keys and values are overwritten next.
-
-        Raises:
-            ValueError: when that would trim published tokens, which other slots may share.
-        """
-        if length < min(self._table.num_shared, self.length):
-            raise ValueError(f"{self._table.num_shared} tokens of this slot are shared: it cannot go back to {length}.")
-        super().trim(length)
-
-    def publish(self, token_ids: Seq[int]) -> None:
-        """Publish the slot's part of `token_ids`, which are committed. Not during a call."""
-        super().publish(embed_keys(token_ids, self.embeds))
-        self._table.publish(self.published_token_ids)
-        self.blocks = _numbers(self._table)
-
-    @property
-    def num_shared(self) -> int:
-        """Tokens in shared blocks, which are never written."""
-        return self._table.num_shared
-
-    def close(self) -> None:
-        """Free the blocks. Published ones stay until they are evicted. Closing twice does no harm."""
-        self._join()
-        self._table.close(self.published_token_ids)
-        on_close, self.on_close = self.on_close, None
-        if on_close is not None and self.length > self._num_cached:
-            on_close(self.published_token_ids, self._scope)
-
-
-def _numbers(table: BlockTable) -> NDArray[np.int32]:
-    """The tensors' blocks of a sequence, in the order of the text."""
-    return np.array(table.blocks, dtype=np.int32) + np.int32(_NUM_SCRATCH)
-
-
 def blocks_to_allocate(num_blocks: int, num_tensors: int, *, grows: bool) -> int:
     """The `num_blocks` for a `PagedCache` that is to hold so many blocks."""
     return -(-num_blocks * (num_tensors + 1) // num_tensors) if grows else num_blocks
+
+
+def tokens_per_row(
+    ports: Mapping[str, ov.ConstOutput], state_ports: Mapping[str, ov.ConstOutput], block_size: int
+) -> int:
+    """Tokens of the cache for each row of states: so many that rows take no more memory than keys and values do."""
+    of_token = sum(bytes_of(port, 1) for port in ports.values()) / block_size
+    of_row = sum(bytes_of(port, 1) for port in state_ports.values())
+    return max(block_size, -(-of_row // max(int(of_token), 1)))
+
+
+def _with_rows(content: NDArray[np.uint8], lengths: Seq[int], rows: Seq[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """The content of blocks, with the rows of the states after so many tokens behind it, and these lengths."""
+    ends = np.array([*lengths, len(lengths)], dtype="<i8").view(np.uint8)
+    return np.concatenate([content, *rows, ends])
+
+
+def _split(
+    content: NDArray[np.uint8], bytes_per_row: int
+) -> tuple[NDArray[np.uint8], list[tuple[int, NDArray[np.uint8]]]]:
+    """The content of blocks, and the rows behind it with their lengths, as `_with_rows` has joined them.
+
+    Raises:
+        ValueError: when it is too short for that.
+    """
+    size, end = _LENGTH_BYTES, len(content)
+    count = int(content[end - size :].copy().view("<i8")[0]) if end >= size else -1
+    begin = end - size * (count + 1) - bytes_per_row * count
+    if count < 0 or begin < 0:
+        raise ValueError(f"{end:,} bytes do not end with rows of states of {bytes_per_row:,} bytes")
+    lengths = content[begin + bytes_per_row * count : end - size].copy().view("<i8").tolist()
+    rows = content[begin : begin + bytes_per_row * count].reshape(count, bytes_per_row)
+    return content[:begin], [*zip(lengths, rows, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,24 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import RequestError
-from outrider.models.backends.paged_cache import SCRATCH
-from outrider.models.backends.paged_graph import ROWS
+from outrider.models.backends.paged_graph import ROWS, STATE_BEGINS
+from outrider.models.backends.paged_slot import SCRATCH
+from outrider.models.kv import LAST, ZERO_ROW, StateCall
 from outrider.types import Chunk, RowRule, SteadyRows
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """A chunk's branch, as indices of its tokens, and the blocks that it is read with."""
+    """A chunk's branch, as indices of its tokens, the blocks that it is read with, and the rows of its states."""
 
     chunk: Chunk
     branch: Seq[int]
     blocks: NDArray[np.int32]
+    states: StateCall | None
 
 
-def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32]]]:
-    """A chunk's branches with their blocks."""
+def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32], StateCall | None]]:
+    """A chunk's branches with their blocks and rows."""
+    states = chunk.slot.state_calls or itertools.repeat(None)
     if chunk.parents is None:
-        yield range(len(chunk.token_ids)), chunk.slot.blocks
+        yield range(len(chunk.token_ids)), chunk.slot.blocks, next(iter(states))
         return
     branches, blocks = chunk.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
     if len(branches) > len(blocks):
@@ -37,7 +40,7 @@ def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32]]]:
             f"A chunk of {len(chunk.token_ids)} tokens is a tree of {len(branches)} branches (parents={chunk.parents})"
             f", and its slot has room for {len(blocks)}. Call the slot's fork before."
         )
-    yield from zip(branches, blocks, strict=False)
+    yield from zip(branches, blocks, states, strict=False)
 
 
 @dataclass(slots=True)
@@ -49,6 +52,9 @@ class PagedCall:
     The attention works on sequences: rows, their number of earlier tokens and their blocks. A chunk is a sequence.
     Where the rule separates rows, each token of an answer is a sequence of one row instead. Its earlier tokens include
     those of the same call, because all keys and values are written to the cache before any row reads them.
+
+    States go through a chain from its first token to its last, whatever the attention sees. They read one row of their
+    tables and write others. Padding is a sequence of its own to them, as it would change the state at a chain's end.
     """
 
     block_size: int
@@ -61,14 +67,25 @@ class PagedCall:
     longest: int = 0
     places: dict[int, NDArray[np.int64]] = field(default_factory=dict)  # rows of a chunk's tokens, by its slot's id
     adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
+    state_begins: list[int] = field(default_factory=lambda: [0])
+    states: list[StateCall] = field(default_factory=list)  # by sequence
+    _ends_with_padding: bool = False  # to the states
+    spare_row: Callable[[], int] | None = None  # that padding writes to; None: the model has no states
     # Of each chain the slot, its first row, how many rows it has without padding, and the first one's position.
     chains: list[tuple[Any, int, int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int, steady: SteadyRows | None = None) -> PagedCall:
-        """A call with these chunks and all padding."""
-        call = cls(block_size)
-        chains = [_Chain(chunk, branch, blocks) for chunk in chunks for branch, blocks in _branches(chunk)]
+    def of(
+        cls,
+        chunks: Seq[Chunk],
+        rule: RowRule,
+        block_size: int,
+        steady: SteadyRows | None = None,
+        spare_row: Callable[[], int] | None = None,
+    ) -> PagedCall:
+        """A call with these chunks and all padding. spare_row: gives a row of states for padding, if there are any."""
+        call = cls(block_size, spare_row=spare_row)
+        chains = [_Chain(chunk, *branch) for chunk in chunks for branch in _branches(chunk)]
         if not rule.separate:
             counts = [rule.sequence(len(chain.branch)) for chain in chains]
             counts[-1] += rule.call(sum(counts)) - sum(counts)
@@ -102,7 +119,7 @@ class PagedCall:
     def inputs(self) -> dict[str, NDArray[Any]]:
         """The arrays by the names of the model's inputs."""
         block_begins = [0, *itertools.accumulate(map(len, self.blocks))]
-        return {
+        inputs = {
             "input_ids": np.array(self.token_ids, dtype=np.int64),
             "position_ids": np.array(self.positions, dtype=np.int64),
             "past_lens": np.array(self.past_lens, dtype=np.int32),
@@ -112,6 +129,17 @@ class PagedCall:
             "max_context_len": np.array(self.longest, dtype=np.int32),
             ROWS: np.array(self.rows, dtype=np.int64),
         }
+        if self.spare_row is None:
+            return inputs
+        rows = [[each.row, *each.stored] for each in self.states]
+        of_states = {
+            STATE_BEGINS: self.state_begins,
+            "la.block_indices": [row for each in rows for row in each],
+            "la.block_indices_begins": [0, *itertools.accumulate(map(len, rows))],
+            "la.past_lens": [each.past for each in self.states],
+            "la.cache_interval": [each.interval for each in self.states],
+        }
+        return inputs | {name: np.array(values, dtype=np.int32) for name, values in of_states.items()}
 
     def _add(self, chain: _Chain, num_rows: int) -> None:
         """Add a chain: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
@@ -125,6 +153,10 @@ class PagedCall:
         self.token_ids.extend(chunk.token_ids[i] for i in branch)
         self.adapters.extend([chunk.slot.adapter] * count)
         self.positions.extend(range(past, past + count))
+        if chain.states is not None:
+            self.states.append(chain.states)
+            self._ends_with_padding = False
+            self.state_begins.append(first + count)
         if num_rows < count:
             for i in range(count):
                 self._add_sequence(past + i, 1, chain.blocks)
@@ -133,6 +165,7 @@ class PagedCall:
         self.token_ids.extend([0] * (num_rows - count))
         self.adapters.extend([None] * (num_rows - count))
         self.positions.extend([past + count - 1] * (num_rows - count))
+        self._add_spare_state()
         self._add_sequence(past, num_rows, chain.blocks)
 
     def _add_dummy(self, num_rows: int) -> None:
@@ -141,7 +174,19 @@ class PagedCall:
             self.token_ids.extend([0] * num_rows)
             self.adapters.extend([None] * num_rows)
             self.positions.extend(range(num_rows))
+            self._add_spare_state()
             self._add_sequence(0, num_rows, SCRATCH)
+
+    def _add_spare_state(self) -> None:
+        """Let states go through the padding that was added last: as one sequence with padding before it."""
+        if self.spare_row is None or self.state_begins[-1] == len(self.token_ids):
+            return
+        if self._ends_with_padding:
+            self.state_begins[-1] = len(self.token_ids)
+            return
+        self.states.append(StateCall(ZERO_ROW, 0, LAST, (1,), (self.spare_row(),)))
+        self.state_begins.append(len(self.token_ids))
+        self._ends_with_padding = True
 
     def _add_sequence(self, past: int, num_rows: int, blocks: NDArray[np.int32]) -> None:
         self.past_lens.append(past)

@@ -33,6 +33,10 @@ from outrider.models.backends.taps import (
 
 ROWS = "rows"  # the input that `gather_rows` adds
 HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
+STATE_BEGINS = "la.subsequence_begins"  # the input that `split_begins` adds
+# The input of each operator of states that has the sequences' beginnings (openvino/op/paged_causal_conv1d.hpp and the
+# like, 2026.4).
+_BEGINS_OF = {"PagedCausalConv1D": 4, "PagedGatedDeltaNet": 6, "PagedSelectiveSSM": 6}
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
@@ -85,18 +89,35 @@ def to_paged_attention(model: ov.Model) -> None:
 
     Inputs become input_ids [n], position_ids [n] (int64), past_lens [s], subsequence_begins [s+1],
     block_indices_begins [s+1], block_indices [b], max_context_len [] (int32), and key_cache.i, value_cache.i for each
-    layer, for n tokens of s sequences end to end (Kwon et al. 2023; OpenVINO's SDPAToPagedAttention).
+    layer, for n tokens of s sequences end to end (Kwon et al. 2023; OpenVINO's SDPAToPagedAttention). States become
+    tables [rows, …] that the caller owns, too, with inputs of the same kind that begin with "la."; see `PagedCall`.
 
     Raises:
-        BundleError: when the graph is not a stateful decoder, or keeps other states than keys and values.
+        BundleError: when the graph is not a stateful decoder, or keeps a state that is not paged.
     """
-    check_states(model)
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise BundleError(
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
+    check_states(model)
+    split_begins(model)
+
+
+def split_begins(model: ov.Model) -> None:
+    """Let the operators of states see other sequences than the attention: an input `la.subsequence_begins` [s+1].
+
+    Where a rule separates rows, each row of an answer is a sequence of its own to the attention, and a state goes
+    through all of them.
+    """
+    found = [(node, _BEGINS_OF[node.get_type_name()]) for node in model.get_ops() if node.get_type_name() in _BEGINS_OF]
+    if found:
+        begins = parameter(STATE_BEGINS, ov.Type.i32, (-1,))
+        for node, i in found:
+            node.input(i).replace_source_output(begins.output(0))
+        model.add_parameters([begins])
+        model.validate_nodes_and_infer_types()
 
 
 def gather_rows(model: ov.Model) -> None:

@@ -1,10 +1,11 @@
-"""The tensors of a paged call: its inputs, and a cache in blocks, one for each layer and kind; see `paged_cache`.
+"""The tensors of a paged call: its inputs, and a cache in blocks or rows of states, one for each layer and kind.
 
 GPU: written against the documented interface; not verified on hardware.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from outrider.models.kv import allocate_zeros
 
 
 class HostTensor:
-    """A cache tensor [blocks, heads, block size, head size] in the host's memory."""
+    """A cache tensor [blocks, heads, block size, head size], or a state's [rows, …], in the host's memory."""
 
     def __init__(self, port: ov.ConstOutput, num_blocks: int) -> None:
         # Zeros: kernels may multiply blocks beyond a sequence's end by 0, and a NaN would stay NaN.
@@ -54,7 +55,7 @@ class DeviceTensor:
     def part(self, begin: int, end: int) -> ov.RemoteTensor:
         """Its blocks from `begin` to `end`."""
         _, *inner = self.tensor.get_shape()
-        return ov.RemoteTensor(self.tensor, ov.Coordinate([begin, 0, 0, 0]), ov.Coordinate([end, *inner]))
+        return ov.RemoteTensor(self.tensor, ov.Coordinate([begin, *(0 for _ in inner)]), ov.Coordinate([end, *inner]))
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block to another."""
@@ -105,13 +106,15 @@ class BoundInputs(dict[str, NDArray[Any]]):
 
 def shape_of(port: ov.ConstOutput, num_blocks: int) -> ov.Shape:
     """The shape of a cache input with so many blocks."""
-    return ov.Shape([num_blocks, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))])
+    return ov.Shape([num_blocks, *_inner_shape(port)])
 
 
 def bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
     """Bytes of so many blocks of a cache input."""
-    elements = num_blocks
-    for axis in (1, 2, 3):
-        elements *= port.partial_shape[axis].get_length()
-    bits: int = elements * port.get_element_type().bitwidth
+    bits: int = num_blocks * math.prod(_inner_shape(port)) * port.get_element_type().bitwidth
     return -(-bits // 8)
+
+
+def _inner_shape(port: ov.ConstOutput) -> list[int]:
+    """The shape of a block, or of a state's row."""
+    return [axis.get_length() for axis in list(port.partial_shape)[1:]]

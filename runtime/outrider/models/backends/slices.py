@@ -60,10 +60,11 @@ class Slices:
     layers: Layers
 
 
-def find_slices(core: ov.Core, path: Path, num_layers: int, windows: Seq[int] | None = None) -> Slices | None:
+def find_slices(core: ov.Core, path: Path, num_layers: int, windows: Seq[int | None] | None = None) -> Slices | None:
     """Slices of the decoder at `path`; None if its graph has an unknown form, or they would have most of its layers.
 
-    windows: the sliding window of each layer, which are checked; None: not known. Raises as `read_decoder`.
+    windows: the sliding window of each layer, None for one without attention, which are checked; None: not known.
+    Raises as `read_decoder`.
     """
     model = read_ir(core, path)
     layers = choose_layers(model, num_layers)
@@ -72,7 +73,8 @@ def find_slices(core: ov.Core, path: Path, num_layers: int, windows: Seq[int] | 
 
     def build(kept: Seq[int]) -> ov.Model:
         sliced = keep_layers(model.clone(), num_layers, kept)
-        return read_decoder(core, sliced, windows=None if windows is None else [windows[i] for i in kept])
+        found = [windows[i] for i in kept] if windows is not None else []
+        return read_decoder(core, sliced, windows=None if windows is None else [n for n in found if n is not None])
 
     return Slices(build(layers.small), build(layers.large), layers)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from openvino import opset13 as ops
 from outrider.errors import BundleError, one_line
 
 PAGED = "PagedAttentionExtension"
+_CONVOLUTION = "PagedCausalConv1D"
+_RECURRENT = ("PagedGatedDeltaNet", "PagedSelectiveSSM")  # there is a convolution in their layers, too
 LAST = "last_hidden_state"  # behind the final norm: what the output matrix reads
 _LAYER = "hidden_states."  # behind so many layers, and before any norm; 0 is the embedding
 ROOM = 64  # bytes of the widest vector
@@ -27,8 +30,10 @@ def after_layers(count: int) -> str:
     return f"{_LAYER}{count}"
 
 
-def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
+def hidden_states_of(model: ov.Model, num_layers: int | None = None) -> dict[str, ov.Output]:
     """A decoder's hidden states by name; empty if its graph has another form than expected.
+
+    num_layers: with attention or a state; None for as many as there are found.
 
     Follows the residual stream from the output matrix back to the embedding: it consists of additions of two values
     that both depend on the input, two for each layer (Llama, Qwen2, Qwen3 and the like).
@@ -50,14 +55,16 @@ def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
             break
         stream = former[0]
     sums.reverse()
-    if len(sums) != _ADDS * num_layers + 1:
+    found = len(sums) // _ADDS
+    if len(sums) != _ADDS * found + 1 or num_layers not in (None, found):
         return {}
-    return {after_layers(i): sums[_ADDS * i] for i in range(num_layers + 1)} | {LAST: last}
+    return {after_layers(i): sums[_ADDS * i] for i in range(found + 1)} | {LAST: last}
 
 
 def num_paged_layers(model: ov.Model) -> int:
-    """How many layers a decoder with a paged cache has."""
-    return sum(node.get_type_name() == PAGED for node in model.get_ops())
+    """How many layers a decoder with a paged cache has, each with attention or a state."""
+    kinds = Counter(node.get_type_name() for node in model.get_ops())
+    return kinds[PAGED] + max(kinds[_CONVOLUTION], sum(kinds[kind] for kind in _RECURRENT))
 
 
 def read_ir(core: ov.Core, path: Path) -> ov.Model:

@@ -5,9 +5,24 @@ from outrider.models.kv.buffer_pool import Buffer, BufferPool, Opening
 from outrider.models.kv.memory import allocate_zeros
 from outrider.models.kv.prefix_store import PREFIXES, Fetched, Prefixes, PrefixStore, Stored, check_contents
 from outrider.models.kv.slot_tokens import PrefixCounts, SlotTokens, Unbranched
+from outrider.models.kv.state_rows import (
+    LAST,
+    NUM_FIXED,
+    ROWS_PER_SEQUENCE,
+    SPARE_ROW,
+    ZERO_ROW,
+    SequenceRows,
+    StateCall,
+    StateRows,
+)
 
 __all__ = [
+    "LAST",
+    "NUM_FIXED",
     "PREFIXES",
+    "ROWS_PER_SEQUENCE",
+    "SPARE_ROW",
+    "ZERO_ROW",
     "BlockPool",
     "BlockTable",
     "Buffer",
@@ -17,7 +32,10 @@ __all__ = [
     "PrefixCounts",
     "PrefixStore",
     "Prefixes",
+    "SequenceRows",
     "SlotTokens",
+    "StateCall",
+    "StateRows",
     "Stored",
     "Unbranched",
     "allocate_zeros",

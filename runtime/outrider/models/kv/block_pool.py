@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from outrider.errors import DeviceError
-from outrider.types import num_common_tokens
+from outrider.models.kv.block_tree import Block, Root
+from outrider.models.kv.state_rows import ZERO_ROW, SequenceRows, StateRows
 
 
 class BlockPool:
@@ -29,7 +29,8 @@ class BlockPool:
     If the cache cannot grow, the pool works with the blocks it has, if these are enough.
 
     num_blocks: blocks allocated now. block_size: tokens per block. max_blocks: the most blocks. grow: a function that
-    makes the cache larger. The cache grows at least twofold each time, so that copying stays cheap.
+    makes the cache larger. The cache grows at least twofold each time, so that copying stays cheap. rows: of the states
+    of models that have some. Their tables start from the longest cached prefix that has a row.
 
     Source: vLLM's prefix caching and SGLang's radix tree (Zheng et al. 2024), reduced to what both share.
     """
@@ -41,16 +42,18 @@ class BlockPool:
         *,
         max_blocks: int | None = None,
         grow: Callable[[int], None] | None = None,
+        rows: StateRows | None = None,
     ) -> None:
+        self.rows = rows
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_blocks = num_blocks if max_blocks is None else max_blocks
         self._grow = grow
         # Last in, first out: a block that was used before is in memory already.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._roots: dict[bytes, _Root] = {}  # of each scope's tree, while that has blocks
+        self._roots: dict[bytes, Root] = {}  # of each scope's tree, while that has blocks
         self._published: set[int] = set()  # numbers of the blocks in all trees
-        self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
+        self._idle: OrderedDict[Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
         self.num_evicted = 0
 
     @property
@@ -79,10 +82,18 @@ class BlockPool:
         The last of `token_ids` is never taken from the prefix cache, because its row is wanted. Scopes share nothing.
         """
         text = tuple(token_ids[: max(min(len(token_ids), num_tokens) - 1, 0)])
-        root = self._roots.get(scope) or _Root(scope)
+        root = self._roots.get(scope) or Root(scope)
         shared = self._find(text, root)
         begun = len(shared) * self.block_size
         source, num_common = (shared[-1] if shared else root).nearest(text[begun : begun + self.block_size])
+        rows, num_found = None, begun + num_common
+        if self.rows is not None:
+            if not self.rows.has_room:
+                return None
+            shared, source, num_common, row = self._to_row(text, shared, root)
+            begun = len(shared) * self.block_size
+            rows = self.rows.open(begun + num_common, row)
+            rows.branch = num_found
         self._hold(shared)
         if source is not None and source in self._idle:
             self._idle.move_to_end(source)
@@ -90,25 +101,61 @@ class BlockPool:
             own = self._take(-(-num_tokens // self.block_size) - len(shared))
         except BaseException:
             self._drop(shared)
+            if rows is not None:
+                rows.close()
             raise
         if own is None:
             self._drop(shared)
+            if rows is not None:
+                rows.close()
             return None
-        table = BlockTable(self, shared, own, scope)
+        table = BlockTable(self, shared, own, scope, rows)
         table.num_cached = begun + num_common
         if source is None:
             return table
         if num_common == len(source.token_ids) < self.block_size and source in self._idle:
+            if rows is not None:
+                rows.take_over(source, begun, table.num_cached)
             self._free.append(own[0])
             own[0] = self._remove(source)  # the table continues an ended text in its last block
         elif own[0] != source.number:  # it may have been evicted, but its content is still there
             table.copied_block = source.number
         return table
 
+    def _to_row(
+        self, text: tuple[int, ...], shared: list[Block], root: Root
+    ) -> tuple[list[Block], Block | None, int, int]:
+        """The longest published prefix of a text that has a row.
+
+        Returns its full blocks, the block that has its rest and how many tokens that is, and the row. shared: all
+        published full blocks that the text begins with.
+        """
+        for count in range(len(shared), -1, -1):
+            parent, begin = shared[count - 1] if count else root, count * self.block_size
+            block, offset = parent.nearest_row(text[begin : begin + self.block_size])
+            if block is not None:
+                row = block.rows[offset]
+                if offset == self.block_size:
+                    return [*shared[:count], block], None, 0, row
+                return shared[:count], block, offset, row
+        return [], None, 0, ZERO_ROW
+
     def num_cached(self, token_ids: Seq[int], scope: bytes = b"") -> int:
-        """How many of these tokens are in full published blocks. From any thread; out of date at once."""
-        root = self._roots.get(scope)
-        return len(self._find(tuple(token_ids), root)) * self.block_size if root else 0
+        """How many of these tokens are in full published blocks, or have a row. From any thread; soon out of date."""
+        root, text = self._roots.get(scope), tuple(token_ids)
+        if root is None:
+            return 0
+        found = self._find(text, root)
+        if self.rows is not None:
+            found, _, num_more, _ = self._to_row(text, found, root)
+            return len(found) * self.block_size + num_more
+        return len(found) * self.block_size
+
+    def last_row(self, token_ids: Seq[int], scope: bytes = b"") -> tuple[int, int]:
+        """The longest published prefix of these tokens that has a row of states: its tokens, and the row."""
+        root, text = self._roots.get(scope) or Root(scope), tuple(token_ids)
+        found, _, num_more, row = self._to_row(text, self._find(text, root), root)
+        return len(found) * self.block_size + num_more, row
 
     def blocks_of(self, token_ids: Seq[int], scope: bytes = b"") -> list[int] | None:
         """The published blocks that hold these tokens, the last one perhaps more; None if not all are published."""
@@ -135,10 +182,10 @@ class BlockPool:
         while self._idle:
             self._free.append(self._remove(next(iter(self._idle))))
 
-    def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
+    def _find(self, text: tuple[int, ...], root: Root) -> list[Block]:
         """The published full blocks that a text begins with."""
-        found: list[_Block] = []
-        block: _Block | None = root
+        found: list[Block] = []
+        block: Block | None = root
         for begin in range(0, len(text) - self.block_size + 1, self.block_size):
             block = block.children.get(text[begin : begin + self.block_size]) if block else None
             if block is None:
@@ -146,12 +193,12 @@ class BlockPool:
             found.append(block)
         return found
 
-    def _hold(self, blocks: list[_Block]) -> None:
+    def _hold(self, blocks: list[Block]) -> None:
         for block in blocks:
             block.num_users += 1
             self._idle.pop(block, None)
 
-    def _drop(self, blocks: list[_Block]) -> None:
+    def _drop(self, blocks: list[Block]) -> None:
         """A user of a block uses its ancestors too. So blocks become idle, and are evicted, before their ancestors."""
         for block in reversed(blocks):
             block.num_users -= 1
@@ -181,22 +228,26 @@ class BlockPool:
         del self._free[at:]
         return taken[::-1]
 
-    def _remove(self, block: _Block) -> int:
+    def _remove(self, block: Block) -> int:
         """Remove an idle leaf from the tree."""
         del self._idle[block]
         self._published.remove(block.number)
+        if self.rows is not None:
+            self.rows.unpublish(block)
         parent = block.parent
         if parent is not None:
             parent.remove(block)
-        if isinstance(parent, _Root) and not parent.children:
+        if isinstance(parent, Root) and not parent.children:
             del self._roots[parent.scope]
         return block.number
 
-    def _end(self, shared: list[_Block], scope: bytes) -> _Block:
+    def _end(self, shared: list[Block], scope: bytes) -> Block:
         """The parent for the next block of a text."""
-        return shared[-1] if shared else self._roots.setdefault(scope, _Root(scope))
+        return shared[-1] if shared else self._roots.setdefault(scope, Root(scope))
 
-    def _publish(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
+    def _publish(
+        self, shared: list[Block], own: list[int], token_ids: Seq[int], scope: bytes, rows: SequenceRows | None
+    ) -> None:
         """Move those of `own` that `token_ids` fill to the end of `shared`."""
         size = self.block_size
         for begin in range(len(shared) * size, len(token_ids) - size + 1, size):
@@ -209,12 +260,19 @@ class BlockPool:
                 self._published.add(number)
             else:
                 self._free.append(number)  # another table has published the same tokens in the meantime
+            if rows is not None:
+                rows.publish(block, begin, size)
             self._hold([block])
             shared.append(block)
 
-    def _close(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
-        self._publish(shared, own, token_ids, scope)
-        rest = tuple(token_ids[len(shared) * self.block_size :])
+    def _close(
+        self, shared: list[Block], own: list[int], token_ids: Seq[int], scope: bytes, rows: SequenceRows | None
+    ) -> None:
+        if rows is not None:
+            rows.mark(len(token_ids))
+        self._publish(shared, own, token_ids, scope, rows)
+        begin = len(shared) * self.block_size
+        rest = tuple(token_ids[begin:])
         if rest:
             parent = self._end(shared, scope)
             same, num_common = parent.nearest(rest)
@@ -224,18 +282,25 @@ class BlockPool:
                 self._idle[same] = None
             elif same in self._idle:
                 self._idle.move_to_end(same)
+            if rows is not None:
+                rows.publish(same, begin, len(rest))
         self._free.extend(reversed(own))
         self._drop(shared)
+        if rows is not None:
+            rows.close()
 
 
 class BlockTable:
     """The blocks of one sequence, until it is closed.
 
     num_cached: tokens of the cached prefix that it started from. copied_block: the block, if any, whose content has to
-    be copied to the table's first own block before anything is written.
+    be copied to the table's first own block before anything is written. rows: of the states, if there are any.
     """
 
-    def __init__(self, pool: BlockPool, shared: list[_Block], own: list[int], scope: bytes) -> None:
+    def __init__(
+        self, pool: BlockPool, shared: list[Block], own: list[int], scope: bytes, rows: SequenceRows | None = None
+    ) -> None:
+        self.rows = rows
         self.num_cached = 0
         self.copied_block: int | None = None
         self._pool = pool
@@ -281,54 +346,13 @@ class BlockTable:
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the full blocks of these committed tokens. `blocks` may change."""
-        self._pool._publish(self._shared, self._own, token_ids, self._scope)
+        if self.rows is not None:
+            token_ids = token_ids[: self.rows.begin(len(token_ids))]
+        self._pool._publish(self._shared, self._own, token_ids, self._scope, self.rows)
 
     def close(self, token_ids: Seq[int] = ()) -> None:
         """Publish `token_ids`, the text's committed beginning, and free the other blocks. Twice does no harm."""
         if not self._closed:
             self._closed = True
-            self._pool._close(self._shared, self._own, token_ids, self._scope)
+            self._pool._close(self._shared, self._own, token_ids, self._scope, self.rows)
             self._shared, self._own = [], []
-
-
-class _Block:
-    """A published block with `token_ids`, which follow those of its ancestors."""
-
-    __slots__ = ("_order", "children", "num_users", "number", "parent", "token_ids")
-
-    def __init__(self, number: int, token_ids: tuple[int, ...], parent: _Block | None) -> None:
-        self.number = number
-        self.token_ids = token_ids
-        self.parent = parent
-        self.children: dict[tuple[int, ...], _Block] = {}
-        self._order: list[tuple[int, ...]] = []  # the children's keys, sorted: common prefixes are neighbours
-        self.num_users = 0
-
-    def add(self, number: int, token_ids: tuple[int, ...]) -> _Block:
-        """Add a child."""
-        made = self.children[token_ids] = _Block(number, token_ids, self)
-        bisect.insort(self._order, token_ids)
-        return made
-
-    def remove(self, child: _Block) -> None:
-        """Remove a child."""
-        del self.children[child.token_ids]
-        del self._order[bisect.bisect_left(self._order, child.token_ids)]
-
-    def nearest(self, token_ids: tuple[int, ...]) -> tuple[_Block | None, int]:
-        """The child with the longest common prefix with `token_ids`, and the prefix's length."""
-        at = bisect.bisect_left(self._order, token_ids)
-        most, key = max(
-            ((num_common_tokens(k, token_ids), k) for k in self._order[max(at - 1, 0) : at + 1]), default=(0, ())
-        )
-        return (self.children[key], most) if most else (None, 0)
-
-
-class _Root(_Block):
-    """The root of a scope's tree."""
-
-    __slots__ = ("scope",)
-
-    def __init__(self, scope: bytes) -> None:
-        super().__init__(-1, (), None)
-        self.scope = scope

@@ -51,6 +51,9 @@ class Prefixes(Protocol):
         begin: a multiple of `block_size`. uint8 [bytes], which `restore` takes.
         """
 
+    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:
+        """How many of a text's first `end` tokens these contents are enough for: fewer where states are missing."""
+
     def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
         """Publish a text of which `contents` were read, each from a token on, if there is room.
 
@@ -225,8 +228,10 @@ class PrefixStore:
                 contents.append((chunk.begin, content))
                 room -= len(content)
             end = chunk.begin + count
+        end = model.prefixes.end_of(contents, end)
         if end < num_cached + _LEAST:
             return None
+        contents = [(begin, content) for begin, content in contents if begin < end]
         self._fetched[name] = made = Fetched(model.prefixes, keys[:end], prompt.scope, contents)
         return made
 

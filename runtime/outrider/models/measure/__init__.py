@@ -15,7 +15,7 @@ from outrider.models.measure.cost import (
     measure_pass,
     time_calls,
 )
-from outrider.models.measure.exactness import TRIAL_TOKENS, has_groups, measure_exactness
+from outrider.models.measure.exactness import TRIAL_TOKENS, allocate_for_trials, has_groups, measure_exactness
 from outrider.models.measure.overlap import measure_contention, pays
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "TRIAL_TOKENS",
     "Contention",
     "PassCost",
+    "allocate_for_trials",
     "check_pass",
     "contexts_of",
     "has_groups",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,8 @@ TAIL = 40  # rows that are compared: more than a block of the cache holds, so th
 PIECES = (2048, 512, 100, 64, 33, 32, 16, 2, 1)  # tokens per call
 MAX_CALLS = 100  # sizes that need more calls to read the context are left out
 WRONG_DRAFTS = (0, 1, 2, 5, 15)
+_NUM_CUTS = 4  # of a prompt, at random places
+_NUM_DRAFTED = (1, 4, 8)  # tokens of drafts that are rejected at every place
 
 
 class _Reading(NamedTuple):
@@ -68,7 +70,7 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     sizes = {f"pieces of {n}": [n] * -(-context // n) for n in PIECES if n < context and context // n <= MAX_CALLS}
     uneven = rng.integers(1, 300, size=context).tolist()
-    sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
+    sizes["uneven pieces"] = uneven[: _num_until(uneven, context)]
     readings = {name: _in_pieces(main, each) for name, each in sizes.items()}
     if main.capabilities.fixed is None:  # fixed shapes have no room for another sequence
         readings |= _in_company(main, TAIL)
@@ -79,6 +81,26 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
     for n in WRONG_DRAFTS:
         readings[f"{n} wrong drafts" if n else "token by token"] = _with_drafts(main, (n,) * TAIL)
     return _compare(main, context, readings)
+
+
+def compare_states(main: Backend, context: int) -> dict[str, float]:
+    """As `compare_readings`, for a model whose layers keep states: where they are stored, and what is read from there.
+
+    The same prompt is cut in two anywhere; an answer is decoded with drafts that are rejected at every place.
+    """
+    rng = np.random.default_rng(0)
+    cuts = {context - TAIL, context - 1, *rng.integers(1, context, size=_NUM_CUTS).tolist()}
+    readings = {f"a prompt cut after {n} tokens": _in_pieces(main, [n, context - n]) for n in sorted(cuts)}
+    uneven = rng.integers(1, 10, size=context).tolist()
+    readings["a prompt in pieces of any size"] = _in_pieces(main, uneven[: _num_until(uneven, context)])
+    for n in _NUM_DRAFTED:
+        readings[f"{n} drafts rejected at every place"] = _Reading(TAIL, partial(_go_back, main, num_drafted=n))
+    return _compare(main, context, readings)
+
+
+def _num_until(sizes: Seq[int], count: int) -> int:
+    """How many pieces of these sizes have `count` tokens."""
+    return int(np.searchsorted(np.cumsum(sizes), count)) + 1
 
 
 def _in_pieces(main: Backend, sizes: Seq[int]) -> _Reading:
@@ -176,22 +198,33 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int, *, generated: bo
 def _from_the_cache(main: Backend, token_ids: list[int], num_common: int, num_generated: int = 0) -> Rows:
     """The last rows of a text that starts from another text's published prefix; none without a prefix cache.
 
-    num_generated: the last tokens, which are an answer; its rows count only if the prefix cache has all of the prefix.
+    Where layers keep states, the first text that parts from another stores them there, for the next one. num_generated:
+    the last tokens, which are an answer; its rows count only if the prefix cache has all of the prefix.
     """
     count = len(token_ids)
     begin = count - num_generated
-    other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
-    with closing(open_slot(main, count + 1)) as first:
-        main.submit([Chunk(first, other[:begin], num_rows=0)]).wait()
-        if num_generated:
-            main.submit([Chunk(first, other[begin:], num_rows=0, generated=True)]).wait()
-        first.publish(other)
     answers = ((begin, count),) if num_generated else ()
-    with closing(open_slot(main, count, Prompt(token_ids, answers=answers))) as slot:
-        is_found = slot.length == num_common if num_generated else slot.length > 0
-        num_rows = min(TAIL, count - slot.length) if is_found else 0
-        chunk = Chunk(slot, token_ids[slot.length :], num_rows, generated=num_generated > 0)
-        return np.array(copied_rows(main.submit([chunk]).wait(), 0, num_rows))
+    other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
+    _publish(main, other, begin, Prompt(()))
+    for is_last in (False, True):
+        with closing(open_slot(main, count, Prompt(token_ids, answers=answers))) as slot:
+            if slot.length == num_common if num_generated else slot.length > 0:
+                num_rows = min(TAIL, count - slot.length)
+                chunk = Chunk(slot, token_ids[slot.length :], num_rows, generated=num_generated > 0)
+                return np.array(copied_rows(main.submit([chunk]).wait(), 0, num_rows))
+        if not is_last:
+            _publish(main, token_ids, begin, Prompt(token_ids, answers=answers))
+    return np.array([])
+
+
+def _publish(main: Backend, token_ids: list[int], begin: int, prompt: Prompt) -> None:
+    """Read a text, behind what the prefix cache has of `prompt`, and publish it. From token `begin` on, an answer."""
+    with closing(open_slot(main, len(token_ids) + 1, prompt)) as slot:
+        if slot.length < begin:
+            main.submit([Chunk(slot, token_ids[slot.length : begin], num_rows=0)]).wait()
+        if slot.length < len(token_ids):
+            main.submit([Chunk(slot, token_ids[slot.length :], num_rows=0, generated=True)]).wait()
+        slot.publish(token_ids)
 
 
 def _among(main: Backend, token_ids: list[int], num_sequences: int, num_generated: int) -> Rows:
@@ -207,14 +240,32 @@ def _among(main: Backend, token_ids: list[int], num_sequences: int, num_generate
     return np.array(rows)
 
 
+def _go_back(main: Backend, token_ids: list[int], num_drafted: int) -> Rows:
+    """The last rows of an answer, decoded with drafts of which 0, 1, … tokens are right."""
+    begin, rows, num_right = len(token_ids) - TAIL, list[Any](), 0
+    with closing(open_slot(main, len(token_ids) + num_drafted)) as slot:
+        main.submit([Chunk(slot, token_ids[:begin], num_rows=0)]).wait()
+        while (at := begin + len(rows)) < len(token_ids):
+            right = token_ids[at : at + 1 + num_right]
+            wrong = [(token_id + 1) % main.vocab_size for token_id in token_ids[: num_drafted - num_right]]
+            chunk = Chunk(slot, right + wrong, num_rows=len(right) + len(wrong), generated=True)
+            rows += copied_rows(main.submit([chunk]).wait(), 0, len(right))
+            slot.trim(at + len(right))
+            if slot.length < at + len(right):  # no row of this length was kept: it is read again
+                rows = rows[: slot.length - begin]
+            num_right = (num_right + 1) % (num_drafted + 1)
+    return np.array(rows)
+
+
 def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
     """The last rows, decoded one by one, each with this number of wrong draft tokens, which are then trimmed."""
     begin, rows = len(token_ids) - len(nums_drafts), []
     with closing(open_slot(main, len(token_ids) + max(nums_drafts))) as slot:
         main.submit([Chunk(slot, token_ids[:begin], num_rows=0)]).wait()
         for i, num_drafts in enumerate(nums_drafts, begin):
-            chunk = [token_ids[i], *token_ids[:num_drafts]]
+            read = token_ids[slot.length : i + 1]  # more than one where the slot went back further
+            chunk = [*read, *token_ids[:num_drafts]]
             step = main.submit([Chunk(slot, chunk, num_rows=len(chunk), generated=True)]).wait()
-            rows += copied_rows(step, 0, 1)
+            rows += copied_rows(step, len(read) - 1, len(read))
             slot.trim(i + 1)
     return np.array(rows)

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 ROW_TYPES = "row_types"
 # Of Gemma's layers: a number, and norms before their parts are added to the hidden states.
 GELU, BEHIND_ATTENTION, BEHIND_FEED_FORWARD = "gelu", "behind_attention", "behind_feed_forward"
+OUTPUT_GATE = "output_gate"
 _INT, _FLOAT, _BYTE = ov.Type.i32, ov.Type.f32, ov.Type.u8
 # Inputs of PagedAttention from number 10 on, in OpenVINO 2026.4: (type, shape) of those that are not used here.
 _FIRST = 10
 _OPTIONAL: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
-    (_INT, ()),  # sliding window
+    (_INT, ()),  # sliding window: so many tokens, itself among them, does one see; 0: all before it
     (_FLOAT, (0,)),  # ALiBi slopes
     (_INT, ()),  # max_context_len
     (_INT, (0,)),  # score aggregation
@@ -49,7 +50,7 @@ _OPTIONAL: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
     (_BYTE, (0,)),  # which new tokens see each other
     (_INT, (0,)),
 )
-_MAX_CONTEXT_LEN, _ROW_TYPES = 12, 25
+_WINDOW, _MAX_CONTEXT_LEN, _ROW_TYPES = 10, 12, 25
 
 
 def linear(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
@@ -66,16 +67,28 @@ def norm(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
     return ops.multiply(scaled, weights[f"{name}.weight"])
 
 
-def behind_feed_forward(hidden: ov.Node, weights: Weights, layer: str) -> ov.Node:
+def _same(rows: ov.Node) -> ov.Node:
+    return rows
+
+
+def behind_feed_forward(
+    hidden: ov.Node,
+    weights: Weights,
+    layer: str,
+    before: Callable[[ov.Node], ov.Node] = _same,
+    behind: Callable[[ov.Node], ov.Node] = _same,
+) -> ov.Node:
     """The second half of a decoder layer: down(silu(gate) · up) of the normed rows, added to `hidden`.
 
-    As Gemma has it, if the weights say so: with GELU, a norm behind it, and a scale of the layer.
+    As Gemma has it, if the weights say so: with GELU, a norm behind it, and a scale of the layer. before, behind: what
+    is made of the normed rows, and of the product.
     """
-    rows, name = norm(hidden, weights, f"{layer}.post_attention_layernorm"), f"{layer}.mlp"
+    rows, name = before(norm(hidden, weights, f"{layer}.post_attention_layernorm")), f"{layer}.mlp"
     gate = linear(rows, weights, f"{name}.gate_proj")
     gate = ops.gelu(gate, "tanh") if GELU in weights else ops.swish(gate)
     wide = ops.multiply(gate, linear(rows, weights, f"{name}.up_proj"))
-    made = normed_if(linear(wide, weights, f"{name}.down_proj"), weights, f"{layer}.{BEHIND_FEED_FORWARD}")
+    made = behind(linear(wide, weights, f"{name}.down_proj"))
+    made = normed_if(made, weights, f"{layer}.{BEHIND_FEED_FORWARD}")
     hidden = ops.add(hidden, made)
     return ops.multiply(hidden, weights[scale]) if (scale := f"{layer}.layer_scalar") in weights else hidden
 
@@ -132,10 +145,11 @@ class PagedAttention:
         """The graph's inputs for the cache."""
         return [*self._places, self._longest, *self._types, *self._caches]
 
-    def __call__(self, queries: ov.Node, keys: ov.Node, values: ov.Node) -> ov.Node:
+    def __call__(self, queries: ov.Node, keys: ov.Node, values: ov.Node, window: int = 0) -> ov.Node:
         """The next layer's attention, float32 [n, 1, heads · head_size].
 
-        queries: float32 [n, 1, heads, head_size]; keys, values: the same with fewer heads.
+        queries: float32 [n, 1, heads, head_size]; keys, values: the same with fewer heads. window: its sliding window
+        in tokens; 0 for none.
         """
         layer = len(self._caches) // 2
         shape = (-1, -1, -1, -1)
@@ -145,7 +159,9 @@ class PagedAttention:
         scale = self._weights.number("head_size") ** -0.5
         inputs = [*flat, *own, *self._places, ops.constant(np.float32(scale))]
         for number, (kind, sizes) in enumerate(_OPTIONAL, _FIRST):
-            if number == _MAX_CONTEXT_LEN:
+            if number == _WINDOW:
+                inputs.append(ops.constant(np.int32(window)))
+            elif number == _MAX_CONTEXT_LEN:
                 inputs.append(self._longest)
             elif number == _ROW_TYPES and self._types:
                 inputs += self._types
@@ -168,11 +184,17 @@ def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
 
 
 def attend(rows: ov.Node, weights: Weights, name: str, attention: Attention, rotation: Rotation) -> ov.Node:
-    """Causal self-attention of rows float32 [n, 1, width], with the output projection."""
+    """Causal self-attention of rows float32 [n, 1, width], with the output projection.
+
+    A gate of the attention's output, as Qwen3-Next has it, is a matrix of its own.
+    """
     queries = rotation(heads_of(rows, weights, f"{name}.q", "num_heads"))
     keys = rotation(heads_of(rows, weights, f"{name}.k", "num_kv_heads"))
     values = heads_of(rows, weights, f"{name}.v", "num_kv_heads")
-    return linear(attention(queries, keys, values), weights, f"{name}.o_proj")
+    read = attention(queries, keys, values)
+    if f"{name}.{OUTPUT_GATE}.weight" in weights:
+        read = ops.multiply(read, ops.sigmoid(linear(rows, weights, f"{name}.{OUTPUT_GATE}")))
+    return linear(read, weights, f"{name}.o_proj")
 
 
 def behind_attention(

@@ -120,8 +120,7 @@ class MainWeights:
     def embed(self, token_ids: ov.Node) -> ov.Node:
         """The embeddings of tokens int64 [n], float32 [n, 1, hidden], scaled as the main model does."""
         model = read_ir(self._core, self._path)
-        num_layers = sum(op.get_type_name() == "ScaledDotProductAttention" for op in model.get_ops())
-        found = hidden_states_of(model, num_layers)
+        found = hidden_states_of(model)
         if not found:
             raise BundleError(f"{self._path}: the model's graph has no known form, so its embedding cannot be shared.")
         model.input("input_ids").replace(ops.unsqueeze(token_ids, ops.constant([1])).output(0))

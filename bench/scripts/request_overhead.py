@@ -1,6 +1,6 @@
 """Measures what a request to the server costs more than `engine.generate`, on the same engine.
 
-    python tests/request_overhead.py BUNDLE [REPEATS]
+    python bench/scripts/request_overhead.py BUNDLE [REPEATS]
 
 Both answer the same messages, one after the other, greedily and without drafts; the client keeps its connection. Prints
 medians in milliseconds, and the median of the paired differences. For an idle machine, so it is run by hand.
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).with_name("helpers")))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """Measures how long a long prompt takes beside answers that are being decoded, and what it costs them.
 
-    python tests/newcomer.py BUNDLE [MODE,… [LEVEL,… [TURNS]]]        # modes: plain, auto, genai, genai-whole, …
-    LLAMA_SERVER=llama-server python tests/newcomer.py BUNDLE plain,llama=MODEL.gguf
+    python bench/scripts/newcomer.py BUNDLE [MODE,… [LEVEL,… [TURNS]]]    # modes: plain, auto, genai, genai-whole, …
+    LLAMA_SERVER=llama-server python bench/scripts/newcomer.py BUNDLE plain,llama=MODEL.gguf
 
 Some answers are decoded for a while, then a prompt of 3,000 tokens arrives. The table has the seconds to the newcomer's
 first token, and of the others the gaps between tokens, in milliseconds: the median and the 99th percentile before the

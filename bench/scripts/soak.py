@@ -1,6 +1,6 @@
 """Serves a bundle to clients that come, vanish, cancel and send nonsense, and looks for what they leave behind.
 
-    python tests/soak.py BUNDLE [MINUTES] [CLIENTS]
+    python bench/scripts/soak.py BUNDLE [MINUTES] [CLIENTS]
 
 `outrider serve` runs as a process with the bundle under two names, and unloads what is not used for two seconds: the
 second model comes and goes while the first one answers, and between the parts both do. Of the texts, greedy and sampled
@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).with_name("helpers")))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 from collections.abc import Callable, Coroutine
 

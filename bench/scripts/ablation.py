@@ -1,6 +1,6 @@
 """Takes one part of the controller away after the other, and shows what that costs.
 
-    python tests/ablation.py [NAME …]
+    python bench/scripts/ablation.py [NAME …]
 
 Decodes the same scenarios with the whole controller and without each part, in virtual time, and prints a table: the
 geometric mean of the scenarios' speed-ups over plain decoding, the slowest scenario, and those that lose and gain most
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-sys.path.insert(0, str(Path(__file__).with_name("helpers")))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 from outrider.drafters import Ngram, Suffix
 from virtual_time import Liar, World

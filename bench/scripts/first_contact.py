@@ -1,6 +1,6 @@
 """Measures what a new user waits for: from a GGUF file to the first token, the second start, memory, installed size.
 
-    python tests/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_PYTHON]
+    python bench/scripts/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_PYTHON]
 
 Each row is a runtime; each figure comes from processes of their own, one after the other, which begin with empty
 caches: seconds from a process's start to its first token and to its 33rd, of the first and of the second start, then

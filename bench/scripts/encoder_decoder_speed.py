@@ -1,6 +1,6 @@
 """Measures the speed-up of an encoder-decoder pair that was trained for minutes, with `outrider bench`.
 
-    PYTHONPATH=tests/helpers python tests/encoder_decoder_speed.py FOLDER [MINUTES]
+    PYTHONPATH=tests/helpers python bench/scripts/encoder_decoder_speed.py FOLDER [MINUTES]
 
 The task needs no download: to restore capitals and punctuation. The texts are paragraphs from docstrings of the
 packages that are installed; every 40th is never trained on, and of those the benchmark's prompts are made. The main

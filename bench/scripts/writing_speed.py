@@ -1,6 +1,7 @@
 """Measures how fast `outrider distill` writes answers, and openvino-genai's continuous batching on the same files.
 
-    python tests/writing_speed.py BUNDLE [--prompts FILE] [--at-once 8,32,64] [--max-new-tokens 256] [--precision auto]
+    python bench/scripts/writing_speed.py BUNDLE [--prompts FILE] [--at-once 8,32,64] [--max-new-tokens 256]
+        [--precision auto]
 
 Each way writes the same greedy answers, so many at once: when one ends, the next prompt takes its place. All end at the
 same tokens, lengths and loops, and read at most 256 prompt tokens a call. openvino-genai calculates in the Writer's
@@ -33,7 +34,7 @@ from outrider_export.distill.prompts import read_prompts
 from outrider_export.distill.texts import LOOK, Task, is_loop
 from outrider_export.distill.writer import Writer
 
-CHAT_PROMPTS = Path(__file__).parents[1] / "samples" / "chat_prompts.jsonl"
+CHAT_PROMPTS = Path(__file__).parents[2] / "samples" / "chat_prompts.jsonl"
 PRECISION, CACHE, GROUP = "INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 Prompts = Sequence[list[int]]

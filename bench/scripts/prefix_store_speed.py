@@ -1,6 +1,6 @@
 """Measures what a prefix store saves: the first token behind a long document, cold, from disk and from memory.
 
-    python tests/prefix_store_speed.py BUNDLE [--tokens 4000] [--repeats 3]
+    python bench/scripts/prefix_store_speed.py BUNDLE [--tokens 4000] [--repeats 3]
 
 The document is this project's documentation. Each time another question follows. "disk" is an engine that was loaded
 again, with the files in the system's memory, and with the files read from the disk where the system can be told so.
@@ -16,7 +16,7 @@ from pathlib import Path
 import outrider
 from outrider.models.kv.chunk_files import files_in
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Measures how much memory models of several sizes take, and how fast they decode plainly.
 
-    python tests/model_sizes.py MODEL.gguf FOLDER [SIZE …]
+    python bench/scripts/model_sizes.py MODEL.gguf FOLDER [SIZE …]
 
 The models have random weights in the shapes of published ones, and MODEL.gguf's tokenizer: what they say means nothing,
 and their memory and speed are those of the real ones. Each size is exported in int8 and in int4 into FOLDER, where it

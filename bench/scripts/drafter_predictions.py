@@ -1,6 +1,6 @@
 """Predicts what published drafters would give on this machine: Qwen3-4B and 8B with EAGLE-3, DFlash and DSpark.
 
-    python tests/drafter_predictions.py [--models 4B,8B] [--weights int8,int4] [--precision f32]
+    python bench/scripts/drafter_predictions.py [--models 4B,8B] [--weights int8,int4] [--precision f32]
 
 Nothing is downloaded. Layers of random weights in the published shapes are timed: two and four of the main model's, the
 drafter's, and the output matrix, whole and cut to 32,768 rows. A layer's time is the difference; the main model's is

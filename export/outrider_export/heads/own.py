@@ -1,0 +1,154 @@
+"""The MTP module that a main model's own files have, which an export takes along as its drafter.
+
+    if (own := find_own(plan, progress)) is not None:
+        head = own.read(plan.geometry)
+
+Checkpoints of Qwen3-Next, Qwen3.5 and their successors have it as `mtp.*`; GGUF files as the layer behind the model's
+last one, with `nextn` in the names of what other layers do not have.
+
+Source: llama.cpp, conversion/qwen.py and gguf-py/gguf/constants.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.bundle.manifest import Geometry
+from outrider.errors import ExportError
+from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.heads import qwen
+from outrider_export.heads.formats import Head, make_head
+from outrider_export.plan import Plan
+from outrider_export.progress import Progress
+from outrider_export.sources import Located, tensors_of
+
+NAME = "mtp"  # of the drafter, and its kind
+_PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
+_LAYER = re.compile(r"^layers\.(\d+)\.")
+_GGUF = {"qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}  # by `general.architecture`
+_GGUF_NAMES = {
+    "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm", "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_head": "lm_head",
+    "attn_norm": "layers.0.input_layernorm", "post_attention_norm": "layers.0.post_attention_layernorm",
+    "attn_q": "layers.0.self_attn.q_proj", "attn_k": "layers.0.self_attn.k_proj",
+    "attn_v": "layers.0.self_attn.v_proj", "attn_output": "layers.0.self_attn.o_proj",
+    "attn_q_norm": "layers.0.self_attn.q_norm", "attn_k_norm": "layers.0.self_attn.k_norm",
+    "ffn_gate": "layers.0.mlp.gate_proj", "ffn_up": "layers.0.mlp.up_proj", "ffn_down": "layers.0.mlp.down_proj",
+    "ffn_gate_inp": "layers.0.mlp.experts.gate",
+}  # fmt: skip
+_GGUF_KEYS = {
+    "hidden_size": "embedding_length", "num_attention_heads": "attention.head_count",
+    "head_dim": "attention.key_length", "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OwnModule:
+    """A module in a main model's files. names: its tensors there, by their names in a checkpoint without "mtp."."""
+
+    path: Path
+    header: GGUFHeader | None
+    config: Mapping[str, Any]
+    names: Mapping[str, str]
+
+    def read(self, main: Geometry) -> Head:
+        """Read its weights.
+
+        Raises:
+            ExportError: when they are damaged, or do not fit the configuration.
+        """
+        tensors = self._of_checkpoint() if self.header is None else self._of_gguf(self.header)
+        config = dict(self.config) if self.header is None else _config_of(self.header, main)
+        return make_head(NAME, config, tensors, main, self.path)
+
+    def _of_checkpoint(self) -> dict[str, NDArray[Any]]:
+        stored = tensors_of(self.path)
+        return {ours: stored[theirs].numbers() for ours, theirs in self.names.items()}
+
+    def _of_gguf(self, header: GGUFHeader) -> dict[str, NDArray[Any]]:
+        """As in a checkpoint, where the weights of norms are less by 1."""
+        from outrider_export.direct.gguf_weights import stored_in
+
+        made = {}
+        for ours, theirs in self.names.items():
+            stored = stored_in(header, theirs)
+            values = np.array(stored.read(slice(None))).reshape(stored.shape)
+            made[ours] = values - np.float32(1) if qwen.is_norm(ours) else values
+        return made
+
+
+def may_have_own(source: Located) -> bool:
+    """Whether a main model may have a module. Of one on the hub that is not known yet.
+
+    Raises as `read_header` and `tensors_of`.
+    """
+    if source.path is None:
+        return True
+    if source.kind == "gguf":
+        return bool(_gguf_names(read_header(source.path)))
+    return any(map(_PREFIX.match, tensors_of(source.path)))
+
+
+def find_own(plan: Plan, progress: Progress) -> OwnModule | None:
+    """The module in a main model's files; None if they have none, or one that cannot be a drafter, which is noted."""
+    if plan.header is not None:
+        names = _gguf_names(plan.header)
+    else:
+        names = {_PREFIX.sub("", name): name for name in tensors_of(plan.path) if _PREFIX.match(name)}
+    if not names:
+        return None
+    layers = {found[1] for name in names if (found := _LAYER.match(name))}
+    if any(".mlp.experts." in name for name in names) or len(layers) > 1:
+        what = f"{len(layers)} layers" if len(layers) > 1 else "a mixture of experts"
+        progress.note(
+            f"{plan.source.id} has an MTP module with {what}, which cannot be its drafter here. It is left out."
+        )
+        return None
+    return OwnModule(plan.path, plan.header, plan.config, names)
+
+
+def _gguf_names(header: GGUFHeader) -> dict[str, str]:
+    """As `OwnModule.names`; empty if the file has none of a kind that is known."""
+    if header.architecture not in _GGUF or not header.num_modules:
+        return {}
+    names = {}
+    for at in range(header.num_modules):
+        prefix = f"blk.{header.num_layers + at}."
+        for name in header.tensors:
+            part = name.removeprefix(prefix)
+            known = _GGUF_NAMES.get(part.rpartition(".")[0]) if part != name else None
+            if known is not None:
+                names[f"{known.replace('layers.0', f'layers.{at}')}.{part.rpartition('.')[2]}"] = name
+    if names and "norm.weight" not in names and "output_norm.weight" in header.tensors:
+        names["norm.weight"] = "output_norm.weight"
+    return names
+
+
+def _config_of(header: GGUFHeader, main: Geometry) -> dict[str, Any]:
+    """What config.json says of a module."""
+
+    def of(key: str) -> int:
+        return header.integer(header.of_architecture(key), least=1)
+
+    def real(key: str) -> float:
+        value = header.metadata.get(header.of_architecture(key))
+        if not isinstance(value, (int, float)):
+            raise ExportError(f"{header.path} has no {header.of_architecture(key)}, a number. Fetch it again.")
+        return float(value)
+
+    config: dict[str, Any] = {ours: of(theirs) for ours, theirs in _GGUF_KEYS.items()}
+    return config | {
+        "num_key_value_heads": main.num_kv_heads,
+        "model_type": _GGUF[header.architecture],
+        "rms_norm_eps": real("attention.layer_norm_rms_epsilon"),
+        "rope_theta": real("rope.freq_base"),
+        "partial_rotary_factor": of("rope.dimension_count") / config["head_dim"],
+    }

@@ -1,0 +1,101 @@
+"""Checkpoints that read images, of which the text part is converted, and recurrences that are damaged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from exports import Recorder, error_of, logits_of_ir
+from outrider.errors import ExportError
+from outrider_export.direct.convert import convert
+from outrider_export.geometry import geometry_of_config
+from outrider_export.plan import check_route
+from outrider_export.sources import count_weights, locate, read_config, text_part
+from shapes import CONFIGS, logits_of
+
+TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
+VISION = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reads_images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A random Qwen3.5 that reads images, as published: with a drafter's layer beside it."""
+    import torch
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("reads-images")
+    tokens = {f"{name}_token_id": 440 + i for i, name in enumerate(("image", "video", "vision_start", "vision_end"))}
+    text = CONFIGS["qwen3_5_text"] | {"tie_word_embeddings": True}
+    torch.manual_seed(0)
+    config = Qwen3_5Config(text_config=text, vision_config=VISION, tie_word_embeddings=True, **tokens)
+    model = Qwen3_5ForConditionalGeneration(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights |= {"mtp.fc.weight": np.ones((64, 128), np.float32), "mtp.layers.0.mlp.up_proj.weight": np.ones((96, 64))}
+    save_file(weights, folder / "model.safetensors")
+    return model, folder
+
+
+def test_the_text_part_is_converted_and_says_so(reads_images: tuple[Any, Path], tmp_path: Path) -> None:
+    model, folder = reads_images
+    told = Recorder()
+    job = {"model": str(folder), "gguf": False, "weights": "fp32", "format": "openvino", "output": str(tmp_path / "ir")}
+    convert(job, told)
+    assert any("Its text part is converted" in note for note in told.notes)
+    found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
+    assert error_of(found, logits_of(model, TOKENS)) < 2e-5
+
+
+def test_its_configuration_is_that_of_the_text(reads_images: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = reads_images
+    config = read_config(folder)
+    geometry = geometry_of_config(config, folder)
+    assert (geometry.architecture, geometry.num_layers, geometry.head_size) == ("qwen3_5_text", 4, 32)
+    assert config["tie_word_embeddings"]
+    text = sum(tensor.size for name, tensor in load_file(folder / "model.safetensors").items() if "language" in name)
+    assert count_weights(folder) == text
+    monkeypatch.setattr("outrider_export.plan._missing", lambda _: ["torch"])
+    check_route("main", locate(folder), "openvino", None)  # without PyTorch
+
+
+def test_a_damaged_text_part_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"]}))
+    with pytest.raises(ExportError, match="config.json is damaged: a value in it is not what it has to be"):
+        read_config(tmp_path)
+    assert text_part({"architectures": ["LlamaForCausalLM"], "text_config": 1})["text_config"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "says"),
+    [
+        ("A_log", (3,), r"linear_attn\.A_log has 3 numbers, and has to have 4"),
+        ("A_log", None, r"has no matrix model\.layers\.0\.linear_attn\.A_log"),
+        ("conv1d.weight", (160, 1, 3), r"linear_attn\.conv1d\.weight has 480 numbers, and has to have 640"),
+        ("in_proj_b.weight", (4, 32), r"linear_attn\.in_proj_b\.weight is \[4, 32\] and has to be \[4, 64\]"),
+    ],
+)
+def test_a_damaged_recurrence_is_named(name: str, shape: Any, says: str, reads_images: Any, tmp_path: Path) -> None:
+    weights = load_file(reads_images[1] / "model.safetensors")
+    whole = f"model.language_model.layers.0.linear_attn.{name}"
+    del weights[whole]
+    weights |= {} if shape is None else {whole: np.ones(shape, np.float32)}
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((reads_images[1] / "config.json").read_bytes())
+    job = {
+        "model": str(tmp_path),
+        "gguf": False,
+        "weights": "int8",
+        "format": "openvino",
+        "output": str(tmp_path / "ir"),
+    }
+    with pytest.raises(ExportError, match=says):
+        convert(job, Recorder())

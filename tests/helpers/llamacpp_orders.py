@@ -1,0 +1,75 @@
+"""Recurrent layers as llama.cpp's converter writes them to GGUF: names, orders and signs of a checkpoint's tensors.
+
+Facts from its conversion/qwen.py, granite.py and mamba.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gguf
+import numpy as np
+
+from outrider_export.direct.describe import Decoder
+from outrider_export.direct.states import GatedDeltaNet, SelectiveSSM
+
+
+def add_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any]) -> None:
+    """The metadata of a decoder's recurrences, if it has any."""
+    state = next((layer.state for layer in decoder.layers if layer.state is not None), None)
+    if isinstance(state, GatedDeltaNet):
+        writer.add_ssm_state_size(state.key_size)
+        writer.add_ssm_group_count(state.num_key_heads)
+        writer.add_full_attention_interval(config.get("full_attention_interval", 4))
+    elif isinstance(state, SelectiveSSM):
+        writer.add_ssm_state_size(state.state_size)
+        writer.add_ssm_group_count(state.num_groups)
+        writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
+        writer.add_rope_scaling_finetuned(False)
+    else:
+        return
+    writer.add_ssm_conv_kernel(state.kernel)
+    writer.add_ssm_time_step_rank(state.num_heads)
+    writer.add_ssm_inner_size(state.num_heads * state.head_size)
+
+
+def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, Any]]:
+    """A tensor of a checkpoint as llama.cpp names and stores it; names are still the checkpoint's."""
+    name = name.replace("model.language_model.", "model.")
+    state = next((layer.state for layer in decoder.layers if layer.state is not None), None)
+    if isinstance(state, GatedDeltaNet):
+        values = _tiled(name, values, state)
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+            values = values + 1
+    if name.endswith("A_log"):
+        values = -np.exp(values)
+    if "conv1d.weight" in name:
+        values = values.reshape(values.shape[0], -1)
+    if isinstance(state, SelectiveSSM):
+        if name.endswith((".A_log", ".D")):
+            values = values[:, None]
+        elif name.endswith("mamba.norm.weight"):
+            values = values.reshape(state.num_groups, -1)
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = np.split(values, 2)
+            yield name.replace("shared_mlp.input_linear", "mlp.gate_proj"), gate
+            yield name.replace("shared_mlp.input_linear", "mlp.up_proj"), up
+            return
+        name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+    yield name.replace(".dt_bias", ".dt_proj.bias"), np.ascontiguousarray(values)
+
+
+def _tiled(name: str, values: Any, state: GatedDeltaNet) -> Any:
+    """Heads of values in another order: the first of each head of keys, then the second of each, and so on."""
+
+    def reorder(part: Any, size: int) -> Any:
+        shape = (state.num_key_heads, state.num_heads // state.num_key_heads, size, *part.shape[1:])
+        return part.reshape(shape).swapaxes(0, 1).reshape(part.shape)
+
+    if "linear_attn.in_proj_qkv" in name or "linear_attn.conv1d" in name:
+        before = 2 * state.key_width
+        return np.concatenate([values[:before], reorder(values[before:], state.head_size)])
+    if "linear_attn.in_proj_z" in name:
+        return reorder(values, state.head_size)
+    if "linear_attn.out_proj" in name:
+        return reorder(values.T, state.head_size).T
+    return reorder(values, 1) if name.endswith(("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")) else values

@@ -1,0 +1,281 @@
+"""Models whose layers keep states, on OpenVINO: the same text and bits as plain decoding, whatever is rejected."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outrider
+from hybrids import KINDS, save_hybrid
+from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
+from outrider.models.measure.readings import compare_readings
+from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
+from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
+from toys import in_threads, load_toy, random_ids
+from trees import Trees
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 2}
+SAMPLED = {"temperature": 1.3, "seed": 4}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[outrider.Engine]:
+    bundle = save_hybrid(tmp_path_factory.mktemp(request.param) / "bundle", request.param)
+    with load_toy(bundle, cache_size=0.02) as made:
+        yield made
+
+
+@dataclass
+class Foretold(Drafter):
+    """Drafts the plain text's next tokens, with a wrong one at a place that changes from round to round."""
+
+    texts: list[list[int]]
+    length: int = 6
+    num_assistant_tokens: int = 8
+    places: set[int] = field(default_factory=set)
+    round: int = 0
+
+    def propose(self, requests: Any) -> list[Draft]:
+        drafts = []
+        for request in requests:
+            read = request.sequence.token_ids
+            text = next((each for each in self.texts if each[: len(read)] == read), [])
+            draft = text[len(read) : len(read) + min(self.length, request.limit)]
+            self.round += 1
+            wrong = self.round % (self.length + 1)
+            if wrong < len(draft):
+                draft[wrong] = (draft[wrong] + 1) % 39
+                self.places.add(wrong)
+            drafts.append(Draft(draft) if draft else NO_DRAFT)
+        return drafts
+
+
+def answers_of(engine: outrider.Engine, prompts: list[list[int]], **options: Any) -> list[Any]:
+    """The answers to some prompts, at the same time."""
+    found: list[Any] = [None] * len(prompts)
+
+    def ask(i: int) -> None:
+        found[i] = engine.generate(prompts[i], **OPTIONS | options)
+
+    in_threads(ask, range(len(prompts)))
+    return found
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_rejected_at_every_place_leave_no_trace(engine: outrider.Engine, sampling: dict[str, Any]) -> None:
+    """Alone and several at once; and nothing is read twice: each round reads the newest token and its draft."""
+    prompts = [random_ids(i, 30 + 13 * i) for i in range(3)]
+    plain = [engine.generate(each, drafter=None, **OPTIONS, **sampling) for each in prompts]
+    drafter = Foretold([[*prompt, *each.token_ids] for prompt, each in zip(prompts, plain, strict=True)])
+    name = f"foretold {len(sampling)}"
+    engine.add_drafter(name, drafter)
+    alone = [engine.generate(each, drafter=name, num_assistant_tokens=6, **OPTIONS, **sampling) for each in prompts]
+    together = answers_of(engine, prompts, drafter=name, num_assistant_tokens=6, **sampling)
+    for found in (alone, together):
+        assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+        assert [each.logprobs for each in found] == [each.logprobs for each in plain]  # to the last bit
+    assert drafter.places == set(range(6))
+    assert sum(each.stats.num_accepted_tokens for each in alone) > 60
+
+
+@pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix"])
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_drafters_do_not_show(engine: outrider.Engine, drafter: str, sampling: dict[str, Any]) -> None:
+    """The draft model keeps states, too."""
+    prompts = [random_ids(7 + i, 20 + 15 * i) * 2 for i in range(2)]
+    plain = [engine.generate(each, drafter=None, **OPTIONS, **sampling) for each in prompts]
+    found = answers_of(engine, prompts, drafter=drafter, num_assistant_tokens=5, **sampling)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    assert [each.logprobs for each in found] == [each.logprobs for each in plain]
+    assert sum(each.stats.num_draft_tokens for each in found)
+
+
+def test_a_draft_model_reads_nothing_twice(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes back to the last accepted token by its rows, and reads what was decided behind it."""
+    backend: Any = engine.draft_models["draft"].backend
+    read: list[int] = []
+    submit = type(backend)._submit
+
+    def counting(self: Any, chunks: Any) -> Any:
+        if self is backend:
+            read.extend(len(chunk.token_ids) for chunk in chunks)
+        return submit(self, chunks)
+
+    monkeypatch.setattr(type(backend), "_submit", counting)
+    prompt = random_ids(21, 50)
+    result = engine.generate(prompt, drafter="draft", num_assistant_tokens=4, **OPTIONS)
+    num_drafts = result.stats.num_draft_tokens
+    assert num_drafts
+    assert sum(read) <= len(prompt) + num_drafts + 2 * len(result.token_ids)
+
+
+def test_trees_leave_the_text_as_it_is(engine: outrider.Engine) -> None:
+    for number, sampling in enumerate(({}, SAMPLED)):
+        prompt = random_ids(30 + number, 29 + number)
+        plain = engine.generate(prompt, drafter=None, **OPTIONS, **sampling)
+        drafter = Trees([*prompt, *plain.token_ids], np.random.default_rng(number))
+        engine.add_drafter(f"trees {number}", drafter)
+        drafted = engine.generate(prompt, drafter=f"trees {number}", num_assistant_tokens=8, **OPTIONS, **sampling)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.logprobs == plain.logprobs
+        assert len(drafter.shapes) > 2
+        assert drafted.stats.num_accepted_tokens > 8
+    assert engine.main.cache.num_used_rows == engine.main.cache.num_used_tokens == 0
+
+
+def test_it_is_read_in_any_pieces_with_the_same_bits(engine: outrider.Engine) -> None:
+    """As the certificate has it: in pieces, beside others, from the cache, with wrong drafts."""
+    found = compare_readings(engine.main, 150)
+    assert len(found) > 12
+    assert set(found.values()) == {0.0}
+
+
+def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine) -> None:
+    """Turns, the same prompt again, and others with the same beginning: read is what is new, and a few tokens."""
+    system = random_ids(40, 100)
+    plain = [random_ids(41, 5), random_ids(42, 9), random_ids(43, 30)]
+    texts = [[*system, *each] for each in plain]
+    for i, text in enumerate(texts):
+        fresh = engine.generate(text, drafter="ngram", **OPTIONS)
+        # The second one finds out where the system prompt ends, for the third one.
+        assert fresh.stats.num_cached_tokens == (0 if i < 2 else len(system))
+        engine.settle()
+        assert engine.generate(text, drafter="ngram", **OPTIONS).stats.num_cached_tokens >= len(system)
+        again = engine.generate(text, drafter=None, **OPTIONS)
+        assert again.logprobs == fresh.logprobs
+        turn = [*text, *fresh.token_ids, *random_ids(44, 6)]
+        found = engine.generate(turn, drafter=None, **OPTIONS)
+        assert found.stats.num_cached_tokens == len(turn) - 6 - 1
+        engine.main.clear_prefixes() if i == 2 else None
+    engine.settle()
+    engine.main.clear_prefixes()
+    assert engine.generate(turn, drafter=None, **OPTIONS).logprobs == found.logprobs  # read as a whole
+    assert engine.main.cache.num_published_rows
+
+
+def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
+    """After a restart the same prompt, the next turn and a text with the same beginning go on from files."""
+    bundle = save_hybrid(tmp_path / "bundle", "ssm")
+    system, options = random_ids(70, 200), OPTIONS | {"drafter": "ngram"}
+    texts = [[*system, i, *random_ids(71 + i, 20)] for i in range(3)]
+    with load_toy(bundle, enable_prefix_caching=False) as plain:
+        expected = [plain.generate(each, **options) for each in texts]
+        turn = Prompt([*texts[0], *expected[0].token_ids, 1, 2, 3], answers=((len(texts[0]), len(texts[0]) + 40),))
+        after = plain.generate(turn, **options)
+    store = {"prefix_store": str(tmp_path / "store")}
+    with load_toy(bundle, **store) as engine:
+        assert [engine.generate(each, **options).logprobs for each in texts[:2]] == [e.logprobs for e in expected[:2]]
+    with load_toy(bundle, **store) as engine:
+        found = [engine.generate(each, **options) for each in texts]
+        assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+        assert [each.stats.num_cached_tokens for each in found] == [220, 200, 200]
+    with load_toy(bundle, **store) as engine:
+        found = [engine.generate(turn, **options)]
+        assert found[0].logprobs == after.logprobs
+        assert found[0].stats.num_cached_tokens == len(turn.token_ids) - 4
+
+
+def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engine) -> None:
+    prompts = [random_ids(1, 90), random_ids(1, 70) + random_ids(2, 9), random_ids(3, 200), random_ids(4, 20)]
+    known = known_answers(engine, prompts, max_new_tokens=12, ignore_eos=True)
+    drafters = ["draft", "suffix", "auto", None]
+    assert cancel_and_compare(engine, known, drafters, 12, 1, max_new_tokens=12, ignore_eos=True) == []
+    engine.settle()
+    assert engine.main.cache.num_used_rows == 0
+
+
+def test_few_rows_are_enough(tmp_path: Path) -> None:
+    """With rows for one sequence only: others wait, drafts are read again, and the text is the same."""
+    with load_toy(save_hybrid(tmp_path / "bundle", "gdn"), cache_size=0.02) as plain:
+        prompts = [random_ids(50 + i, 40) for i in range(3)]
+        expected = answers_of(plain, prompts, drafter=None)
+        main: Any = plain.main
+        main.allocate(8 * main.block_size)
+        assert main.cache.num_rows == 8
+        first = main.open(10)
+        assert main.open(10) is None
+        first.close()
+        drafter = Foretold([[*p, *each.token_ids] for p, each in zip(prompts, expected, strict=True)], length=8)
+        plain.add_drafter("foretold", drafter)
+        found = answers_of(plain, prompts, drafter="foretold", num_assistant_tokens=8)
+        assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+
+
+def test_a_cache_without_room_for_rows_says_what_to_raise(tmp_path: Path) -> None:
+    bundle = save_hybrid(tmp_path / "bundle", "ssm")
+    with pytest.raises(outrider.OptionError, match=r"an engine needs room for .* Raise cache_size to at least"):
+        load_toy(bundle, cache_size=0.00005)
+
+
+class Block:
+    """A published block of ten tokens, for rows."""
+
+    def __init__(self, parent: Any = None) -> None:
+        self.parent, self.token_ids, self.rows = parent, tuple(range(10)), dict[int, int]()
+
+
+def test_the_row_that_saves_the_least_goes_first() -> None:
+    """By how many tokens it saves, and how long ago it was used."""
+    rows, block = StateRows(NUM_FIXED + ROWS_PER_SEQUENCE + 3, spacing=1), Block()
+    held = rows.open(0)
+    for length, parent in ((8, None), (9, None), (20, block)):
+        call = held.plan(held.length, length - held.length, 1 << 30)
+        held.store(call)
+        held.mark(length)
+        held.publish(block if parent is None else Block(parent), 0 if parent is None else 10, 10)
+    held.close()
+    assert (rows.num_idle, rows.num_used) == (3, 0)
+    other = rows.open(0)
+    assert len(rows.take(rows.capacity - 2, other)) == rows.capacity - 2
+    assert sorted(block.rows) == [8]  # the row of 9 tokens saves one
+
+
+def test_rows_that_must_not_be_written_are_found_before_the_call() -> None:
+    """A number beyond the table would overwrite other memory of the process."""
+    rows, block = StateRows(20, spacing=1), Block()
+    held = rows.open(0)
+    call = held.plan(0, 3, 1)
+    rows.check([call])
+    with pytest.raises(AssertionError, match="row .* would be written"):
+        rows.check([call, call])
+    held.store(call)
+    held.mark(2)
+    held.publish(block, 0, 10)
+    with pytest.raises(AssertionError, match="published or shared"):
+        rows.check([call])
+    for row in (20, -1):
+        with pytest.raises(AssertionError, match="of 20"):
+            rows.check([type(call)(row, 0, 1, (1,), (5,))])
+        with pytest.raises(AssertionError, match="of 20"):
+            rows.check([type(call)(0, 0, 1, (1,), (row,))])
+
+
+def test_prompts_and_drafts_in_one_call(engine: outrider.Engine) -> None:
+    """A short piece of a prompt is padded, beside answers: padding goes through no sequence's state."""
+    main: Any = engine.main
+    texts = [random_ids(60 + i, 40) for i in range(3)]
+    slots = [main.open(80, Prompt(())) for _ in texts]
+    for slot, text in zip(slots, texts, strict=True):
+        main.submit([Chunk(slot, text[:20], 0)]).wait()
+    rows: list[list[bytes]] = [[], [], []]
+    for begin in range(20, 40):
+        chunks = [
+            Chunk(slots[0], texts[0][begin : begin + 1], 1),
+            Chunk(slots[1], [texts[1][begin], 3, 4], 3, generated=True),
+            Chunk(slots[2], texts[2][begin : begin + 1], 1),
+        ]
+        step = main.submit(chunks).wait()
+        for i, row in enumerate((0, 1, 4)):
+            rows[i].append(step.row(row).full().tobytes())
+        slots[1].trim(begin + 1)
+    for i, text in enumerate(texts):
+        with_one = main.open(80, Prompt(()))
+        main.submit([Chunk(with_one, text[:20], 0)]).wait()
+        step = main.submit([Chunk(with_one, text[20:], 20, generated=i == 1)]).wait()
+        assert [step.row(k).full().tobytes() for k in range(20)] == rows[i]
+        with_one.close()
+    for slot in slots:
+        slot.close()
