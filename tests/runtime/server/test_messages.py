@@ -168,9 +168,10 @@ def test_thinking_and_calls_are_blocks() -> None:
     assert whole.stop_reason == "tool_use"
     answer = Messages(asked, head_of(), [Choice([], {})])
     events = [event for chunk in chunks_of(RESULT) for event in answer.events(0, chunk)]
-    started = [event.content_block["type"] for event in events if event.type == "content_block_start"]
+    blocks: list[Any] = [event.content_block for event in events if event.type == "content_block_start"]
+    started = [block["type"] for block in blocks]
     assert started == ["thinking", "text", "tool_use"]
-    deltas = [event.delta for event in events if event.type == "content_block_delta"]
+    deltas: list[Any] = [event.delta for event in events if event.type == "content_block_delta"]
     written = [delta["partial_json"] for delta in deltas if "partial_json" in delta]
     assert json.loads("".join(written)) == {"a": 1}
     assert [event.index for event in events if event.type == "content_block_stop"] == [0, 1, 2]
