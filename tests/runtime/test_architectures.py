@@ -54,7 +54,7 @@ def test_layers_decide_where_the_name_does_not() -> None:
     assert refusal_of("gemma3_text", ["sliding_attention", "full_attention"]) is None
     assert refusal_of("granitemoehybrid", ["attention", "mamba"]) is None
     assert refusal_of("qwen3_5_text", ["full_attention", "linear_attention"]) is None
-    assert "state" in str(refusal_of("new", ["full_attention", "recurrent"]))
+    assert "its layer_types have 'recurrent', and known are" in str(refusal_of("new", ["full_attention", "recurrent"]))
     assert "chunks" in str(refusal_of("new", ["chunked_attention"]))
 
 

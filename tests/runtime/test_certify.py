@@ -84,6 +84,8 @@ def test_short_contexts_get_prompts_that_fit(
         fitted, num_cut = fitting.fit_prompts(engine, prompts, fitting.fit_answers(engine))
         assert (num_cut, fitted[1]) == (1, prompts[1])
         assert fitting.fit_context(engine, None) == longest
+        fitted, _ = fitting.fit_prompts(engine, prompts, 8)  # they have no room for longer answers
+        assert certify.check_cancelled(engine, fitted, 1, 8, nothing).passed
     assert run(["verify", str(bundle.folder), "--checks", "batching", "--json"]) == (0 if longest else 2)
     assert ("--checks batching cannot be made" in capsys.readouterr().err) is (longest is None)
 

@@ -40,7 +40,7 @@ LENGTHS = (1, 3, 8)  # draft tokens per round
 COUPLED = {"temperature": 0.7, "top_p": 0.9, "sampling": "coupled"}
 TOY_PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 TOY_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
-_CANCELLED_TOKENS = 32  # of answers, those after cancelled ones included
+_CANCELLED_TOKENS = 32  # at most, of answers, those after cancelled ones included
 NUM_TOKENS = 3  # of the joint distribution of the sampling checks
 LOSSY_THRESHOLDS = {"threshold": (1.0, 0.5, 0.1), "typical": (0.3, 0.09)}
 
@@ -132,9 +132,11 @@ def check_coupled(
     return _check_identity(subject, engine, "coupled identity", prompts, settings, max_new_tokens, advance)
 
 
-def check_cancelled(engine: Engine, prompts: Seq[Prompt], num_cancels: int, advance: Callable[[], None]) -> Check:
+def check_cancelled(
+    engine: Engine, prompts: Seq[Prompt], num_cancels: int, max_new_tokens: int, advance: Callable[[], None]
+) -> Check:
     """Whether answers after cancelled ones are those of plain decoding. advance: called after each of `num_cancels`."""
-    options = {"max_new_tokens": _CANCELLED_TOKENS, "adapter": engine.config.generation.adapter}
+    options = {"max_new_tokens": min(_CANCELLED_TOKENS, max_new_tokens), "adapter": engine.config.generation.adapter}
     known = known_answers(engine, [_encode(engine, prompt) for prompt in prompts], **options)
     loaded = [name for name in engine.bundled_drafters if name in engine.drafters]
     drafters = [*loaded, *COPYING, "auto", None]

@@ -45,5 +45,5 @@ def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None
     rule = REFUSED.get(architecture)
     for kind in layer_types:
         if rule is None and kind not in _RUN:
-            rule = _OF_LAYERS.get(kind, STATES)
+            rule = _OF_LAYERS.get(kind, f"its layer_types have {kind!r}, and known are {', '.join(_RUN)}")
     return rule and f"The architecture '{architecture}' is not supported: {rule}. {_ANOTHER}"

@@ -123,7 +123,7 @@ def verify(
     made: list[Check] = []
     subjects: list[Subject] = []
     max_new_tokens = max_new_tokens or fit_answers(engine)
-    if {"greedy", "coupled", "fidelity"} & set(checks):
+    if {"greedy", "coupled", "cancelled", "fidelity"} & set(checks):
         chosen, num_cut = fit_prompts(engine, chosen, max_new_tokens)
         if num_cut and not as_json:
             room = f"the context of {engine.max_tokens:,} tokens has no room for them"
@@ -147,7 +147,7 @@ def verify(
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "cancelled" in checks:
         with progress_bar("answers cancelled", NUM_CANCELS, quiet=as_json) as advance:
-            made.append(certify.check_cancelled(engine, chosen, NUM_CANCELS, advance))
+            made.append(certify.check_cancelled(engine, chosen, NUM_CANCELS, max_new_tokens, advance))
     if "sampling" in checks:
         tokenizer = engine.bundle.tokenizer_path if peer else None
         with (
