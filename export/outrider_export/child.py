@@ -168,4 +168,6 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, ExportError):
         return str(error)
     text = " ".join(str(error).split())
+    if "ignore_mismatched_sizes" in text:  # Transformers' message, whose figures are in the log
+        return "weights of the checkpoint have other shapes than its config.json says. Download the checkpoint again."
     return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__

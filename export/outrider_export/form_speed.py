@@ -114,7 +114,10 @@ def measure_forms(
             made.append(_measure(bundles, config, form, weights, times, reference))
         if not made:
             raise next(iter(left_out.values()))
-        return made, {form: str(error) for form, error in left_out.items()}
+        said = {form: str(error) for form, error in left_out.items()}
+        for folder in slices:  # their names say nothing to a reader
+            said = {form: text.replace(folder.name, source.id) for form, text in said.items()}
+        return made, said
 
 
 def _measure(bundles: Seq[Path], config: Config, form: str, weights: str, times: float, reference: Reference) -> Form:

@@ -17,6 +17,7 @@ from heads import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB, write_head
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.child import _one_line
 from outrider_export.drafters import is_model
 from outrider_export.heads.formats import read_head
 from outrider_export.marian_tokenizer import tokenizer_of
@@ -209,3 +210,9 @@ def test_the_base_of_an_adapter_is_a_name(tmp_path: Path) -> None:
     """The manifest that it was written into could not be read again."""
     folder = write_adapter(tmp_path / "adapter", SHAPE, targets=["q_proj"], base_model_name_or_path=5)
     assert read_adapter(folder).base is None
+
+
+def test_weights_of_other_shapes_are_named_in_our_words() -> None:
+    """Transformers', of models that only PyTorch converts."""
+    said = _one_line(RuntimeError("You set `ignore_mismatched_sizes` to `False`, thus raising an error."))
+    assert said.startswith("weights of the checkpoint have other shapes")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from outrider.cli import COMMANDS, generate, run
+from outrider.testing import save_toy_bundle
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
 PROMPT = "Correct the spelling: Teh quick brown fox jmups over the lazy dog."
@@ -141,6 +142,12 @@ def test_references_that_cannot_be_read_are_named(
     arguments = ["generate", tiny, "Name the planets.", "--drafter", "suffix"]
     fails(capsys, 2, "Reference .*nowhere.txt cannot be read", *arguments, "--reference", tmp_path / "nowhere.txt")
     fails(capsys, 2, "reference.txt' is no answer store", *arguments, "--answer-store", path)
+
+
+def test_inspect_counts_layers_with_a_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_toy_bundle(tmp_path / "toy", states=True, padded=False)
+    assert run(["inspect", str(tmp_path / "toy")]) == 0
+    assert "2 of them with a state, hidden size 16" in capsys.readouterr().out
 
 
 def test_tune_prints_a_row_for_every_length(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

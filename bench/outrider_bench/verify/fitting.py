@@ -43,8 +43,7 @@ def fit_prompts(engine: Engine, prompts: list[Prompt], max_new_tokens: int) -> t
             if not fits(text):
                 raise OptionError(
                     f"The context of {engine.max_tokens:,} tokens has no room for a prompt and an answer of "
-                    f"{max_new_tokens:,}. Lower --max-new-tokens, or leave out greedy, coupled, cancelled and "
-                    "fidelity with --checks."
+                    f"{max_new_tokens:,}. Lower --max-new-tokens."
                 )
         made.append(dataclasses.replace(prompt, text=text))
     return made, sum(one.text != other.text for one, other in zip(made, prompts, strict=True))

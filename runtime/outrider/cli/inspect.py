@@ -87,7 +87,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "format": model.format,
         "longest context": f"{geometry.context_length:,} tokens",
         "vocabulary": _vocabulary(model),
-        "layers": f"{geometry.num_layers}, hidden size {geometry.hidden_size:,}",
+        "layers": f"{geometry.num_layers}, {_states(geometry)}hidden size {geometry.hidden_size:,}",
         "attention heads": f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size "
         f"{geometry.head_size}",
         "sliding window": _windows(geometry),
@@ -120,6 +120,11 @@ _ROUTES = {
 def _vocabulary(model: ModelEntry) -> str:
     padding = model.geometry.logits_width - model.vocab_size
     return f"{model.vocab_size:,} tokens" + (f", padded to {model.geometry.logits_width:,}" if padding else "")
+
+
+def _states(geometry: Geometry) -> str:
+    num_states = len(geometry.layer_states) - geometry.layer_states.count("")
+    return f"{num_states} of them with a state, " if num_states else ""
 
 
 def _windows(geometry: Geometry) -> str:

@@ -72,6 +72,7 @@ def tune(
     from outrider_bench.prompts import encode_prompts, read_prompts
     from outrider_bench.report.summary import collect, summarize
     from outrider_bench.runs.measure import measure, warm_up
+    from outrider_bench.verify.fitting import fit_prompts
 
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
@@ -110,6 +111,7 @@ def tune(
         raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
     lengths = list(range(1, LONGEST + 1))
     modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine, forgets=True)
+    chosen, _ = fit_prompts(engine, chosen, config.generation.max_new_tokens or 0)
     tasks = encode_prompts(chosen, engine.tokenizer)
     if not as_json:
         _announce(engine, drafter, len(chosen), len(modes))
