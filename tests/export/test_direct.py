@@ -108,7 +108,8 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
-    assert sum(kind == "GatherMatmul" for kind in compiled_kinds(graph)) == products
+    if products:  # the chosen experts alone are computed
+        assert compiled_kinds(graph).count("GatherMatmul") == products
     if decoder.states or products:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
@@ -399,6 +400,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "smollm3": {"no_rope_layer_interval": 4},
     "mixtral": {"sliding_window": None},
+    "qwen2_moe": {"norm_topk_prob": False},
 }
 
 

@@ -212,6 +212,11 @@ FORMS: dict[str, Form] = {
         ),
         Form("phi3", "phi3", fused=True, fused_mlp=True, windows="all", defaults={"rms_norm_eps": 1e-5}),
         Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
+        Form(
+            "qwen2_moe", "qwen2moe", windows="late", names=_NAMES_OF_QWEN_MOE | _SHARED_OF_QWEN,
+            keys={"num_experts": "num_local_experts", "intermediate_size": "shared_expert_intermediate_size"},
+            router="softmax", shared="gated", defaults={"max_window_layers": 28},
+        ),
         Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
         Form("qwen3_5_text", "qwen35", norm_offset=1.0, gated=True, defaults=_OF_QWEN3_5),
         Form(

@@ -346,9 +346,10 @@ class CheckpointWeights(Weights):
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.form.in_checkpoint(name)
-        if self.decoder.form.clamped and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
+        is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
+        if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             return self._clamped(stored)
-        tensor = self._tensors.get(stored)
+        tensor = self._tensors.get(stored) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
             return None
         data = self._data(tensor)
