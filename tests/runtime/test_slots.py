@@ -213,7 +213,7 @@ class Checked:
             chunks.append(Chunk(slot, [*newest, *draft], len(draft) + 1, parents=parents, generated=True))
             halves.append(half if parents else 0)
             text.append(newest[-1])
-        step = self.backend.submit(chunks).wait() if chunks else None
+        step: Any = self.backend.submit(chunks).wait() if chunks else None
         begin, checks = 0, []
         for (slot, text, num_prompt), draft, chunk, half in zip(chosen, drafts, chunks, halves, strict=True):
             branches = [range(half), range(half, len(draft))] if half else [range(len(draft))]

