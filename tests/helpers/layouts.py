@@ -140,8 +140,8 @@ def _layouts() -> list[Layout]:
              unk="<unk>", template="text"),
         make("ministral-8b-instruct-2410", 2024, "tekken", "mistral", {"head_dim": HEAD, "sliding_window": 16},
              bos="<s>", eos="</s>", unk="<unk>", form="objects"),
-        make("mixtral-8x7b", 2023, "llama2", "mixtral", **_BOS_EOS, form="objects", shards=2,
-             refused=_needs("mixtral")),
+        make("mixtral-8x7b", 2023, "llama2", "mixtral", **_BOS_EOS, form="objects", shards=2),
+        make("lfm2-1.2b", 2025, "llama3", "lfm2", **_LLAMA3, tied_head=True),
         make("qwen1.5-0.5b-chat", 2024, "qwen", "qwen2", {"tie_word_embeddings": True}, **_QWEN),
         make("qwen2.5-0.5b-instruct", 2024, "qwen", "qwen2", {"tie_word_embeddings": True}, **_QWEN,
              generation="list", more_eos=("<|endoftext|>",)),
@@ -318,7 +318,7 @@ def _save_tensors(path: Path, tensors: dict[str, Any], dtype: str) -> None:
 
 def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The weights that a Llama-like `config.json` has, float32."""
-    kind, hidden, wide = config["model_type"], config["hidden_size"], config["intermediate_size"]
+    kind, hidden, wide = config["model_type"], config["hidden_size"], config.get("intermediate_size", WIDE)
     heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     head = config.get("head_dim") or hidden // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
@@ -331,6 +331,8 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         else:
             shapes |= {f"{at}self_attn.{name}.weight": (size, hidden) for name, size in sizes.items()}
             shapes |= {f"{at}mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
+            if kind == "lfm2":
+                shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in "qk"}
         if kind == "qwen2" or config.get("use_qkv_bias"):
             shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
         shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
@@ -347,6 +349,10 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     if kind == "stablelm":
         shapes["model.norm.bias"] = (hidden,)
     shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    if kind == "lfm2":
+        shapes = _of_lfm2(shapes, config)
+    if kind == "mixtral":
+        shapes = _of_mixtral(shapes, config["num_local_experts"])
     offset = 0.0 if kind.startswith("gemma") else 1.0
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
@@ -354,14 +360,48 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         return (drawn + offset * ("norm" in name and name.endswith("weight"))).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
-    if config.get("tie_word_embeddings"):
+    if config.get("tie_word_embeddings") or config.get("tie_embedding"):
         made["lm_head.weight"] = made["model.embed_tokens.weight"]
+    return made
+
+
+_Shapes = dict[str, tuple[int, ...]]
+_PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def _of_lfm2(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those with LFM2's names, and convolutions where there is no attention; its feed-forward part is 64 wide."""
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, _, part = name.partition(".mlp." if ".mlp." in name else ".self_attn.")
+        if part.split(".")[0] in _PROJECTIONS:
+            made[f"{at}.feed_forward.{_PROJECTIONS[part.split('.')[0]]}.weight"] = tuple(min(n, HIDDEN) for n in shape)
+        elif not part or int(at.rsplit(".", 1)[-1]) in config["full_attn_idxs"]:
+            made[name.replace("o_proj", "out_proj").replace("model.norm", "model.embedding_norm")] = shape
+        elif part == "q_proj.weight":
+            conv = {"conv.weight": (HIDDEN, 1, 3), "in_proj.weight": (3 * HIDDEN, HIDDEN), "out_proj.weight": shape}
+            made |= {f"{at}.conv.{each}": size for each, size in conv.items()}
+    return made
+
+
+def _of_mixtral(shapes: _Shapes, num_experts: int) -> _Shapes:
+    """Those with experts in place of each feed-forward part."""
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, is_fed, part = name.partition(".mlp.")
+        if not is_fed:
+            made[name] = shape
+            continue
+        made[f"{at}.block_sparse_moe.gate.weight"] = (num_experts, HIDDEN)
+        each = _PROJECTIONS[part.removesuffix(".weight")]
+        made |= {f"{at}.block_sparse_moe.experts.{i}.{each}.weight": shape for i in range(num_experts)}
     return made
 
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 _NORMS: dict[str, tuple[str, ...]] = {
     "llama": ("input_layernorm", "post_attention_layernorm"),
+    "lfm2": ("operator_norm", "ffn_norm"),
     "olmo": (),
     "olmo2": _AFTER,
     "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
