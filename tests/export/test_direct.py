@@ -21,6 +21,7 @@ from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
 from outrider.models.backends.projections import projections_of
 from outrider.models.backends.taps import hidden_states_of
+from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
@@ -573,6 +574,33 @@ def test_gguf_files_that_compute_something_else_are_refused(
     path = changed_gguf(tmp_path / "other.gguf", folder, metadata, tensors)
     with pytest.raises(NotDirect, match=says):
         open_weights(path, is_gguf=True)
+
+
+def test_an_adapter_s_changes_find_their_modules_by_the_checkpoint_s_names(tmp_path: Path) -> None:
+    """Those of experts, of layers with a state, and of modules that have other names here."""
+    _, folder = saved("lfm2_moe", tmp_path / "lfm2_moe")
+    plain, merged = (open_weights(folder, is_gguf=False) for _ in range(2))
+    places = {
+        "model.layers.0.conv.in_proj": ("conv.in_proj", 0, (192, 64)),
+        "model.layers.0.feed_forward.w2": ("mlp.down_proj", 0, (64, plain.decoder.mlp_size)),
+        "model.layers.2.self_attn.out_proj": ("self_attn.o_proj", 0, (64, 64)),
+        "model.layers.2.feed_forward.gate": ("mlp.router", 0, (4, 64)),
+        "model.layers.3.feed_forward.experts.1.w3": ("mlp.experts.up_proj", 48, (48, 64)),
+    }
+    rng = np.random.default_rng(0)
+    changes = {
+        name: Change(
+            rng.normal(size=(2, columns)).astype(np.float32), rng.normal(size=(rows, 2)).astype(np.float32), 0.5
+        )
+        for name, (_, _, (rows, columns)) in places.items()
+    }
+    merged.merge(LoraAdapter("adapter", "0" * 64, changes, None))
+    for name, (part, first, (rows, _)) in places.items():
+        ours = f"model.layers.{name.split('.')[2]}.{part}"
+        added = merged.matrix(ours).read(slice(None)) - plain.matrix(ours).read(slice(None))
+        expected = np.zeros_like(added)
+        expected[first : first + rows] = changes[name].up @ changes[name].down * changes[name].scale
+        np.testing.assert_allclose(added, expected, atol=1e-5, err_msg=name)
 
 
 def test_a_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:
