@@ -73,7 +73,8 @@ def compiled_kinds(model: ov.Model) -> list[str]:
 
 def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens behind a prompt, each read in a call of its own."""
-    read, made = reader_of_ir(model), []
+    made: list[int] = []
+    read = reader_of_ir(model)
     row = read(prompt)[-1]
     while len(made) < count:
         made.append(int(row.argmax()))
@@ -507,8 +508,8 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
     packed = pack(weights, "int8", tmp_path / "int8", lambda _: None)
     for name, matrix in packed.items():
         if ".experts." in name:
-            codes = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32) - matrix.zero_points[..., None]
-            kept = (codes * matrix.scales[..., None]).reshape(matrix.shape)
+            grouped = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32)
+            kept = ((grouped - matrix.zero_points[..., None]) * matrix.scales[..., None]).reshape(matrix.shape)
             assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
