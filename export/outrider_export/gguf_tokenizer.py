@@ -52,6 +52,7 @@ PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = 
     "starcoder": (None, _DIGITS),
     "refact": (None, _DIGITS),  # Granite's
     "lfm2": (None, [_split(_LLAMA3), _byte_level(False)]),
+    "dbrx": (None, [_split(_LLAMA3), _byte_level(False)]),  # Granite 4's
     "gpt-4o": (None, [_split(_O200K), _byte_level(False)]),  # gpt-oss
     "olmo": ({"type": "NFC"}, [_byte_level(True)]),
 }

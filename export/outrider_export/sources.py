@@ -180,7 +180,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     around = {key: value for key, value in config.items() if not key.endswith(("vision_config", "text_config"))}
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
-    return around | config["text_config"] | tied | {"architectures": [part]}
+    text: dict[str, Any] = config["text_config"]
+    return around | text | tied | {"architectures": [part]}
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from outrider_export.gguf_tokenizer import PRE_TOKENIZERS, write_tokenizer
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 from outrider_export.tokenizer_job import PROBES, check_tokenizer_ir
 
-PRES = ("qwen2", "smollm", "llama-bpe", "sentencepiece")
+PRES = ("qwen2", "smollm", "qwen35", "llama-bpe", "sentencepiece")
 TEXTS = st.text() | st.text("a1 \n'é\u0301日<|im_end|>") | st.lists(st.sampled_from(PROBES)).map("".join)
 
 

@@ -156,6 +156,21 @@ def test_a_retry_keeps_the_options_of_its_answer(engine: outrider.Engine) -> Non
     assert len(chat.retry().token_ids) == 3
 
 
+def test_an_answer_that_was_cut_goes_on(engine: outrider.Engine) -> None:
+    whole = engine.chat(max_new_tokens=12, ignore_eos=True)
+    whole.send("hello")
+    chat = engine.chat(ignore_eos=True)
+    chat.send("hello", max_new_tokens=5)
+    added = list(chat.go_on(max_new_tokens=7))
+    assert added[-1].result is not None
+    assert len(added[-1].result.token_ids) == 7
+    (turn,), (expected,) = chat.turns, whole.turns
+    assert (turn.text, turn.token_ids, turn.answers) == (expected.text, expected.token_ids, expected.answers)
+    assert chat.send("why", max_new_tokens=4).text == whole.send("why", max_new_tokens=4).text
+    with pytest.raises(outrider.RequestError, match="no turn yet"):
+        list(engine.chat().go_on())
+
+
 def test_a_closed_stream_leaves_what_it_gave_out(engine: outrider.Engine, plain: outrider.Engine) -> None:
     chat = engine.chat(max_new_tokens=200, ignore_eos=True)
     stream = chat.stream("hello")

@@ -1,6 +1,7 @@
 """Markdown that comes piece by piece is cut where nothing can change any more, and all of it is shown."""
 
 import io
+import re
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
@@ -13,7 +14,8 @@ from outrider.cli.chat.blocks import Block, Blocks, Rendered
 from outrider.cli.chat.views import MarkdownView
 from outrider.cli.words import visible
 from outrider.decoding.metrics import Stats
-from outrider.decoding.results import TextChunk
+from outrider.decoding.results import AnswerToken, TextChunk
+from outrider.inputs.reasoning import ReasoningFormat
 
 DOCUMENT = """\
 # Title
@@ -156,3 +158,15 @@ def test_the_drawing_has_the_last_lines() -> None:
     screen = console()
     screen.print(Rendered(Block("    1\n    2\n    3\n", apart=True), most=2), end="")
     assert printed(screen).split() == ["2", "3"]
+
+
+def test_reasoning_is_folded_to_a_line() -> None:
+    screen = console(terminal=True)
+    view = MarkdownView(screen, ReasoningFormat.of_template("<think>"))
+    for i, word in enumerate(["I ", "think", ".\n", "</think>", "\n\nYes", "."]):
+        view.add(TextChunk(word, Stats(), tokens=[AnswerToken(i)], thinks=True))
+    view.close()
+    text = printed(screen)
+    assert "Yes." in text
+    assert "I think" not in text
+    assert re.search(r"Thought for [345] tokens\.", text)

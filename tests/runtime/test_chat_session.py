@@ -174,6 +174,17 @@ def test_an_answer_that_is_ended_before_its_first_token_leaves_no_turn(
     assert len(answers(session)) == 1
 
 
+def test_an_answer_is_continued(session: Session) -> None:
+    run(session, "/set max_new_tokens 3", "hello")
+    (begun,) = session.chat.turns
+    run(session, "/continue")
+    (turn,) = session.chat.turns
+    assert turn.text.startswith(begun.text)
+    assert len(turn.answer_token_ids) > len(begun.answer_token_ids)
+    run(session, "/undo")
+    assert session.chat.turns == (begun,)
+
+
 def test_a_retry_that_fails_leaves_the_answer(session: Session) -> None:
     run(session, "hello")
     first = answers(session)

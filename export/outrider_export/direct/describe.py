@@ -111,8 +111,8 @@ def describe(config: Mapping[str, Any]) -> Decoder:
         every = range(int(config["num_hidden_layers"]))
         config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in every]
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
-        step, count = int(config["full_attention_interval"]), int(config["num_hidden_layers"])
-        config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in range(count)]
+        step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
+        config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")

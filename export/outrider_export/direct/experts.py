@@ -7,48 +7,16 @@ experts.shapes                                  # of all experts' matrices, one 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from outrider.bundle.manifest import MOST_WIDTH
+from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, UP, Experts
+
+__all__ = ["CHOICE", "DOWN", "GATE", "GATE_UP", "ROUTER", "SHARED_GATE", "UP", "Experts", "experts_of"]
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
-GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"
 SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
-# Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
-GATE_UP = "mlp.experts.gate_up_proj"
 _MOST_EXPERTS = 4096
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts.
-
-    active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
-    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
-    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
-    normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
-    clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
-    """
-
-    hidden: int
-    count: int
-    active: int
-    size: int
-    router: str
-    normalised: bool = False
-    eps: float = 0.0
-    scale: float = 1.0
-    shared: str = ""
-    clamped: bool = False
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of the experts' matrices, by their names in a layer: those of all experts, one below the other."""
-        wide, narrow = (self.count * self.size, self.hidden), (self.count * self.hidden, self.size)
-        if self.clamped:
-            return {GATE_UP: (2 * wide[0], self.hidden), DOWN: narrow}
-        return {GATE: wide, UP: wide, DOWN: narrow}
 
 
 def experts_of(

@@ -17,6 +17,8 @@ def rows_in_fused(part: str, state: GatedDeltaNet) -> tuple[str, int, NDArray[np
     """The matrix that holds a projection, how many rows it has, and which of them; None if there is no such matrix."""
     each = state.num_heads // state.num_key_heads
     values = each * state.head_size
+    sizes: tuple[int, ...]
+    wanted: tuple[int, ...]
     if part in ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"):
         name, sizes = "linear_attn.in_proj_qkvz", (state.key_size, state.key_size, values, values)
         wanted = (0, 1, 2) if part.endswith("qkv") else (3,)

@@ -184,7 +184,8 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     state = _STATES.get(header.architecture)
     if len(counts) != 1 or (state is None and 0 in found):
         raise NotDirect("attention.head_count_kv that differs from layer to layer")
-    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in found]}
+    layers = found[: header.num_layers]  # MTP modules may be behind them
+    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     return {"num_key_value_heads": counts.pop(), **kinds}
 
 

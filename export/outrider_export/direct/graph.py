@@ -17,10 +17,10 @@ from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
 
+from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
-from outrider_export.direct.experts_graph import Router, clamped_mixture, mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
@@ -205,7 +205,7 @@ class _Builder:
     def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
         matrix_of_router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
         bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
-        router = Router(matrix_of_router, bias, choice)
+        router = Router(ops.constant(matrix_of_router), bias, choice)
 
         def matrix(part: str) -> ov.Node:
             return self._matrix(layer_name(i, part), experts.count)

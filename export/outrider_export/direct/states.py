@@ -155,11 +155,9 @@ class SelectiveSSM:
         width, heads = int(config["hidden_size"]), int(config["mamba_n_heads"])
         size = config.get("mamba_d_head", "auto")
         size = int(config["mamba_expand"]) * width // heads if size == "auto" else int(size)
-        names = "n_groups", "d_state", "d_conv"
+        groups, wide, kernel = (int(config[f"mamba_{name}"]) for name in ("n_groups", "d_state", "d_conv"))
         least, most = config.get("time_step_limit") or (0.0, float("inf"))
-        found = cls(
-            width, heads, size, *(int(config[f"mamba_{name}"]) for name in names), (_float(least), _float(most))
-        )
+        found = cls(width, heads, size, groups, wide, kernel, (_float(least), _float(most)))
         _check_sizes("Mamba-2", found.conv_width, found.kernel, found.num_heads, found.num_groups)
         return found
 

@@ -114,14 +114,17 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _speak_utf8() -> None:
-    """Read and write UTF-8 on all streams: Windows uses an encoding with few characters for redirected ones."""
-    for stream, errors in (
-        (sys.stdin, "surrogateescape"),
-        (sys.stdout, "backslashreplace"),
-        (sys.stderr, "backslashreplace"),
+    """Read and write UTF-8 on all streams: Windows uses an encoding with few characters for redirected ones.
+
+    A byte order mark, with which PowerShell and editors begin a text, is not part of it.
+    """
+    for stream, encoding, errors in (
+        (sys.stdin, "utf-8-sig", "surrogateescape"),
+        (sys.stdout, "utf-8", "backslashreplace"),
+        (sys.stderr, "utf-8", "backslashreplace"),
     ):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=errors)
+            stream.reconfigure(encoding=encoding, errors=errors)
 
 
 def _usage(error: click.ClickException) -> str:

@@ -19,7 +19,8 @@ from outrider.engine.reasoning import Reasoning
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.inputs.text import TextStream
-from outrider.inputs.tools import ToolFormat, dropped_markers, keep_markers, source_of_calls
+from outrider.inputs.tools import ToolCallDelta, ToolFormat, dropped_markers, keep_markers, source_of_calls
+from outrider.inputs.tools.stream import joined
 from outrider.inputs.vision import Vision, check_images, has_images
 from outrider.inputs.vision.prompts import PartsTokenizer
 from outrider.models.kv import Fetched, PrefixStore
@@ -263,14 +264,23 @@ def _are_messages(prompt: object) -> bool:
 
 
 def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:
-    """Is given each new text, and says whether the one call that is wanted is complete."""
-    if form is None or config.parallel_tool_calls:
+    """Is given each new text, and says whether the one call that is wanted is complete.
+
+    Where calls are required, small models repeat the same one: the answer ends then.
+    """
+    repeats = config.parallel_tool_calls and config.tool_choice == "required"
+    if form is None or (config.parallel_tool_calls and not repeats):
         return None
-    calls = form.stream(max_calls=1)
+    calls = form.stream(max_calls=None if repeats else 1)
+    pieces: list[str | ToolCallDelta] = []
 
     def is_over(text: str) -> bool:
-        calls.push(text)
-        return calls.is_over
+        new = calls.push(text)
+        if not repeats:
+            return calls.is_over
+        pieces.extend(new)
+        made = joined(pieces)[1] if new and not calls.is_in_call else []
+        return made[-1] in made[:-1] if made else False
 
     return is_over
 

@@ -130,5 +130,6 @@ def reading_of(request: ChatRequest, head: Head) -> Reading:
         max_calls=1 if request.parallel_tool_calls is False else None,
         tools=msgspec.to_builtins(request.tools or []),
         loose=head.loose_calls,
+        once=request.tool_choice == "required",
         shows=not excluded,
     )

@@ -65,9 +65,12 @@ def read_messages(body: bytes) -> ChatRequest:
 def _chat_of(asked: MessagesRequest) -> dict[str, Any]:
     """The fields of the chat."""
     system = asked.system if isinstance(asked.system, str | None) else "\n\n".join(part.text for part in asked.system)
-    turns = [{"role": "system", "content": system}] if system else []
-    for i, message in enumerate(asked.messages):
-        turns += _turns(message, i)
+    turns = [turn for i, message in enumerate(asked.messages) for turn in _turns(message, i)]
+    # Templates take one system message, at the beginning; Claude Code sends more of them among the others.
+    systems = [system or "", *(_text_of(turn) for turn in turns if turn["role"] == "system")]
+    turns = [turn for turn in turns if turn["role"] != "system"]
+    if any(systems):
+        turns.insert(0, {"role": "system", "content": "\n\n".join(filter(None, systems))})
     functions = [tool for tool in asked.tools or () if tool.input_schema is not None]
     IGNORED.add(f"tools of type {tool.type}" for tool in asked.tools or () if tool.input_schema is None)
     form = asked.output_format or (asked.output_config and asked.output_config.format)
@@ -104,6 +107,11 @@ def _chat_of(asked: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in chat.items() if value is not None}
 
 
+def _text_of(turn: dict[str, Any]) -> str:
+    content = turn["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
 def _turns(message: GivenMessage, place: int) -> list[dict[str, Any]]:
     """A message as turns of a chat: results of calls have turns of their own."""
     if isinstance(message.content, str):
@@ -112,9 +120,10 @@ def _turns(message: GivenMessage, place: int) -> list[dict[str, Any]]:
     for i, block in enumerate(message.content):
         at = f"messages[{place}].content[{i}]"
         if isinstance(block, ToolResultBlock):
-            content = block.content or ""
-            if not isinstance(content, str):
-                content = [_part(part, f"{at}.content[{j}]") for j, part in enumerate(content)]
+            given = block.content or ""
+            content: Any = given
+            if not isinstance(given, str):
+                content = [_part(part, f"{at}.content[{j}]") for j, part in enumerate(given)]
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
         elif isinstance(block, ToolUseBlock):
             calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input}})
@@ -254,10 +263,10 @@ class Messages(Answer[ChatRequest]):
         )
 
     def _stop_reason(self, result: Result) -> StopReason:
-        if result.finish_reason == "length":
-            return "max_tokens"
         if result.stop_string is not None:
             return "stop_sequence"
+        if result.finish_reason == "length":
+            return "max_tokens"
         return "tool_use" if self._reader is not None and self._reader.has_called else "end_turn"
 
 

@@ -1,7 +1,7 @@
 """From a request's fields to prompts and the engine's options."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -37,10 +37,11 @@ from outrider.tokens.grammar import say_once, widened
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer to generate: a prompt as `Engine.submit` takes it, and its options."""
+    """One answer to generate: a prompt as `Engine.submit` takes it, and its options. turns: are stored with it."""
 
     prompt: Any
     options: dict[str, Any]
+    turns: Seq[Any] = ()
 
 
 def with_adapter(choice: Choice, adapter: str) -> Choice:
@@ -53,7 +54,7 @@ def with_adapter(choice: Choice, adapter: str) -> Choice:
     if asked != adapter:
         message = f"The model's name says adapter '{adapter}', and the field says {asked!r}. Leave one out."
         raise ApiError(400, message, param="adapter", code="invalid_value")
-    return Choice(choice.prompt, choice.options | {"adapter": adapter})
+    return replace(choice, options=choice.options | {"adapter": adapter})
 
 
 def choices_of_chat(request: ChatRequest) -> list[Choice]:

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from outrider.decoding.results import AnswerToken, Result
 from outrider.inputs.reasoning import ReasoningFormat, Thought
-from outrider.inputs.tools import ToolCallDelta, ToolFormat
+from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat
+from outrider.inputs.tools.stream import joined
 from outrider.server.logprobs import TokenTexts
 
 Piece: TypeAlias = Thought | str | ToolCallDelta
@@ -21,6 +22,7 @@ class Reading:
 
     reasoning: the model's form; None to leave it in the text. calls: how the model writes calls; None to leave them
     there. shows: whether the reasoning is part of the answer. loose: whether JSON without a marker may be a call.
+    once: leave out calls that repeat an earlier one, which small models make where calls are required.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -29,6 +31,7 @@ class Reading:
     tools: Seq[Mapping[str, Any]] = ()
     shows: bool = True
     loose: bool = True
+    once: bool = False
 
     def reader(self, *, thinks: bool) -> Reader:
         """The reader of one answer. thinks: it begins within the reasoning."""
@@ -51,7 +54,10 @@ class Reader:
         self._calls = (
             reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
         )
-        self._shows = reading.shows
+        self._shows, self._once = reading.shows, reading.once
+        self._held: list[ToolCallDelta] = []  # a call that may repeat an earlier one
+        self._made: list[ToolCall] = []
+        self._num_begun = 0
         self.has_called = False
 
     @property
@@ -69,7 +75,8 @@ class Reader:
         """Return what was held back, as no text follows. result: the whole answer."""
         pieces = self._read(self._reasoning.finish() if self._reasoning else [])
         is_cut = result.finish_reason == "length"
-        return pieces + (self._found(self._calls.finish(is_cut=is_cut)) if self._calls else [])
+        pieces += self._found(self._calls.finish(is_cut=is_cut)) if self._calls else []
+        return [*pieces, *self._given_out()]
 
     def _read(self, given: Seq[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -84,4 +91,27 @@ class Reader:
 
     def _found(self, pieces: list[str | ToolCallDelta]) -> list[str | ToolCallDelta]:
         self.has_called = self.has_called or any(isinstance(piece, ToolCallDelta) for piece in pieces)
-        return pieces
+        if not self._once:
+            return pieces
+        given: list[str | ToolCallDelta] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                given.append(piece)
+                continue
+            if piece.name is not None:
+                given += self._given_out()
+                self._num_begun += 1
+            given += [piece] if self._num_begun == 1 else []
+            self._held.append(piece)
+        return given
+
+    def _given_out(self) -> list[str | ToolCallDelta]:
+        """The call that was held back, unless it repeats an earlier one."""
+        held, self._held = self._held, []
+        _, calls = joined(held)
+        if not calls or calls[0] in self._made:
+            return []
+        self._made += calls
+        if len(self._made) == 1:  # the first one was given out as it came
+            return []
+        return [ToolCallDelta(len(self._made) - 1, piece.name, piece.arguments) for piece in held]

@@ -56,12 +56,13 @@ class Responses(Answer[ResponseRequest]):
             max_calls=1 if request.parallel_tool_calls is False else None,
             tools=self._tools,
             loose=head.loose_calls,
+            once=request.tool_choice == "required",
             shows=not (request.reasoning and request.reasoning.exclude),
         )
         self._reader: Reader | None = None
         self._output: list[Output] = []  # the last one may grow still
         self._num_events = 0
-        self._turns = choices[0].prompt[request.instructions is not None :]
+        self._turns = choices[0].turns
 
     @staticmethod
     def choices(request: ResponseRequest, conversations: Conversations) -> list[Choice]:
@@ -80,8 +81,9 @@ class Responses(Answer[ResponseRequest]):
             options |= {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.name}
             options["parallel_tool_calls"] = request.parallel_tool_calls is not False
         system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
-        turns = continued([*system, *_turns(request, conversations)], options, None, None)
-        return [Choice(turns, options)]
+        turns: list[Any] = _turns(request, conversations)
+        prompt = continued(_with_one_system([*system, *turns]), options, None, None)
+        return [Choice(prompt, options, turns)]
 
     def whole(self, results: Seq[Result]) -> ResponseObject:
         """The answer in one body."""
@@ -232,6 +234,14 @@ def _turns(request: ResponseRequest, conversations: Conversations) -> list[Mappi
     previous = request.previous_response_id
     before = [] if previous is None else conversations.turns(previous)
     return [*before, *turns_of_input(request.input, before)]
+
+
+def _with_one_system(turns: list[Turn]) -> list[Turn]:
+    """The turns with one system message at the beginning, as templates take it: Codex sends several."""
+    count = next((i for i, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+    if count < 2 or not all(isinstance(turn["content"], str) for turn in turns[:count]):
+        return turns
+    return [{"role": "system", "content": "\n\n".join(turn["content"] for turn in turns[:count])}, *turns[count:]]
 
 
 def _tools(request: ResponseRequest) -> list[dict[str, Any]]:

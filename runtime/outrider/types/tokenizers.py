@@ -27,13 +27,11 @@ class TextTokenizer(Protocol):
         *,
         chat_template: bool = True,
         tools: Seq[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] | None = None,
-        continuing: bool = False,
     ) -> list[int]:
         """The token ids of a prompt: text, chat messages, or token ids.
 
-        tools: functions that messages may call. variables: of the template. continuing: the prompt ends within the
-        last message. The last two are given only where a request has them.
+        tools: functions that messages may call. A request with `chat_template_kwargs` also gives `variables`, and one
+        that continues a message `continuing=True`, which other tokenizers need not take.
         """
 
     def decode(self, token_ids: Seq[int]) -> str:
@@ -46,18 +44,9 @@ class ChatTokenizer(TextTokenizer, Protocol):
     has_chat_template: bool
 
     def render(
-        self,
-        messages: Seq[Mapping[str, Any]],
-        *,
-        tools: Seq[Mapping[str, Any]] = (),
-        answering: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        continuing: bool = False,
+        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
     ) -> str:
-        """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas.
-
-        variables, continuing: as of `encode_prompt`.
-        """
+        """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas."""
 
     def encode_rendered(self, text: str) -> list[int]:
         """The token ids of a rendered text, from its beginning on."""

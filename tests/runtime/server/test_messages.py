@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -28,11 +29,8 @@ if TYPE_CHECKING:
 
 HELLO = [{"role": "user", "content": "Say hi."}]
 ASKED = {"model": "tiny", "max_tokens": 6, "messages": HELLO}
-LOOK = {
-    "name": "look",
-    "description": "Look.",
-    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
-}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+LOOK = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
 FUNCTION = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 # What Claude Code sends besides: blocks with cache_control, betas, a context's management, thinking, its own tools.
 CLAUDE_CODE = {
@@ -85,9 +83,10 @@ def test_a_message_is_the_chat_s_answer(http: httpx.Client) -> None:
 
 
 def test_a_stop_sequence_is_named(http: httpx.Client) -> None:
-    whole = http.post("/v1/messages", json=ASKED | {"max_tokens": 20}).json()["content"][0]["text"]
-    stop = whole[3:5]
-    answer = http.post("/v1/messages", json=ASKED | {"max_tokens": 20, "stop_sequences": ["never", stop]}).json()
+    asked = ASKED | {"max_tokens": 40, "logit_bias": {"21": 100}, "repetition_penalty": 1.5}
+    whole = http.post("/v1/messages", json=asked).json()["content"][0]["text"]
+    (stop, *_) = re.findall("[ -~]", whole[1:])
+    answer = http.post("/v1/messages", json=asked | {"stop_sequences": ["never", stop]}).json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
     assert answer["content"][0]["text"] == whole[: whole.index(stop)]
 
@@ -102,7 +101,7 @@ def test_tokens_are_counted(http: httpx.Client) -> None:
     ("/v1/messages", {"model": "tiny"}, 400, "invalid_request_error", "messages"),
     ("/v1/messages", ASKED | {"temprature": 1}, 400, "invalid_request_error", "Did you mean 'temperature'?"),
     ("/v1/messages", ASKED | {"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
-    ("/v1/messages/count_tokens", {"messages": []}, 400, "invalid_request_error", "model"),
+    ("/v1/messages/count_tokens", {"messages": HELLO}, 400, "invalid_request_error", "model"),
     ("/v1/messages/nothing", {}, 404, "not_found_error", "nothing at this address"),
 ])  # fmt: skip
 def test_errors_have_anthropic_s_shape(
@@ -169,9 +168,11 @@ def test_thinking_and_calls_are_blocks() -> None:
     assert whole.stop_reason == "tool_use"
     answer = Messages(asked, head_of(), [Choice([], {})])
     events = [event for chunk in chunks_of(RESULT) for event in answer.events(0, chunk)]
-    started = [event.content_block["type"] for event in events if event.type == "content_block_start"]
+    blocks: list[Any] = [event.content_block for event in events if event.type == "content_block_start"]
+    started = [block["type"] for block in blocks]
     assert started == ["thinking", "text", "tool_use"]
-    written = [event.delta["partial_json"] for event in events if "partial_json" in getattr(event, "delta", {})]
+    deltas: list[Any] = [event.delta for event in events if event.type == "content_block_delta"]
+    written = [delta["partial_json"] for delta in deltas if "partial_json" in delta]
     assert json.loads("".join(written)) == {"a": 1}
     assert [event.index for event in events if event.type == "content_block_stop"] == [0, 1, 2]
 
@@ -250,6 +251,6 @@ def test_ollama_s_turns_are_read() -> None:
     assert (called["reasoning_content"], called["tool_calls"][0]["function"]["name"]) == ("Hm.", "f")
     assert result == {"role": "tool", "content": "3", "name": "f"}
     assert choice.options["json_schema"] == {"type": "object"}
-    assert (choice.options["temperature"], choice.options["stop"]) == (0.5, ["x"])
+    assert choice.options["temperature"] == 0.5
     with pytest.raises(ApiError, match="template"):
         OllamaText.read(b'{"model": "m", "prompt": "a", "template": "x"}')

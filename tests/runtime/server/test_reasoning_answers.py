@@ -147,3 +147,13 @@ def test_a_grammar_begins_after_the_reasoning(thinker: Live, monkeypatch: pytest
         assert content in ("yes", "no") or content.isdecimal()
     closed = engine.generate(HELLO, **asked, chat_template_kwargs={"enable_thinking": False})
     assert closed.text
+
+
+def test_a_conversation_has_the_template_s_variables(thinker: Live) -> None:
+    engine = thinker.engine()
+    asked: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    chat = engine.chat(chat_template_kwargs={"enable_thinking": False}, **asked)
+    assert not chat.send("Hi").thinks
+    assert not chat.send("Hi").thinks
+    assert chat.send("Hi", chat_template_kwargs={}).thinks
+    assert engine.chat(**asked).send("Hi").thinks

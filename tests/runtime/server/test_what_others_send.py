@@ -269,7 +269,8 @@ def test_variables_of_the_template_have_many_names() -> None:
 
 
 def test_what_would_change_the_answer_is_refused_by_name() -> None:
-    for fields in ({"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}):
+    wrong: list[dict[str, Any]] = [{"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}]
+    for fields in wrong:
         with pytest.raises(ApiError) as raised:
             read(**fields)
         assert raised.value.body.error.param == next(iter(fields))

@@ -149,6 +149,10 @@ def _set(session: Session, argument: str) -> Reply:
     return Reply(f"{name}={getattr(session.config, name)!r}")
 
 
+def _continue(session: Session, _argument: str) -> Reply:
+    return Reply(chunks=session.go_on())
+
+
 def _retry(session: Session, _argument: str) -> Reply:
     return Reply(chunks=session.retry())
 
@@ -211,6 +215,7 @@ COMMANDS: dict[str, Command] = {
     "stats": Command("", "Show the last answer's speed, drafts and cached tokens.", _stats),
     "drafts": Command(_SWITCH, "Show which tokens were accepted, recovered, bonus or plain.", _drafts),
     "plain": Command(_SWITCH, "Answer without drafts, to compare.", _plain),
+    "continue": Command("", "Go on with the last answer, which was cut or cancelled.", _continue),
     "retry": Command("", "Answer the last message again.", _retry),
     "rewind": Command("[N]", "Forget the last turn or N turns, and edit the message.", _rewind),
     "undo": Command("", "Undo the last change of the conversation.", _undo),

@@ -74,6 +74,27 @@ class Session:
         chat = self.chat.fork()
         return self._stream(chat, chat.rewind())
 
+    def go_on(self) -> Generator[TextChunk, None, None]:
+        """Go on with the last answer, which was cut or cancelled.
+
+        Raises:
+            RequestError: before the first turn.
+        """
+        chat = self.chat.fork()
+        chunks, last = chat.go_on(**self._turn_options), None
+        self._answering = chat
+        before = chat.turns
+        try:
+            with closing(chunks):
+                for chunk in chunks:
+                    last = chunk.result
+                    yield chunk
+        finally:
+            self._answering = None
+            if chat.turns != before:
+                self._become(chat)
+                self.last = last
+
     def cancel(self) -> bool:
         """End the answer under way. Returns whether there was one, with its prompt tokenized already."""
         chat = self._answering

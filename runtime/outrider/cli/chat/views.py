@@ -14,6 +14,8 @@ from outrider.cli.chat.session import Session
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
 from outrider.cli.words import Words, visible
 from outrider.decoding.results import Source, TextChunk
+from outrider.inputs.reasoning import ReasoningFormat, split
+from outrider.inputs.reasoning.stream import ReasoningStream
 
 _SECONDS = 0.05  # between two drawings of the block under way
 
@@ -73,31 +75,63 @@ class DraftsView:
 
 
 class MarkdownView:
-    """The text as Markdown: finished blocks are printed, and the last lines of the block under way are drawn anew."""
+    """The text as Markdown: finished blocks are printed, and the last lines of the block under way are drawn anew.
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._blocks = console, Blocks()
+    form: of the model's reasoning, of which one line says how long it was.
+    """
+
+    def __init__(self, console: Console, form: ReasoningFormat | None = None) -> None:
+        self._console, self._blocks, self._form = console, Blocks(), form
+        self._reasoning: ReasoningStream | None = None
+        self._num_thoughts = 0  # tokens
+        self._has_thought = False
         self._live = Live(Rendered(Block("…", apart=False)), console=console, auto_refresh=False, transient=True)
         self._drawn = 0.0  # when
         self._live.start(refresh=True)
 
     def add(self, chunk: TextChunk) -> None:
         """Print the blocks that are finished, and draw the one under way."""
-        finished = self._blocks.push(chunk.text)
+        finished = self._blocks.push(self._said(chunk))
         now = time.monotonic()
         if not finished and now - self._drawn < _SECONDS:
             return
         self._drawn = now
+        if self._reasoning is not None and self._reasoning.is_reasoning:
+            self._live.update(Text(f"Thinking … {self._num_thoughts} tokens", style="dim"), refresh=True)
+            return
         tail = Rendered(self._blocks.rest, max(self._console.size.height - 1, 1))
         self._live.update(tail)  # before printing: that draws the tail again, below
         self._print(finished)
         self._live.refresh()
 
+    def _said(self, chunk: TextChunk) -> str:
+        """What a chunk says, without reasoning."""
+        if self._form is None:
+            return chunk.text
+        if self._reasoning is None:
+            self._reasoning = self._form.stream(opened=chunk.thinks)
+        pieces = self._reasoning.push(chunk.text)
+        reasoning, said = split(pieces)
+        self._has_thought = self._has_thought or bool(reasoning)
+        if self._has_thought and (self._reasoning.is_reasoning or reasoning):
+            self._num_thoughts += len(chunk.tokens)
+        if said:
+            self._note_thoughts()
+        return said
+
+    def _note_thoughts(self) -> None:
+        if self._has_thought:
+            self._console.print(f"Thought for {self._num_thoughts} tokens.", style="dim", highlight=False)
+        self._has_thought = False
+
     def close(self) -> None:
         """Print the last block in place of its drawing."""
-        last = self._blocks.finish()
+        self._note_thoughts()
+        rest = split(self._reasoning.finish())[1] if self._reasoning else ""
+        finished, last = self._blocks.push(rest), self._blocks.finish()
         self._live.update("")
         self._live.stop()
+        self._print(finished)
         self._print(last)
 
     def _print(self, blocks: Iterable[Block]) -> None:
@@ -117,7 +151,7 @@ def view_of(session: Session, console: Console) -> View:
     """The view for the next answer."""
     if session.drafts:
         return DraftsView(console, Pieces(session.engine.tokenizer.decode))
-    return MarkdownView(console) if console.is_terminal else PlainView(console)
+    return MarkdownView(console, session.engine.reasoning_format) if console.is_terminal else PlainView(console)
 
 
 def show(chunks: Iterable[TextChunk], view: View) -> None:

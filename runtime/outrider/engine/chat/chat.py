@@ -150,6 +150,23 @@ class Chat:
         """
         return self._generate(None, options)
 
+    def go_on(self, **options: Any) -> Generator[TextChunk, None, None]:
+        """Go on with the last answer, which was cut or cancelled: the pieces become part of it. As `stream`.
+
+        The options are those of the last answer but for its seed, and `options` win over them. The last chunk's result
+        has what was added.
+
+        Raises:
+            RequestError: before the first turn, and where there are images; otherwise as `send`.
+        """
+        with (
+            self._answer(None, options, extends=True) as answer,
+            closing(self._engine.stream(answer.prompt, cancel=answer.cancel, **answer.options)) as chunks,
+        ):
+            for chunk in chunks:
+                answer.add(chunk)
+                yield chunk
+
     def rewind(self, turns: int = 1) -> tuple[Message, ...]:
         """Forget the last turns. Returns the messages that the first of them began with, which can be sent again.
 
@@ -218,35 +235,53 @@ class Chat:
             self._answering.release()
 
     @contextmanager
-    def _answer(self, messages: tuple[Message, ...] | None, options: dict[str, Any]) -> Iterator[_Answer]:
-        """Make a turn of what is answered in the block. messages: None to put it in place of the last turn."""
+    def _answer(
+        self, messages: tuple[Message, ...] | None, options: dict[str, Any], *, extends: bool = False
+    ) -> Iterator[_Answer]:
+        """Make a turn of what is answered in the block.
+
+        messages: None to put it in place of the last turn. extends: the last turn's answer is gone on with.
+        """
         with self._alone():
             if "cancel" in options:
                 raise OptionError("cancel is not an option of a turn. Call chat.cancel(), from any thread.")
-            before = self._turns
+            before, extended = self._turns, self._last(1)[0] if extends else None
             if messages is None:
                 (last,), before = self._last(1), before[:-1]
                 messages, options = last.messages, {**last.options, "seed": None, **options}
             self._cancel = Event()
             try:
                 check_images([*self.messages, *messages], self._engine.vision)
-                lay_out = functools.partial(self._layout.prompt, before, messages)
-                answer = _Answer(lay_out, {**self.options, **options}, self._cancel)
+                asked = {**self.options, **options}
+                generation = self._engine.config.generation
+                if asked.get("chat_template_kwargs") is not None:
+                    generation = generation.replace(chat_template_kwargs=asked["chat_template_kwargs"])
+                layout = replace(self._layout, variables=generation.chat_template_kwargs)
+                lay_out = functools.partial(layout.prompt, before, messages)
+                if extended is not None:
+                    lay_out = functools.partial(layout.prompt_within, extended)
+                answer = _Answer(lay_out, asked, self._cancel)
                 try:
                     yield answer
                 except Exception:
                     raise
                 except BaseException:  # the stream was closed, or its task cancelled
                     if answer.tokens:
-                        self._turns = (*before, self._turn(messages, answer, options))
+                        self._turns = (*before, self._turn(messages, answer, options, extended))
                     raise
-                self._turns = (*before, self._turn(messages, answer, options))
+                self._turns = (*before, self._turn(messages, answer, options, extended))
             finally:
                 self._cancel = None
 
-    def _turn(self, messages: tuple[Message, ...], answer: _Answer, options: dict[str, Any]) -> ChatTurn:
+    def _turn(
+        self,
+        messages: tuple[Message, ...],
+        answer: _Answer,
+        options: dict[str, Any],
+        extended: ChatTurn | None = None,
+    ) -> ChatTurn:
         result = answer.result
-        return self._layout.turn(
+        turn = self._layout.turn(
             messages,
             answer.prompt,
             answer.text if result is None else result.text,
@@ -255,6 +290,7 @@ class Chat:
             seed=answer.options.get("seed") if result is None else result.seed,
             options=options,
         )
+        return turn if extended is None else extended.with_more(turn)
 
 
 class _Answer:

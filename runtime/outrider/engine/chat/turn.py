@@ -6,6 +6,9 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from outrider.errors import RequestError
+from outrider.inputs.reasoning import ReasoningFormat
+from outrider.inputs.vision import has_images
 from outrider.types import Prompt
 
 if TYPE_CHECKING:
@@ -50,6 +53,11 @@ class ChatTurn:
         """The messages, and the answer as one."""
         return (*self.messages, {"role": "assistant", "content": self.text})
 
+    def with_more(self, turn: ChatTurn) -> ChatTurn:
+        """This turn with what another one, whose prompt is this one's whole text, adds to its answer."""
+        *earlier, (begin, _) = self.answers
+        return replace(turn, text=self.text + turn.text, answers=(*earlier, (begin, turn.answers[-1][1])))
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -57,7 +65,7 @@ class Layout:
 
     tokenizer: with the model's chat template. opening: the messages before the first turn. tools: descriptions of
     functions that the model may call. special_token_ids: those that an answer may end with, and its text does not have.
-    seen: the images, for a bundle with a vision encoder.
+    seen: the images, for a bundle with a vision encoder. variables: of the chat template.
     """
 
     tokenizer: ChatTokenizer
@@ -65,6 +73,7 @@ class Layout:
     tools: tuple[Message, ...]
     special_token_ids: Collection[int]
     seen: Seen | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt(self, turns: Seq[ChatTurn], messages: Seq[Message]) -> Prompt:
         """The prompt for the answer to `messages`, behind these turns.
@@ -77,13 +86,32 @@ class Layout:
             OptionError: when a message lacks its role or content.
             RequestError: when the template refuses the messages, or an image cannot be read.
         """
-        before = [*self.opening, *(message for turn in turns for message in turn.all_messages)]
+        before = [*self.opening, *(message for turn in turns for message in self._messages(turn))]
         whole, images = self._rendered([*before, *messages])
         if self.seen is None:
             return self._prompt(turns, before, whole)
         encoded = self.seen.encode(images)
         prompt = self._prompt(turns, before, whole, encoded)
         return replace(prompt, embeds=self.seen.vision.place(prompt.token_ids, encoded, prompt.answers))
+
+    def prompt_within(self, turn: ChatTurn) -> Prompt:
+        """The prompt that goes on with a turn's answer.
+
+        Raises:
+            RequestError: where there are images.
+        """
+        if self.seen is not None and has_images([*self.opening, *turn.messages]):
+            raise RequestError("An answer about images cannot be continued. Use retry.")
+        return _marked(list(turn.token_ids), turn.answers)
+
+    def _messages(self, turn: ChatTurn) -> tuple[Message, ...]:
+        """A turn's messages. A template that refuses reasoning within a content gets it apart."""
+        form = ReasoningFormat.of_tokenizer(self.tokenizer)
+        if form is None or not form.apart:
+            return turn.all_messages
+        reasoning, content = form.parse(turn.text)
+        answer = {"role": "assistant", "content": content, "reasoning_content": reasoning}
+        return (*turn.messages, answer if reasoning else {"role": "assistant", "content": content})
 
     def _prompt(self, turns: Seq[ChatTurn], before: Seq[Message], whole: str, images: Seq[EncodedImage] = ()) -> Prompt:
         """The prompt without embeds. before: the messages up to the last answer. whole: all, rendered."""
@@ -144,6 +172,7 @@ class Layout:
     def _rendered(self, messages: Seq[Message], *, answering: bool = True) -> tuple[str, list[Any]]:
         """The text of messages, with one token for each image, and the images."""
         options: dict[str, Any] = {"tools": self.tools, "answering": answering}
+        options |= {"variables": self.variables} if self.variables else {}
         if self.seen is None:
             return self.tokenizer.render(messages, **options), []
         return self.seen.vision.render(messages, cast("PartsTokenizer", self.tokenizer), **options)

@@ -42,6 +42,11 @@ class ReasoningFormat:
         return _of_template(tokenizer.chat_template)
 
     @property
+    def apart(self) -> bool:
+        """Whether the template takes an earlier answer's reasoning by a name of its own, and not within the content."""
+        return self.channels or self.begin.startswith("<|channel>")
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """What may be tokens of their own."""
         return MARKERS if self.channels else tuple(_TAG.findall(self.begin + self.end))

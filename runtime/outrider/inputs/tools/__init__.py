@@ -9,7 +9,8 @@ for piece in stream.push(chunk.text): ...                   # texts, and ToolCal
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.grammar import source_of_calls
 from outrider.inputs.tools.markers import dropped_markers, keep_markers
-from outrider.inputs.tools.stream import ToolCall, ToolCallDelta, ToolCallStream
+from outrider.inputs.tools.shapes import ToolCall
+from outrider.inputs.tools.stream import ToolCallDelta, ToolCallStream
 
 __all__ = [
     "ToolCall",

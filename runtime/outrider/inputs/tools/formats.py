@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from outrider.inputs.tools.arguments import Tags
-from outrider.inputs.tools.shapes import ReadWhole, gemma_calls, python_calls
-from outrider.inputs.tools.stream import ToolCall, ToolCallStream, joined
+from outrider.inputs.tools.shapes import ReadWhole, ToolCall, gemma_calls, python_calls
+from outrider.inputs.tools.stream import ToolCallStream, joined
 from outrider.types import TextTokenizer
 
 _BLANK = [r"\s*"]

@@ -54,7 +54,7 @@ def _call_of(value: Any) -> ToolCall | None:
     names = [value[key] for key in ("name", "function", "tool_name", "tool") if isinstance(value.get(key), str)]
     if not names or not {*value} <= {*_KEYS}:
         return None
-    arguments = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}

@@ -32,8 +32,6 @@ class PartsTokenizer(ChatTokenizer, Protocol):
         *,
         tools: Seq[Mapping[str, Any]] = (),
         answering: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        continuing: bool = False,
         parts: bool = False,
     ) -> str:
         """The text of chat messages. parts: whether their contents may be lists of parts."""

@@ -7,6 +7,8 @@ import { SOURCES, countSources, textsOf, tokenNodes } from "./tokens.js";
 /** An answer that grows. text, tokens, calls: so far. timings: the server's, once it is complete. */
 export class Answer {
   text = "";
+  thoughts = ""; // the reasoning before the text
+  reason = null; // why it has ended, in the API's words
   tokens = [];
   calls = []; // {name, written}: the arguments as they are written, in JSON
   timings = null;
@@ -17,6 +19,8 @@ export class Answer {
   #began = 0;
   #note = null; // once it has ended: why, if it is not complete
   #showsDrafts;
+  #thoughts = element("p");
+  #thinking = element("details", { className: "thinking", hidden: true }, element("summary"), this.#thoughts);
   #text = element("div", { className: "text" });
   #calls = element("div", { className: "calls" });
   #figures = element("p", { className: "figures" });
@@ -24,14 +28,14 @@ export class Answer {
   constructor(showsDrafts) {
     this.actions = element("div", { className: "actions" });
     const properties = { className: "answer", "aria-label": "Answer", "aria-busy": "true" };
-    this.node = element("article", properties, this.#text, this.#calls, this.#figures, this.actions);
+    this.node = element("article", properties, this.#thinking, this.#text, this.#calls, this.#figures, this.actions);
     this.showDrafts(showsDrafts);
   }
 
   /** What `restore` needs. */
   get saved() {
-    const { calls, timings, seed } = this;
-    return { pieces: this.#pieces, calls, timings, seed, note: this.#note ?? "Not complete." };
+    const { calls, timings, seed, thoughts, reason } = this;
+    return { pieces: this.#pieces, calls, timings, seed, thoughts, reason, note: this.#note ?? "Not complete." };
   }
 
   /** Show an answer that was saved. */
@@ -47,6 +51,8 @@ export class Answer {
     if (event.timings) this.timings = event.timings;
     if (!choice) return;
     if (choice.seed !== undefined) this.seed = choice.seed;
+    if (choice.finish_reason) this.reason = choice.finish_reason;
+    this.thoughts += choice.delta.reasoning_content ?? "";
     for (const part of choice.delta.tool_calls ?? []) this.#readCall(part);
     const text = choice.delta.content ?? "", tokens = choice.tokens ?? [];
     if (!text && !tokens.length) return;
@@ -80,9 +86,18 @@ export class Answer {
 
   /** Show text, calls and figures as they are now. */
   refresh() {
+    this.#showThoughts();
     this.#showText();
     this.#calls.replaceChildren(...this.calls.map(callNode));
     this.#figures.textContent = this.#line();
+  }
+
+  /** More comes, to an answer that has ended. */
+  goOn() {
+    this.#note = this.timings = this.reason = null;
+    this.#began = 0;
+    this.node.setAttribute("aria-busy", "true");
+    this.refresh();
   }
 
   /** Nothing more comes. note: why, if the answer is not complete. */
@@ -99,6 +114,13 @@ export class Answer {
     this.#text.classList.toggle("drafts", shows);
     this.#text.replaceChildren();
     this.#showText();
+  }
+
+  /** The reasoning, folded: it opens on a click. */
+  #showThoughts() {
+    this.#thinking.hidden = !this.thoughts;
+    this.#thinking.firstChild.textContent = this.text || this.#note !== null ? "Thoughts" : "Thinking …";
+    if (this.#thoughts.textContent !== this.thoughts) this.#thoughts.textContent = this.thoughts;
   }
 
   #showText() {

@@ -81,6 +81,10 @@ function show(text, request) {
   return exchange;
 }
 
+const turnOf = ({ text, thoughts }) => (
+  { role: "assistant", content: text, ...(thoughts && { reasoning_content: thoughts }) }
+);
+
 async function ask(text) {
   const settings = readSettings();
   if (!settings) return;
@@ -89,7 +93,7 @@ async function ask(text) {
     ...systemTurn(),
     ...turns.flatMap(({ text, answer }) => [
       { role: "user", content: text },
-      { role: "assistant", content: answer.text },
+      turnOf(answer),
     ]),
     { role: "user", content: text },
   ];
@@ -175,6 +179,9 @@ function offerActions() {
   const last = exchanges.at(-1);
   if (!last) return;
   last.answer.actions.append(button("Retry", retry));
+  if (last.answer.text && !last.answer.calls.length && last.answer.reason !== "stop") {
+    last.answer.actions.append(button("Continue", goOn));
+  }
   if (last.answer.timings && last.request.drafter !== "none") {
     last.answer.actions.append(button("Compare with plain decoding", () => compare(last)));
   }
@@ -206,6 +213,20 @@ function retry() {
   if (edited === last) edit(null);
   message.focus();
   ask(last.text);
+}
+
+/** Go on with an answer that was stopped, or cut by its limit. */
+async function goOn() {
+  const { request, answer } = exchanges.at(-1);
+  message.focus();
+  say("Answering.");
+  const messages = [...request.messages, turnOf(answer)];
+  answer.goOn();
+  const ended = await receive({ ...request, messages, continue_final_message: true }, answer, "Stopped.");
+  if (exchanges.at(-1)?.answer !== answer) return;
+  keepingTheEnd(offerActions);
+  save();
+  if (ended) say(`Answer: ${answer.whole}`);
 }
 
 /** Have the answer again, with drafts and without, and show both speeds. An answer that was given before is not copied. */

@@ -16,19 +16,52 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.models.backends.taps import ints
-from outrider_export.direct.experts import DOWN, GATE, GATE_UP, UP, Experts
 
+GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"  # of all experts
+# Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
+GATE_UP = "mlp.experts.gate_up_proj"
 _END = 2**63 - 1
 _ALPHA, _LIMIT = 1.702, 7.0  # of gpt-oss
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
+    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
+    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
+    normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
+    clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
+    """
+
+    hidden: int
+    count: int
+    active: int
+    size: int
+    router: str
+    normalised: bool = False
+    eps: float = 0.0
+    scale: float = 1.0
+    shared: str = ""
+    clamped: bool = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of the experts' matrices, by their names in a layer: those of all experts, one below the other."""
+        wide, narrow = (self.count * self.size, self.hidden), (self.count * self.hidden, self.size)
+        if self.clamped:
+            return {GATE_UP: (2 * wide[0], self.hidden), DOWN: narrow}
+        return {GATE: wide, UP: wide, DOWN: narrow}
 
 
 @dataclass(frozen=True)
 class Router:
     """matrix: float32 [experts, hidden]. bias: of scores, and choice: added to them only to choose; both [experts]."""
 
-    matrix: NDArray[np.float32]
-    bias: NDArray[np.float32] | None
-    choice: NDArray[np.float32] | None
+    matrix: ov.Node | ov.Output
+    bias: NDArray[np.float32] | None = None
+    choice: NDArray[np.float32] | None = None
 
 
 def mixture(
@@ -77,7 +110,7 @@ def _repeated(experts: Experts, rows: ov.Node) -> ov.Node:
 
 def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, ov.Output]:
     """The chosen experts of each row, int32 [rows, active], and their weights, float32."""
-    scores = ops.matmul(rows, ops.constant(router.matrix), False, True)
+    scores = ops.matmul(rows, router.matrix, False, True)
     if router.bias is not None:
         scores = ops.add(scores, ops.constant(router.bias.reshape(1, -1)))
     active, axis = ops.constant(np.int64(experts.active)), ints(-1)
