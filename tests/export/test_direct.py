@@ -71,6 +71,12 @@ def compiled_kinds(model: ov.Model) -> list[str]:
     return [str(node.get_rt_info()["layerType"].astype(str)) for node in made.get_ops()]
 
 
+def torch_of(values: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(values)
+
+
 def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens behind a prompt, each read in a call of its own."""
     made: list[int] = []
@@ -164,7 +170,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no window": ("mistral", {"sliding_window": None}),
     "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
     "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
-    "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
     "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
     "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
@@ -435,6 +441,33 @@ def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
     writer.close()
     header = read_header(tmp_path / "nextn.gguf")
     assert geometry_of_gguf(header).num_layers == len(open_weights(header.path, is_gguf=True).decoder.layers) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "is_gguf"),
+    [
+        ("granitemoehybrid", ("mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear"), False),
+        ("qwen3_5_text", ("linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "linear_attn.out_proj"), True),
+        ("qwen3_next", ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"), False),
+    ],
+)
+def test_adapters_change_recurrences(name: str, targets: tuple[str, ...], is_gguf: bool, tmp_path: Path) -> None:
+    """Where a file has matrices in one, or rows in another order, an adapter's are in the checkpoint's."""
+    model, path = saved(name, tmp_path / name)
+    if is_gguf:
+        write_gguf(path, tmp_path / "model.gguf", name)
+        path = tmp_path / "model.gguf"
+    rng, changes = np.random.default_rng(0), {}
+    for target in targets:
+        weight = model.get_submodule(f"model.layers.0.{target}").weight.data
+        down, up = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((2, weight.shape[1]), (len(weight), 2)))
+        weight += 0.5 * torch_of(up @ down)
+        changes[f"model.language_model.layers.0.{target}"] = Change(down, up, 0.5)
+    weights = open_weights(path, is_gguf)
+    weights.merge(LoraAdapter("adapter", "", changes, None))
+    packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
+    save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
+    assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
 
 
 def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
