@@ -79,7 +79,8 @@ def torch_of(values: Any) -> Any:
 
 def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens behind a prompt, each read in a call of its own."""
-    read, made = reader_of_ir(model), []
+    made: list[int] = []
+    read = reader_of_ir(model)
     row = read(prompt)[-1]
     while len(made) < count:
         made.append(int(row.argmax()))
@@ -540,8 +541,8 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
     packed = pack(weights, "int8", tmp_path / "int8", lambda _: None)
     for name, matrix in packed.items():
         if ".experts." in name:
-            codes = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32) - matrix.zero_points[..., None]
-            kept = (codes * matrix.scales[..., None]).reshape(matrix.shape)
+            grouped = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32)
+            kept = ((grouped - matrix.zero_points[..., None]) * matrix.scales[..., None]).reshape(matrix.shape)
             assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
@@ -607,6 +608,33 @@ def test_gguf_files_that_compute_something_else_are_refused(
     path = changed_gguf(tmp_path / "other.gguf", folder, metadata, tensors)
     with pytest.raises(NotDirect, match=says):
         open_weights(path, is_gguf=True)
+
+
+def test_an_adapter_s_changes_find_their_modules_by_the_checkpoint_s_names(tmp_path: Path) -> None:
+    """Those of experts, of layers with a state, and of modules that have other names here."""
+    _, folder = saved("lfm2_moe", tmp_path / "lfm2_moe")
+    plain, merged = (open_weights(folder, is_gguf=False) for _ in range(2))
+    places = {
+        "model.layers.0.conv.in_proj": ("conv.in_proj", 0, (192, 64)),
+        "model.layers.0.feed_forward.w2": ("mlp.down_proj", 0, (64, plain.decoder.mlp_size)),
+        "model.layers.2.self_attn.out_proj": ("self_attn.o_proj", 0, (64, 64)),
+        "model.layers.2.feed_forward.gate": ("mlp.router", 0, (4, 64)),
+        "model.layers.3.feed_forward.experts.1.w3": ("mlp.experts.up_proj", 48, (48, 64)),
+    }
+    rng = np.random.default_rng(0)
+    changes = {
+        name: Change(
+            rng.normal(size=(2, columns)).astype(np.float32), rng.normal(size=(rows, 2)).astype(np.float32), 0.5
+        )
+        for name, (_, _, (rows, columns)) in places.items()
+    }
+    merged.merge(LoraAdapter("adapter", "0" * 64, changes, None))
+    for name, (part, first, (rows, _)) in places.items():
+        ours = f"model.layers.{name.split('.')[2]}.{part}"
+        added = merged.matrix(ours).read(slice(None)) - plain.matrix(ours).read(slice(None))
+        expected = np.zeros_like(added)
+        expected[first : first + rows] = changes[name].up @ changes[name].down * changes[name].scale
+        np.testing.assert_allclose(added, expected, atol=1e-5, err_msg=name)
 
 
 def test_a_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:
