@@ -17,8 +17,10 @@ import numpy as np
 
 from outrider.errors import ExportError
 from outrider_export.direct.convert import open_weights
-from outrider_export.direct.describe import NotDirect
+from outrider_export.direct.describe import FULL, NotDirect
+from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE
 from outrider_export.direct.gguf_config import config_of
+from outrider_export.direct.states import STATE_KINDS
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name, place_of
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from outrider_export.direct.describe import Decoder, Layer
+    from outrider_export.direct.weights import Indices, Stored
 
 _ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
 _WEIGHTS = (".safetensors", ".index.json", ".bin", ".gguf")
@@ -43,13 +48,16 @@ def count_layers(source: Located) -> int:
 
 
 def write_slice(source: Located, num_layers: int, folder: Path) -> None:
-    """Write a checkpoint of the first `num_layers` layers to a new folder, with the tokenizer.
+    """Write a checkpoint of `num_layers` layers to a new folder, with the tokenizer.
+
+    They are the first ones; of a model with states the first layer with attention, and those from the first on.
 
     Raises:
         ExportError: as `count_layers`, or when the model is damaged.
         OSError: when the disk is full.
     """
     weights, path = _open(source), _path(source)
+    chosen = _chosen(weights.decoder, num_layers)
     folder.mkdir(parents=True)
     if source.kind == "gguf":
         header = read_header(path)
@@ -63,16 +71,13 @@ def write_slice(source: Located, num_layers: int, folder: Path) -> None:
         for file in path.iterdir():
             if file.is_file() and not file.name.endswith(_WEIGHTS):
                 shutil.copyfile(file, folder / file.name)
-    (folder / "config.json").write_text(json.dumps(_cut(config, num_layers)), encoding="utf-8")
-    _save(_tensors(weights, num_layers), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(_cut(config, weights.decoder, chosen)), encoding="utf-8")
+    _save(_tensors(weights, chosen), folder / "model.safetensors")
 
 
 def _open(source: Located) -> Weights:
     try:
-        weights = open_weights(_path(source), source.kind == "gguf")
-        if weights.decoder.states:
-            raise NotDirect("layers that keep a state")
-        return weights
+        return open_weights(_path(source), source.kind == "gguf")
     except NotDirect as error:
         raise ExportError(
             f"{source.id} cannot be cut into slices: {error}. Export it in each form, and compare: outrider bench."
@@ -85,31 +90,69 @@ def _path(source: Located) -> Path:
     return source.path
 
 
-def _cut(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
+def _chosen(decoder: Decoder, num_layers: int) -> list[int]:
+    """The layers of a slice. More of them have kinds in about the proportion that they have in the model."""
+    if not decoder.states:
+        return [*range(num_layers)]
+    return [decoder.states.index(""), *range(num_layers - 1)]
+
+
+def _cut(config: dict[str, Any], decoder: Decoder, chosen: list[int]) -> dict[str, Any]:
     """The configuration with fewer layers; lists of as many entries as there were layers are cut, too."""
     before = config["num_hidden_layers"]
-    cut = {k: v[:num_layers] if isinstance(v, list) and len(v) == before else v for k, v in config.items()}
-    return cut | {"num_hidden_layers": num_layers}
+    cut = {k: [v[i] for i in chosen] if isinstance(v, list) and len(v) == before else v for k, v in config.items()}
+    if decoder.states:
+        cut["layer_types"] = [STATE_KINDS.get(decoder.states[i], FULL) for i in chosen]
+    if decoder.experts:
+        dense = [number for number, i in enumerate(chosen) if decoder.layers[i].experts is None]
+        cut |= {"num_dense_layers": 0, "decoder_sparse_step": 1, "mlp_only_layers": dense}
+    return cut | {"num_hidden_layers": len(chosen)}
 
 
-def _tensors(weights: Weights, num_layers: int) -> dict[str, NDArray[np.float16]]:
-    """All tensors of some layers, and those around them, by the names of a checkpoint."""
-    norms = weights.decoder.form.norms
-    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-    inside = [f"self_attn.{part}" for part in parts] + [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
-    around = {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp} - {""}
-    layers = [layer_name(i, part) for i in range(num_layers) for part in (*inside, *sorted(around))]
-    made = {}
-    for name in (EMBEDDING, *layers, FINAL_NORM, HEAD):
+def _tensors(weights: Weights, chosen: list[int]) -> dict[str, NDArray[np.float16]]:
+    """All tensors of some layers, and those around them, by the names of Llama's checkpoints."""
+    made: dict[str, NDArray[np.float16]] = {}
+
+    def add(name: str, stored: Stored | None, rows: Indices | None = None) -> None:
+        if stored is not None and name not in made:
+            read = stored.read(slice(None) if rows is None else rows)
+            made[name] = np.ascontiguousarray(read.astype(np.float16)).reshape(stored.shape)
+
+    def add_module(name: str, new: str) -> None:
         module, _ = place_of(name, weights.decoder)
         for kind in ("weight", "bias"):
             stored = weights.stored(f"{module}.{kind}")
-            if stored is None or f"{module}.{kind}" in made or (name == HEAD and weights.decoder.tied):
-                continue
-            rows = weights.rows_of(name, stored.shape[0]) if module == name else None
-            read = stored.read(slice(None) if rows is None else rows)
-            made[f"{module}.{kind}"] = np.ascontiguousarray(read.astype(np.float16)).reshape(stored.shape)
+            whole = stored is None or module != name
+            rows = None if whole or stored is None else weights.rows_of(name, stored.shape[0])
+            add(f"{place_of(new, weights.decoder)[0]}.{kind}", stored, rows)
+
+    for name in (EMBEDDING, FINAL_NORM, *([] if weights.decoder.tied else [HEAD])):
+        add_module(name, name)
+    for number, i in enumerate(chosen):
+        layer = weights.decoder.layers[i]
+        for part in _modules_of(layer, weights.decoder):
+            add_module(layer_name(i, part), layer_name(number, part))
+        for part in () if layer.state is None else layer.state.others:
+            add(layer_name(number, part), weights.stored(layer_name(i, part)))
+        for part in () if layer.experts is None else layer.experts.shapes:
+            name, new = layer_name(i, part), layer_name(number, part)
+            add(f"{new}.weight", weights.matrix(name))
+            if layer.experts is not None and layer.experts.clamped:
+                bias = weights.bias_of_experts(name, layer.experts)
+                made[f"{new}.bias"] = bias.reshape(-1).astype(np.float16)
     return made
+
+
+def _modules_of(layer: Layer, decoder: Decoder) -> list[str]:
+    """Modules of a layer with a weight, a bias or both, but experts."""
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "sinks")
+    mixing = [f"self_attn.{part}" for part in parts] if layer.state is None else [*layer.state.matrices]
+    dense = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+    norms = decoder.form.norms
+    around = {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp} - {""}
+    experts = layer.experts
+    fed = [*(dense if experts is None or experts.shared else ()), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]
+    return [*mixing, *fed, *sorted(around)]
 
 
 def _save(tensors: dict[str, NDArray[np.float16]], path: Path) -> None:

@@ -34,17 +34,29 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 _LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    f"{_CASED[0]}*{_CASED[1]}+{_ENDING}|{_CASED[0]}+{_CASED[1]}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _DIGITS: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}, _byte_level(True)]
 
 # name: normalizer, and the steps before the merges.
 PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = {
     "qwen2": ({"type": "NFC"}, [_split(_QWEN2), _byte_level(False)]),
     "llama-bpe": (None, [_split(_LLAMA3), _byte_level(False)]),
+    "qwen35": ({"type": "NFC"}, [_split(_QWEN35), _byte_level(False)]),
     "smollm": (None, _DIGITS),
     "starcoder": (None, _DIGITS),
     "refact": (None, _DIGITS),  # Granite's
+    "lfm2": (None, [_split(_LLAMA3), _byte_level(False)]),
+    "dbrx": (None, [_split(_LLAMA3), _byte_level(False)]),  # Granite 4's
+    "gpt-4o": (None, [_split(_O200K), _byte_level(False)]),  # gpt-oss
+    "olmo": ({"type": "NFC"}, [_byte_level(True)]),
 }
-_WHOLE_WORDS = ("llama-bpe",)  # take a whole word from the vocabulary before the merges are tried
+_WHOLE_WORDS = ("llama-bpe", "lfm2")  # take a whole word from the vocabulary before the merges are tried
 _SPACE = "\u2581"  # SentencePiece's spelling of a space
 _PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")

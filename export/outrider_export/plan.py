@@ -11,7 +11,7 @@ import msgspec
 
 from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
 from outrider.errors import ExportError, OptionError, install, nearest
-from outrider_export.direct.describe import NotDirect, describe
+from outrider_export.direct.describe import Decoder, NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
@@ -166,6 +166,8 @@ def check_route(
         config = {} if header else text_part(read_json(path))
     check_architecture(config, Path(source.id))  # which no package helps
     obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
+    if obstacle is None and format == "onnx":
+        obstacle = why_not_onnx(describe(config) if header is None else decoder_of(header))
     if obstacle is None:
         return
     if format == "onnx":
@@ -205,6 +207,13 @@ def why_not_direct(
     except NotDirect as error:
         return str(error)
     return None
+
+
+def why_not_onnx(decoder: Decoder) -> str | None:
+    """What a model that is converted without PyTorch has that its graph in ONNX has not; None if there is nothing."""
+    if decoder.states:
+        return "layers with a state that every token changes"
+    return "mixtures of experts" if decoder.experts else None
 
 
 def check_extra(why: str, format: str) -> None:  # noqa: A002

@@ -40,7 +40,10 @@ ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGenerati
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
-TEXT_PARTS = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
+TEXT_PARTS = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
 _NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
@@ -163,6 +166,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
+        if method == "mxfp4" and config.get("model_type") == "gpt_oss":  # as it is published
+            return config
         raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
     return config
 
@@ -175,7 +180,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     around = {key: value for key, value in config.items() if not key.endswith(("vision_config", "text_config"))}
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
-    return around | config["text_config"] | tied | {"architectures": [part]}
+    text: dict[str, Any] = config["text_config"]
+    return around | text | tied | {"architectures": [part]}
 
 
 @contextmanager
@@ -234,7 +240,9 @@ def count_weights(folder: Path) -> int:
 
     Those of a model that is run without images are not counted for them.
     """
-    return sum(prod(tensor.shape) for name, tensor in tensors_of(folder).items() if not name.startswith(_NO_TEXT))
+    tensors = {name: each for name, each in tensors_of(folder).items() if not name.startswith(_NO_TEXT)}
+    # A byte of MXFP4 has two of them.
+    return sum(prod(each.shape) * (2 if name.endswith("_blocks") else 1) for name, each in tensors.items())
 
 
 @dataclass(frozen=True)

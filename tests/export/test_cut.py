@@ -15,8 +15,12 @@ from outrider.models.part import parts_of
 from outrider_export import export_bundle
 from outrider_export.cut import count_layers, write_slice
 from outrider_export.demo_model import FILE
+from outrider_export.direct.convert import open_weights
+from outrider_export.direct.graph import build
+from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.form_speed import Form, measure_forms
 from outrider_export.sources import locate, read_config, tensors_of
+from shapes import make_model, save_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +37,27 @@ def test_a_slice_has_the_tensors_of_its_layers(kind: str, tied: Path, make_gguf:
     assert cut.keys() == {name for name in whole if not name.startswith("model.layers.1.")}
     for name, tensor in cut.items():
         np.testing.assert_allclose(tensor.numbers(), whole[name].numbers(), atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "name", ["lfm2_moe", "qwen3_5_moe_text", "granitemoehybrid", "granitemoe", "gpt_oss"]
+)
+def test_a_slice_of_a_hybrid_or_a_mixture_is_a_model(name: str, tmp_path: Path) -> None:
+    """Its layers are the first one with attention, and those from the first on."""
+    source = locate(save_model(make_model(name), tmp_path / "whole"))
+    count = count_layers(source)
+    write_slice(source, count, tmp_path / "slice")
+    whole, cut = open_weights(tmp_path / "whole", is_gguf=False), open_weights(tmp_path / "slice", is_gguf=False)
+    kinds = [layer.state and layer.state.kind for layer in whole.decoder.layers]
+    first = kinds.index(None)
+    chosen = [first, *range(count - 1)] if any(kinds) else [*range(count)]
+    assert [layer.state and layer.state.kind for layer in cut.decoder.layers] == [kinds[i] for i in chosen]
+    for i, old in enumerate(chosen):
+        for part in [part for part in matrices_of(whole) if part.startswith(f"model.layers.{old}.")]:
+            values = cut.matrix(part.replace(f".{old}.", f".{i}.", 1)).read(slice(None))
+            np.testing.assert_allclose(values, whole.matrix(part).read(slice(None)), atol=1e-3, err_msg=part)
+    packed = pack(cut, "int8", tmp_path / "weights", lambda _: None)
+    build(cut.decoder, cut, packed)  # nothing is missing
 
 
 def test_slices_tell_the_whole_models_size(make_checkpoint: Any, tmp_path: Path) -> None:

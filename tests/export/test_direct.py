@@ -35,7 +35,11 @@ from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
-STATEFUL = [name for name in FORMS if CONFIGS[name].get("layer_types", ["full_attention"])[0] in STATES]
+STATEFUL = [
+    name
+    for name in FORMS
+    if CONFIGS[name].get("layer_types", ["full_attention"])[0] in STATES or "linear_num_key_heads" in CONFIGS[name]
+]
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
 
 
@@ -103,17 +107,17 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
     assert len(hidden_states_of(graph, count)) == count + 2
-    mixtures = sum(layer.experts is not None for layer in decoder.layers)
-    assert sum(kind == "GatherMatmul" for kind in compiled_kinds(graph)) == 3 * mixtures
-    if decoder.states or mixtures:
+    products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
+    if products:  # the chosen experts alone are computed
+        assert compiled_kinds(graph).count("GatherMatmul") == products
+    if decoder.states or products:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", STATEFUL)
+@pytest.mark.parametrize(("name", "tied"), [(name, i % 2 == 1) for i, name in enumerate(STATEFUL)])
 def test_greedy_text_is_transformers(name: str, tied: bool, tmp_path: Path) -> None:
-    """200 tokens, one a call, so that states are carried; the tied model is read from a GGUF file."""
+    """200 tokens, one a call, so that states are carried; tied models are read from GGUF files."""
     model, path = saved(name, tmp_path / name, tie_word_embeddings=tied)
     if tied:
         write_gguf(path, tmp_path / "model.gguf", name)
@@ -157,6 +161,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("llama", {"tie_word_embeddings": True}),
     "no window": ("mistral", {"sliding_window": None}),
     "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
+    "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
+    "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
     "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
 
@@ -303,6 +310,13 @@ def merged_experts(folder: Path) -> dict[str, Any]:
         if found := re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", name):
             target = f"{found[1]}.{_OF_LFM2.get(found[2], found[2]) if '.feed_forward.' in name else found[2]}"
             made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
+        elif found := re.fullmatch(r"(model\.layers.*\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
+            values = values if found[3] else values.swapaxes(1, 2)
+            halves = {"gate": values[:, ::2], "up": values[:, 1::2]} if found[2] == "gate_up" else {"down": values}
+            for part, half in halves.items():
+                made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
+        elif name.endswith(".sinks"):
+            made[f"{name}.weight"] = values
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 made[f"{name.partition('block')[0]}mlp.experts.{part}_proj.weight"] = half
@@ -323,12 +337,13 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     writer.add_block_count(len(decoder.layers))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
-    writer.add_feed_forward_length(decoder.mlp_size)
+    is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
+    writer.add_feed_forward_length(config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size)
     writer.add_head_count(decoder.num_heads)
     kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
-    writer.add_head_count_kv(kv_heads if decoder.states and name != "qwen3_5_text" else decoder.num_kv_heads)
+    writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
     add_sizes(writer, decoder, config)
-    if name.startswith("lfm2"):
+    if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_key_length(decoder.head_size)
     writer.add_layer_norm_rms_eps(decoder.eps)
@@ -341,6 +356,10 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
     rope = config["rope_parameters"]
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if any(decoder.windows):
         writer.add_sliding_window(config["sliding_window"])
     if decoder.logit_cap:
@@ -364,7 +383,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
             weight += ".bias"
         for part, numbers in rewritten(weight, values, decoder):
             target = names.get_name(part, try_suffixes=(".weight", ".bias"))
-            if part == "lm_head.weight":
+            if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part
             if numbers.ndim > 1 and kind is not Kind.F32:
@@ -381,6 +400,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "smollm3": {"no_rope_layer_interval": 4},
     "mixtral": {"sliding_window": None},
+    "qwen2_moe": {"norm_topk_prob": False},
 }
 
 
@@ -454,6 +474,43 @@ def test_every_quantisation_is_read(kind: Kind, tmp_path: Path) -> None:
         assert np.array_equal(np.concatenate(pieces), whole, equal_nan=True)
         order = np.arange(rows).reshape(2, -1, 2).swapaxes(1, 2).reshape(-1)  # even rows of each head first
         assert np.array_equal(queries.read(slice(10, 20)), whole[order[10:20]], equal_nan=True)
+
+
+MXFP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]  # by code
+
+
+def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
+    """gpt-oss as it is published: experts in blocks of 32 numbers, two a byte, with a power of two each."""
+    import torch
+    from safetensors.numpy import load_file, save_file
+
+    model, folder = saved("gpt_oss", tmp_path / "gpt_oss")
+    rng, tensors = np.random.default_rng(1), load_file(folder / "model.safetensors")
+    for i, layer in enumerate(model.model.layers):
+        for part in ("gate_up_proj", "down_proj"):
+            name = f"model.layers.{i}.mlp.experts.{part}"
+            count, columns, rows = tensors.pop(name).shape
+            codes = rng.integers(0, 16, (count, rows, columns // 32, 16, 2)).astype(np.uint8)
+            powers = rng.integers(121, 125, (count, rows, columns // 32)).astype(np.uint8)
+            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = codes[..., 0] | codes[..., 1] << 4, powers
+            numbers = np.array(MXFP4)[codes] * 2.0 ** (powers[..., None, None].astype(int) - 127)
+            numbers = numbers.reshape(count, rows, columns).swapaxes(1, 2)
+            getattr(layer.mlp.experts, part).data = torch.tensor(numbers, dtype=torch.float32).contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    quantised = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}), encoding="utf-8")
+    graph = graph_of(folder, "fp32", tmp_path / "scratch")
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < 5e-6
+    weights = open_weights(folder, is_gguf=False)
+    packed = pack(weights, "int8", tmp_path / "int8", lambda _: None)
+    for name, matrix in packed.items():
+        if ".experts." in name:
+            codes = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32) - matrix.zero_points[..., None]
+            kept = (codes * matrix.scales[..., None]).reshape(matrix.shape)
+            assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
+    found = logits(graph_of(folder, "int8", tmp_path / "again"))
+    assert divergence(found, logits_of(model, TOKENS)) < 0.05
 
 
 def changed_gguf(path: Path, folder: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:

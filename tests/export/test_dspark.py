@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, silu
 import outrider
 from heads import DSPARKS, GROUP, MASK, NUM_PLACES, TOKENS, TOP_K, WINDOW, config_of, name_of, tensors_of, write_head
 from outrider.bundle import Bundle, read_bundle
+from outrider.bundle.manifest import Geometry
 from outrider.drafters import HiddenModel, MarkovHead, Subset, markov
 from outrider.errors import ExportError
 from outrider.models.backends.heads import Head, load_head
@@ -23,9 +24,11 @@ from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy
 from outrider.types import Committed, DraftRequest, Noise, Sequence
 from outrider_export.drafters import add_drafter
+from outrider_export.heads.formats import read_head
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
+MAIN = Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448)
 FORMS = [kind.removeprefix("dspark").strip() or "vanilla" for kind in DSPARKS]
 
 
@@ -330,3 +333,28 @@ def test_a_smaller_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     tensors |= {f"markov_head.markov_w{i}.weight": tensors[f"markov_head.markov_w{i}.weight"][:300] for i in (1, 2)}
     with pytest.raises(ExportError, match="Markov head has 300 tokens, and the main model has 404"):
         add_drafter(folder, write_head(tmp_path / "head", "dspark", tensors, vocab_size=300))
+
+
+WRONG_SELECTORS: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    "groups that do not fit": ({"conv_group_size": 24}, None, "conv_group_size 24: .* has to divide hidden_size 64"),
+    "no rank": ({"selector_rank": None}, None, "config.json has no 'selector_rank', which dflash2 drafters have"),
+    "another rank": ({"selector_rank": 9}, None, r"predecessor_codebook' is float32 \[448, 8\], .* \[448, 9\]"),
+    "another number of taps": ({"conv_kernel_size": 3}, None, r"base_kernel' is float32 \[2, 2, 64\], .* \[2, 3, 64\]"),
+    "a tensor that is missing": (
+        {},
+        "candidate_selector.hidden_projection.weight",
+        "hidden_projection.weight' is missing",
+    ),
+    "blocks that see no later token": ({"is_causal": True}, None, "is_causal true, and only blocks whose tokens all"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_SELECTORS)
+def test_a_selector_that_does_not_fit_is_refused(tmp_path: Path, case: str) -> None:
+    changes, missing, said = WRONG_SELECTORS[case]
+    own = {
+        name: value for name, value in (config_of("dflash2")["dflash_config"] | changes).items() if value is not None
+    }
+    tensors = {name: each for name, each in tensors_of("dflash2").items() if name != missing}
+    with pytest.raises(ExportError, match=said):
+        read_head(write_head(tmp_path, "dflash2", tensors, dflash_config=own), MAIN)

@@ -31,7 +31,7 @@ from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.drafters import add_drafter
 from qwen_module import qwen_module
 
-MODULES = ("eagle", "eagle3", "mtp", "mtp qwen")
+MODULES = ("eagle", "eagle3", "mtp", "mtp qwen", "mtp experts")
 PLACES = ("medusa", "hydra", "blockwise")
 RULES = {
     "any": RowRule(),
@@ -121,9 +121,13 @@ def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]
     return (out @ matrix.T)[:, :TOKENS], out
 
 
-def mtp_qwen(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
-    logits, out = qwen_module(token_ids, hidden, shared)
+def mtp_qwen(token_ids: Any, hidden: Any, shared: tuple[Any, Any], kind: str = "mtp qwen") -> tuple[Any, Any]:
+    logits, out = qwen_module(token_ids, hidden, shared, kind)
     return logits[:, :TOKENS], out
+
+
+def mtp_experts(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+    return mtp_qwen(token_ids, hidden, shared, "mtp experts")
 
 
 def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: bool = False) -> tuple[Any, Any]:
@@ -152,7 +156,7 @@ def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: 
     return logits[:, torch.tensor(order)], outs[0][0]
 
 
-REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "mtp qwen": mtp_qwen}
+REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp, "mtp qwen": mtp_qwen, "mtp experts": mtp_experts}
 
 
 def module_case(kind: str, num_tokens: int = 45) -> tuple[Any, Any, Any]:

@@ -391,6 +391,12 @@ def test_without_the_extra_the_way_out_is_named(
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
+        (
+            "lfm2",
+            {"layer_types": ["conv", "full_attention"]},
+            "has layers with a state that every token changes, which is",
+        ),
+        ("mixtral", {}, "has mixtures of experts, which is not converted to ONNX. Leave out --format onnx"),
         ("gpt_neox", {}, "has the architecture 'gpt_neox', which is not converted to ONNX. Leave out --format onnx"),
         ("llama", {"head_dim": 24}, "rotates 24 numbers, ONNX Runtime a multiple of 16: leave out --format onnx"),
     ],

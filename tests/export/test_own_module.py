@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import outrider
 from exports import Recorder
-from heads import DECODER, HEAD_SIZE, QWEN_MTP, TOKENS, tensors_of
+from heads import DECODER, HEAD_SIZE, TOKENS, config_of, tensors_of
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import Geometry
 from outrider.drafters import HiddenModel
@@ -108,15 +108,10 @@ def add_layer(module: dict[str, Any]) -> None:
     module["mtp.layers.1.input_layernorm.weight"] = np.zeros(64, np.float32)
 
 
-def add_experts(module: dict[str, Any]) -> None:
-    module["mtp.layers.0.mlp.experts.0.gate_proj.weight"] = np.zeros((8, 64), np.float32)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (add_layer, "has an MTP module with 2 layers, which cannot be its drafter here. It is left out."),
-        (add_experts, "has an MTP module with a mixture of experts, which cannot be its drafter here. It is left out."),
         (drop_norm, "The model's own MTP module is left out. main does not fit as a drafter of kind mtp: The drafter "
          "has no weights 'norm.weight'"),
     ],
@@ -164,41 +159,50 @@ def test_qwen_drafts_with_its_own_module(tmp_path: Path, monkeypatch: pytest.Mon
         assert draft == expected[len(token_ids) - 1 :]
 
 
-def write_module(folder: Path, **changed: tuple[int, ...] | None) -> OwnModule:
+def write_module(folder: Path, kind: str = "mtp qwen", **changed: tuple[int, ...] | None) -> OwnModule:
     """A module of Qwen3.5, in a checkpoint. changed: the shapes of tensors, None for those that are not there."""
     folder.mkdir()
-    module = tensors_of("mtp qwen")
+    module, config = tensors_of(kind), config_of(kind)
     for name, shape in changed.items():
         del module[full := f"mtp.{name}.weight"]
         if shape is not None:
             module[full] = np.zeros(shape, np.float32)
     save_file(module, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(QWEN_MTP), encoding="utf-8")
-    names = {name.removeprefix("mtp."): name for name in module}
-    return OwnModule(folder, None, QWEN_MTP, names)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return OwnModule(folder, None, config, {name.removeprefix("mtp."): name for name in module})
 
 
-def write_module_gguf(path: Path, **metadata: int) -> Located:
+def write_module_gguf(path: Path, kind: str = "mtp qwen", blocks: int = 5) -> Located:
     """The same in a GGUF file, as llama.cpp's converter writes it: norms have their whole weights."""
-    from outrider_export.heads.own import _GGUF_NAMES
-
-    writer = gguf.GGUFWriter(path, "qwen35")
-    writer.add_block_count(metadata.get("blocks", 5))
-    writer.add_uint32("qwen35.nextn_predict_layers", metadata.get("modules", 1))
+    text, stored = config_of(kind)["text_config"], {ours: theirs for theirs, ours in own._GGUF_NAMES.items()}
+    has_experts = "num_experts" in text
+    writer = gguf.GGUFWriter(path, "qwen35moe" if has_experts else "qwen35")
+    writer.add_block_count(blocks)
+    writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
     writer.add_embedding_length(64)
-    writer.add_feed_forward_length(DECODER["intermediate_size"])
+    if has_experts:
+        writer.add_expert_count(text["num_experts"])
+        writer.add_expert_used_count(text["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(text["moe_intermediate_size"])
+        writer.add_expert_shared_feed_forward_length(text["shared_expert_intermediate_size"])
+    else:
+        writer.add_feed_forward_length(DECODER["intermediate_size"])
     writer.add_head_count(DECODER["num_attention_heads"])
-    writer.add_head_count_kv(DECODER["num_key_value_heads"])
     writer.add_key_length(HEAD_SIZE)
     writer.add_context_length(512)
     writer.add_layer_norm_rms_eps(DECODER["rms_norm_eps"])
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(HEAD_SIZE // 2)
-    stored = {ours: theirs for theirs, ours in _GGUF_NAMES.items()}
-    for name, values in tensors_of("mtp qwen").items():
+    for name, values in tensors_of(kind).items():
         module = name.removeprefix("mtp.").removesuffix(".weight")
-        whole = values + np.float32(1) if "norm" in module else values
-        writer.add_tensor(f"blk.4.{stored[module]}.weight", whole)
+        parts = {module: values + np.float32(1) if "norm" in module else values}
+        if module.endswith("gate_up_proj"):
+            halves = np.split(values, 2, axis=1)
+            parts = {module.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
+        elif module.endswith("shared_expert_gate"):
+            parts = {module: values[0]}
+        for part, each in parts.items():
+            writer.add_tensor(f"blk.4.{stored[part]}.weight", np.ascontiguousarray(each))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -206,18 +210,42 @@ def write_module_gguf(path: Path, **metadata: int) -> Located:
     return locate(path)
 
 
-def test_a_gguf_file_has_what_its_checkpoint_has(tmp_path: Path) -> None:
-    source = write_module_gguf(tmp_path / "model.gguf")
+@pytest.mark.parametrize("kind", ["mtp qwen", "mtp experts"])
+def test_a_gguf_file_has_what_its_checkpoint_has(kind: str, tmp_path: Path) -> None:
+    source = write_module_gguf(tmp_path / "model.gguf", kind)
     assert may_have_own(source)
     header = read_header(source.fetched)
     assert header.num_layers == 4
     of_file = OwnModule(source.fetched, header, {}, own._gguf_names(header)).read(GEOMETRY)
-    of_folder = write_module(tmp_path / "main").read(GEOMETRY)
+    of_folder = write_module(tmp_path / "main", kind).read(GEOMETRY)
     assert of_file.numbers == pytest.approx(of_folder.numbers)
     assert (of_file.num_kv_heads, of_file.head_size, of_file.context_length) == (2, HEAD_SIZE, 512)
     assert of_file.tensors.keys() == of_folder.tensors.keys()
     for name, values in of_folder.tensors.items():
         np.testing.assert_allclose(of_file.tensors[name], values, atol=1e-6)
+
+
+def apart(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Experts as Qwen3-Next has them: each with tensors of its own."""
+    made, prefix = dict(tensors), "mtp.layers.0.mlp.experts"
+    both, down = made.pop(f"{prefix}.gate_up_proj"), made.pop(f"{prefix}.down_proj")
+    for i, parts in enumerate(zip(*np.split(both, 2, axis=1), down, strict=True)):
+        for part, values in zip(("gate", "up", "down"), parts, strict=True):
+            made[f"{prefix}.{i}.{part}_proj.weight"] = np.ascontiguousarray(values)
+    return made
+
+
+def test_experts_may_have_a_tensor_each(tmp_path: Path) -> None:
+    of_one = write_module(tmp_path / "one", "mtp experts").read(GEOMETRY)
+    module = apart(tensors_of("mtp experts"))
+    save_file(module, tmp_path / "one" / "model.safetensors")
+    names = {name.removeprefix("mtp."): name for name in module}
+    found = OwnModule(tmp_path / "one", None, config_of("mtp experts"), names).read(GEOMETRY)
+    assert found.tensors.keys() == of_one.tensors.keys()
+    assert all(np.array_equal(found.tensors[name], values) for name, values in of_one.tensors.items())
+    del names["layers.0.mlp.experts.3.up_proj.weight"]
+    with pytest.raises(ExportError, match="experts differ in .*up_proj.weight, or some are missing"):
+        OwnModule(tmp_path / "one", None, config_of("mtp experts"), names).read(GEOMETRY)
 
 
 @pytest.mark.parametrize(
@@ -237,4 +265,4 @@ def test_one_that_does_not_fit_is_one_line(changed: Any, said: str, tmp_path: Pa
 def test_a_file_of_modules_alone_is_refused(tmp_path: Path) -> None:
     source = write_module_gguf(tmp_path / "model.gguf", blocks=1)
     with pytest.raises(ExportError, match="has 1 blocks, and 1 of them are MTP modules"):
-        may_have_own(source)
+        assert read_header(source.fetched).num_layers

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ExportError
 from outrider_export.gguf_file import GGUFHeader, read_header
-from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.gguf_tokenizer import PRE_TOKENIZERS, write_tokenizer
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 from outrider_export.tokenizer_job import PROBES, check_tokenizer_ir
 
-PRES = ("qwen2", "smollm", "llama-bpe", "sentencepiece")
+PRES = ("qwen2", "smollm", "qwen35", "llama-bpe", "sentencepiece")
 TEXTS = st.text() | st.text("a1 \n'é\u0301日<|im_end|>") | st.lists(st.sampled_from(PROBES)).map("".join)
 
 
@@ -75,6 +75,17 @@ def test_the_check_passes_and_can_fail(rebuilt: dict[str, Any], pre: str, tmp_pa
     shutil.copyfile(rebuilt[other][3] / "tokenizer.json", mixed / "tokenizer.json")
     with pytest.raises(ExportError, match="OpenVINO's tokenizer turns"):
         check_tokenizer_ir(mixed)
+
+
+@pytest.mark.parametrize("pre", sorted(set(PRE_TOKENIZERS) - {*PRES, "starcoder", "refact"}))
+def test_others_are_converted(pre: str, make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+    """Their expressions, which are the publishers', mean the same in OpenVINO."""
+    metadata = {"tokenizer.ggml.bos_token_id": 401}
+    write_tokenizer(
+        read_header(make_gguf(f"other-{pre}", make_checkpoint("plain"), pre=pre, metadata=metadata)), tmp_path
+    )
+    assert write_tokenizer_ir(tmp_path)
+    check_tokenizer_ir(tmp_path)
 
 
 def test_long_texts_are_not_cut(rebuilt: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448,
 NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
 TOP_K, GROUP, WINDOW = 4, 16, 9
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark", "mtp qwen")
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "dspark", "mtp qwen", "mtp experts")
 DSPARKS = (
     "dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence", "dspark lfm2",
     "dflash2", "dflash2 scaled",
@@ -32,6 +32,12 @@ QWEN_MTP: dict[str, Any] = {
     "text_config": {
         **DECODER, "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    },
+}  # fmt: skip
+EXPERTS_MTP: dict[str, Any] = QWEN_MTP | {
+    "text_config": QWEN_MTP["text_config"] | {
+        "model_type": "qwen3_5_moe_text", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
     },
 }  # fmt: skip
 
@@ -71,6 +77,7 @@ def config_of(kind: str) -> dict[str, Any]:
         },
         "mtp": {**DECODER, "architectures": ["LlamaMTP"]},
         "mtp qwen": QWEN_MTP,
+        "mtp experts": EXPERTS_MTP,
         "dflash": {
             **DECODER,
             "architectures": ["DFlashDraftModel"],
@@ -98,12 +105,24 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             "norm.weight": (hidden,),
             "lm_head.weight": (len(TOKEN_MAP), hidden),
         }
-    elif kind in ("mtp", "mtp qwen"):
+    elif kind.startswith("mtp"):
         norms = {f"mtp.{name}.weight": (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
         shapes = {"mtp.fc.weight": (hidden, 2 * hidden), **norms, **_layer("mtp.layers.0", hidden, hidden)}
-        if kind == "mtp qwen":
+        if kind != "mtp":
             shapes["mtp.layers.0.self_attn.q_proj.weight"] = (2 * HEADS * HEAD_SIZE, hidden)
             shapes |= {f"mtp.layers.0.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
+        if kind == "mtp experts":
+            text, mlp = EXPERTS_MTP["text_config"], "mtp.layers.0.mlp"
+            count, size, wide = text["num_experts"], text["moe_intermediate_size"], 48
+            for part in ("gate", "up", "down"):
+                del shapes[f"{mlp}.{part}_proj.weight"]
+                shape = (hidden, wide) if part == "down" else (wide, hidden)
+                shapes[f"{mlp}.shared_expert.{part}_proj.weight"] = shape
+            shapes |= {
+                f"{mlp}.gate.weight": (count, hidden), f"{mlp}.shared_expert_gate.weight": (1, hidden),
+                f"{mlp}.experts.gate_up_proj": (count, 2 * size, hidden),
+                f"{mlp}.experts.down_proj": (count, hidden, size),
+            }  # fmt: skip
     elif kind == "dflash":
         norms = {f"{name}.weight": (hidden,) for name in ("hidden_norm", "norm")}
         shapes = {"fc.weight": (hidden, 2 * hidden), **norms}
@@ -124,7 +143,7 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
             shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
     rng = np.random.default_rng([seed, (*KINDS, *DSPARKS).index(kind)])
     tensors: dict[str, NDArray[Any]] = {name: _drawn(name, shape, rng) for name, shape in shapes.items()}
-    if kind == "mtp qwen":
+    if kind in ("mtp qwen", "mtp experts"):
         tensors = {name: each - np.float32("norm" in name) for name, each in tensors.items()}
     if kind == "eagle3":
         tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))

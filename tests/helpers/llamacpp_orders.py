@@ -20,6 +20,8 @@ def add_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any])
         writer.add_ssm_state_size(state.key_size)
         writer.add_ssm_group_count(state.num_key_heads)
         writer.add_full_attention_interval(config.get("full_attention_interval", 4))
+        if decoder.experts:
+            writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
     elif isinstance(state, SelectiveSSM):
         writer.add_ssm_state_size(state.state_size)
         writer.add_ssm_group_count(state.num_groups)
@@ -37,13 +39,26 @@ def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, A
     name = name.replace("model.language_model.", "model.")
     state = next((layer.state for layer in decoder.layers if layer.state is not None), None)
     if isinstance(state, GatedDeltaNet):
-        values = _tiled(name, values, state)
+        if name.endswith("in_proj_qkvz.weight"):  # by heads of keys
+            sizes = np.cumsum([state.key_size, state.key_size, state.value_width // state.num_key_heads])
+            parts = np.split(values.reshape(state.num_key_heads, -1, state.width), sizes, axis=1)
+            q, k, v, z = (part.reshape(-1, state.width) for part in parts)
+            yield name.replace("in_proj_qkvz", "in_proj_qkv"), np.concatenate([q, k, v])
+            yield name.replace("in_proj_qkvz", "in_proj_z"), z
+            return
+        if decoder.form.name != "qwen3_next":
+            values = _tiled(name, values, state)
         if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             values = values + 1
     if name.endswith("A_log"):
         values = -np.exp(values)
     if "conv1d.weight" in name:
         values = values.reshape(values.shape[0], -1)
+    if name.endswith(("experts.gate_up_proj", "experts.down_proj")):  # one tensor of all experts
+        name += ".weight"
+    feed_forward = "mlp.shared_expert" if decoder.experts else "mlp"
+    if name.endswith("shared_expert_gate.weight"):
+        values = values[0]
     if isinstance(state, SelectiveSSM):
         if name.endswith((".A_log", ".D")):
             values = values[:, None]
@@ -51,10 +66,10 @@ def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, A
             values = values.reshape(state.num_groups, -1)
         elif name.endswith("shared_mlp.input_linear.weight"):
             gate, up = np.split(values, 2)
-            yield name.replace("shared_mlp.input_linear", "mlp.gate_proj"), gate
-            yield name.replace("shared_mlp.input_linear", "mlp.up_proj"), up
+            yield name.replace("shared_mlp.input_linear", f"{feed_forward}.gate_proj"), gate
+            yield name.replace("shared_mlp.input_linear", f"{feed_forward}.up_proj"), up
             return
-        name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
+        name = name.replace("shared_mlp.output_linear", f"{feed_forward}.down_proj")
     yield name.replace(".dt_bias", ".dt_proj.bias"), np.ascontiguousarray(values)
 
 

@@ -5,15 +5,16 @@ from typing import Any
 
 import torch
 from safetensors.numpy import load_file, save_file
-from transformers import Qwen3_5TextConfig
+from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5DecoderLayer,
     Qwen3_5ForCausalLM,
     Qwen3_5RMSNorm,
     Qwen3_5TextRotaryEmbedding,
 )
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 
-from heads import QWEN_MTP, tensors_of
+from heads import QWEN_MTP, config_of, tensors_of
 from tiny import train_tokenizer
 
 _STATES: dict[str, Any] = {
@@ -35,14 +36,17 @@ def write_qwen(folder: Path) -> Any:
     return model
 
 
-def qwen_module(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+def qwen_module(token_ids: Any, hidden: Any, shared: tuple[Any, Any], kind: str = "mtp qwen") -> tuple[Any, Any]:
     """Logits float32 [n, vocabulary] and the next hidden states [n, hidden] of the module, position by position.
 
     token_ids: int64 [n], behind the main model's hidden states float32 [n, hidden], which are behind its last norm.
-    shared: its embedding and output matrix.
+    shared: its embedding and output matrix. kind: "mtp qwen" or "mtp experts".
     """
-    weights, (embedding, matrix) = {name: torch.tensor(each) for name, each in tensors_of("mtp qwen").items()}, shared
-    config = Qwen3_5TextConfig(**QWEN_MTP["text_config"], layer_types=["full_attention"])
+    weights, (embedding, matrix) = {name: torch.tensor(each) for name, each in tensors_of(kind).items()}, shared
+    config_class, layer_class = Qwen3_5TextConfig, Qwen3_5DecoderLayer
+    if kind == "mtp experts":
+        config_class, layer_class = Qwen3_5MoeTextConfig, Qwen3_5MoeDecoderLayer
+    config = config_class(**config_of(kind)["text_config"], layer_types=["full_attention"])
     config._attn_implementation = "eager"
     size, eps, positions = config.hidden_size, config.rms_norm_eps, torch.arange(len(token_ids))[None]
 
@@ -56,7 +60,7 @@ def qwen_module(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[A
         second = load(Qwen3_5RMSNorm(size, eps), "mtp.pre_fc_norm_hidden.")(hidden)
         rows = (torch.cat([first, second], 1) @ weights["mtp.fc.weight"].T)[None]
         mask = torch.full((len(token_ids), len(token_ids)), -torch.inf).triu(1)[None, None]
-        layer, turned = load(Qwen3_5DecoderLayer(config, 0), "mtp.layers.0."), Qwen3_5TextRotaryEmbedding(config)
+        layer, turned = load(layer_class(config, 0), "mtp.layers.0."), Qwen3_5TextRotaryEmbedding(config)
         rows = layer(rows, position_embeddings=turned(rows, positions), attention_mask=mask, position_ids=positions)
         out = load(Qwen3_5RMSNorm(size, eps), "mtp.norm.")(rows[0])
         return out @ matrix.T, out

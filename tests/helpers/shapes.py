@@ -24,6 +24,15 @@ _MIXED = _FOUR | {"sliding_window": WINDOW}
 _EXPERTS = {"moe_intermediate_size": 48, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
 _LFM2 = _FOUR | {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_multiple_of": 16}
 _QWEN_MOE = _LLAMA | _EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 1}
+_SHARED_MOE = _QWEN_MOE | {"num_hidden_layers": 4, "shared_expert_intermediate_size": 40}
+_DELTA_NET: dict[str, Any] = {
+    "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+    },
+}  # fmt: skip
 _LOCAL_MOE = _LLAMA | {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
 _GPT2 = _IDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
@@ -65,7 +74,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _FOUR
     | _GRANITE
     | {
-        "num_local_experts": 0, "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_head": 16,
+        "num_local_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE, "intermediate_size": 48,
+        "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_head": 16,
         "mamba_n_groups": 2, "mamba_d_state": 12, "layer_types": ["mamba", "mamba", "attention", "mamba"],
     },
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
@@ -89,16 +99,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": _SLIDING | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 48},
     "qwen3": _LLAMA | {"head_dim": 32},
-    "qwen3_5_text": _FOUR
-    | {
-        "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
-            "mrope_section": [2, 1, 1],
-        },
-    },
+    "qwen3_5_moe_text": _FOUR | _DELTA_NET | _SHARED_MOE,
+    "qwen3_5_text": _FOUR | _DELTA_NET,
     "qwen3_moe": _QWEN_MOE | {"head_dim": 32},
+    "qwen3_next": _FOUR | _DELTA_NET | _SHARED_MOE,
     "seed_oss": _LLAMA | {"head_dim": 16},
     "smollm3": _FOUR | {"no_rope_layer_interval": 2},
     "stablelm": _LLAMA | {"partial_rotary_factor": 0.5},

@@ -30,20 +30,21 @@ def train_tokenizer(
 ) -> Any:
     """A BPE tokenizer as the real ones are made, written here by hand.
 
-    pre: "qwen2", "llama-bpe" or "smollm", which are byte-level, or "sentencepiece".
+    pre: "qwen2", "qwen35", "llama-bpe", "dbrx" or "smollm", which are byte-level, or "sentencepiece".
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     if pre == "sentencepiece":
         return train_sentencepiece(special, text)
     tokenizer = Tokenizer(models.BPE())
-    if pre in ("qwen2", "llama-bpe"):
-        if pre == "qwen2":
+    if pre in ("qwen2", "qwen35", "llama-bpe", "dbrx"):
+        is_qwen = pre.startswith("qwen")
+        if is_qwen:
             tokenizer.normalizer = normalizers.NFC()
-        digits = r"\p{N}" if pre == "qwen2" else r"\p{N}{1,3}"
+        digits, marks = r"\p{N}" if is_qwen else r"\p{N}{1,3}", r"\p{M}" if pre == "qwen35" else ""
         words = (
-            rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+            rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}{marks}]+|{digits}"
+            rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         )
         first: Any = pre_tokenizers.Split(Regex(words), behavior="isolated")
         second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

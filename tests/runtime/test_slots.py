@@ -119,6 +119,20 @@ def test_a_published_prompt_is_found_in_front_of_its_last_token(backend: Any, ex
     backend.clear_prefixes()
 
 
+@pytest.mark.parametrize("length", [63, 64, 65])
+def test_a_turn_goes_on_where_the_last_one_ended(backend: Any, length: int) -> None:
+    """Also at the end of a block."""
+    slot = opened(backend)
+    backend.submit([Chunk(slot, TEXT[40:length], 1)]).wait()
+    for _ in range(2):  # at the prompt's end, and at the answer's
+        slot.publish(TEXT[:length])
+    slot.close()
+    slot = backend.open(200, Prompt([*TEXT[:length], 1]))
+    assert slot.length == length
+    slot.close()
+    backend.clear_prefixes()
+
+
 def test_a_branch_is_kept(backend: Any, expected: bytes) -> None:
     if not backend.capabilities.trees:
         pytest.skip("it evaluates chains only")
@@ -137,3 +151,108 @@ def test_a_branch_is_kept(backend: Any, expected: bytes) -> None:
         assert slot.length == 42
         assert ends(backend, slot) == expected
         slot.close()
+
+
+class Checked:
+    """Sequences on a backend with a small cache, each compared with a fresh reading of what was kept of it."""
+
+    def __init__(self, backend: Any, seed: int) -> None:
+        self.backend, self.rng = backend, np.random.default_rng(seed)
+        self.beginnings = [random_ids(n, n) for n in (33, 70, 100)]
+        self.open: list[tuple[Any, list[int], int]] = []  # a slot, its text, and how much of that is a prompt
+        self.num_hits = self.num_short = 0
+
+    def random_ids(self, count: int) -> list[int]:
+        return [int(token_id) for token_id in self.rng.integers(0, 39, count)]
+
+    def fresh(self, text: list[int], num_prompt: int, count: int) -> list[bytes]:
+        """The last rows of a text that is read in one call, or two if it is answered."""
+        slot = self.backend.open(200, NO_PROMPT)
+        if slot is None:
+            return []
+        step = self.backend.submit([Chunk(slot, text[:num_prompt], int(num_prompt == len(text)))]).wait()
+        if num_prompt < len(text):
+            step = self.backend.submit([Chunk(slot, text[num_prompt:], count, generated=True)]).wait()
+        rows = [step.row(i).full().tobytes() for i in range(count)]
+        slot.close()
+        return rows
+
+    def begin(self) -> None:
+        """Open a slot, read its prompt in pieces, and sometimes publish it."""
+        beginning = self.beginnings[int(self.rng.integers(3))]
+        text = beginning[: int(self.rng.integers(5, len(beginning) + 1))] + self.random_ids(int(self.rng.integers(30)))
+        slot = self.backend.open(len(text) + 60, Prompt(text))
+        if slot is None:
+            self.end()
+            return
+        self.num_hits += slot.length > 0
+        while slot.length < len(text):
+            piece = text[slot.length :][: int(self.rng.integers(1, 50))]
+            step = self.backend.submit([Chunk(slot, piece, int(slot.length + len(piece) == len(text)))]).wait()
+        row = step.row(0).full().tobytes()
+        assert self.fresh(text, len(text), 1) in ([], [row])
+        if self.rng.random() < 0.7:
+            slot.publish(text)
+        self.open.append((slot, text, len(text)))
+
+    def round(self) -> None:
+        """Read a token and a draft, a chain or a tree, for some sequences, and keep a part."""
+        chosen = [each for each in self.open if self.rng.random() < 0.7 and len(each[1]) - each[2] < 40]
+        drafts = [self.random_ids(int(self.rng.integers(0, 8))) for _ in chosen]
+        chunks, halves = [], []
+        for (slot, text, _), draft in zip(chosen, drafts, strict=True):
+            newest = [*text[slot.length :], int(self.rng.integers(39))]  # more than one if it went back further
+            self.num_short += len(newest) > 1
+            count, half, parents = len(newest), len(draft) // 2, None
+            if half and self.backend.capabilities.trees and slot.fork(1, count + len(draft)):
+                ends = (
+                    [count - 1, *range(count, count + half - 1)],
+                    [count - 1, *range(count + half, count + len(draft) - 1)],
+                )
+                parents = [*range(-1, count - 1), *ends[0], *ends[1]]
+            chunks.append(Chunk(slot, [*newest, *draft], len(draft) + 1, parents=parents, generated=True))
+            halves.append(half if parents else 0)
+            text.append(newest[-1])
+        step: Any = self.backend.submit(chunks).wait() if chunks else None
+        begin, checks = 0, []
+        for (slot, text, num_prompt), draft, chunk, half in zip(chosen, drafts, chunks, halves, strict=True):
+            branches = [range(half), range(half, len(draft))] if half else [range(len(draft))]
+            branch = branches[int(self.rng.integers(len(branches)))]
+            path = [*branch[: int(self.rng.integers(len(branch) + 1))]]
+            rows = [step.row(begin + i).full().tobytes() for i in (0, *(i + 1 for i in path))]
+            begin += len(draft) + 1
+            if half:
+                before = len(chunk.token_ids) - len(draft)
+                slot.keep([*range(before), *(before + i for i in path)])
+            text.extend(draft[i] for i in path)
+            slot.trim(len(text))
+            checks.append((text, num_prompt, rows))
+        for text, num_prompt, rows in checks:
+            assert self.fresh(text, num_prompt, len(rows) if num_prompt < len(text) else 1) in ([], rows)
+
+    def end(self) -> None:
+        """Publish and close a slot. Later prompts begin with its text."""
+        if self.open:
+            slot, text, _ = self.open.pop(int(self.rng.integers(len(self.open))))
+            slot.publish(text)
+            slot.close()
+            slot.close()
+            self.beginnings[int(self.rng.integers(3))] = text[:90]
+
+
+def test_calls_in_any_order_have_the_bits_of_a_fresh_reading(backend: Any) -> None:
+    """Prompts in pieces and from the prefix cache, chains and trees of which a part is kept, with too little room."""
+    if isinstance(backend, FakeBackend):
+        pytest.skip("it has room for everything")
+    backend.allocate(24 * 32)
+    checked = Checked(backend, 5)
+    for _ in range(60):
+        act = checked.rng.random()
+        (checked.begin if act < 0.2 or len(checked.open) < 2 else checked.round if act < 0.9 else checked.end)()
+    while checked.open:
+        checked.end()
+    assert checked.num_hits > 3
+    use = backend.cache
+    assert (use.num_used_tokens, use.num_used_rows) == (0, 0)
+    assert bool(checked.num_short) == backend.capabilities.states  # rows were short, and tokens read again
+    backend.allocate(4096)

@@ -56,16 +56,6 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
     from outrider_export.direct import onnx_graph, onnx_pack
 
     decoder = weights.decoder
-    if decoder.states:
-        raise ExportError(
-            f"Models of architecture '{decoder.form.name}' keep a state that every token changes, which ONNX Runtime "
-            "does not store token by token. Leave out --format onnx to have it run by OpenVINO."
-        )
-    if decoder.experts:
-        raise ExportError(
-            f"Models of architecture '{decoder.form.name}' have mixtures of experts, which are not converted to ONNX. "
-            "Leave out --format onnx to have it run by OpenVINO."
-        )
     if any(decoder.windows):
         said = SLIDING.format(windows=describe_windows(decoder.windows))
         raise ExportError(f"Models of architecture '{decoder.form.name}' have {said}")

@@ -111,11 +111,13 @@ def describe(config: Mapping[str, Any]) -> Decoder:
         count = range(int(config["num_hidden_layers"]))
         config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in count]
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
-        step, count = int(config["full_attention_interval"]), int(config["num_hidden_layers"])
-        config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in range(count)]
+        step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
+        config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
+    if config.get("num_local_experts") and not form.router:
+        raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     if given not in ACTIVATIONS:
         raise NotDirect(f"the activation {given!r}")
@@ -133,7 +135,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
     states = _states(config)
-    experts = [experts_of(form.router, form.shared, config, i) for i in range(len(states))]
+    experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
     if form.shared and any(experts) and not all(experts):
         raise ValueError("layers with and without experts beside a shared one")

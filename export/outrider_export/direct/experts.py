@@ -1,52 +1,27 @@
 """Layers whose feed-forward part is a mixture of experts: of each token, a router chooses some of them.
 
-experts = experts_of("softmax", "", config, 3)     # of layer 3; None if its feed-forward part is dense
+experts = experts_of("softmax", config, 3)     # of layer 3; None if its feed-forward part is dense
 experts.shapes                                  # of all experts' matrices, one below the other
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from outrider.bundle.manifest import MOST_WIDTH
+from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, UP, Experts
+
+__all__ = ["CHOICE", "DOWN", "GATE", "GATE_UP", "ROUTER", "SHARED_GATE", "UP", "Experts", "experts_of"]
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
-GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"
 SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
-GATE_UP = "mlp.experts.gate_up_proj"  # both in one tensor, of each expert gate first
 _MOST_EXPERTS = 4096
 
 
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts.
-
-    active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
-    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
-    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
-    normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
-    """
-
-    hidden: int
-    count: int
-    active: int
-    size: int
-    router: str
-    normalised: bool = False
-    eps: float = 0.0
-    scale: float = 1.0
-    shared: str = ""
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Of the experts' matrices, by their names in a layer: those of all experts, one below the other."""
-        wide, narrow = (self.count * self.size, self.hidden), (self.count * self.hidden, self.size)
-        return {GATE: wide, UP: wide, DOWN: narrow}
-
-
-def experts_of(router: str, shared: str, config: Mapping[str, Any], i: int) -> Experts | None:
+def experts_of(
+    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False
+) -> Experts | None:
     """The mixture of layer i by a config.json; None if its feed-forward part is dense. router: "" for dense models.
 
     Raises:
@@ -73,4 +48,5 @@ def experts_of(router: str, shared: str, config: Mapping[str, Any], i: int) -> E
         eps=1e-6 if is_sigmoid else 0.0,
         scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid else 1.0,
         shared=shared,
+        clamped=clamped,
     )  # fmt: skip

@@ -45,7 +45,8 @@ class Form:
     attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
     expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. defaults: what Transformers takes for keys that config.json lacks.
+    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
+    Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Form:
     keys: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
     shared: str = ""
+    clamped: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -99,16 +101,6 @@ _OF_LFM2: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True, "conv_L_cache": 3,
     "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
 }  # fmt: skip
-_OF_GRANITE_HYBRID: dict[str, Any] = {
-    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
-    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
-    "mamba_expand": 2,
-}  # fmt: skip
-_OF_QWEN3_5 = {
-    "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
-    "full_attention_interval": 4,
-}  # fmt: skip
 _EXPERTS = {
     f"mlp.experts.{name}_proj": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")
 }  # of each expert a tensor
@@ -121,19 +113,43 @@ _NAMES_OF_GRANITE_MOE = {
     "mlp.router": "block_sparse_moe.router.layer", "mlp.experts.gate_up_proj": "block_sparse_moe.input_linear",
     "mlp.experts.down_proj": "block_sparse_moe.output_linear",
 }  # fmt: skip
-_NAMES_OF_GRANITE_HYBRID = _NAMES_OF_GRANITE_MOE | {
-    "mlp.gate_up_proj": "shared_mlp.input_linear",
-    "mlp.down_proj": "shared_mlp.output_linear",
-}
-_SHARED_OF_QWEN = {f"mlp.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
-    "mlp.shared_gate": "mlp.shared_expert_gate"
-}
 _NAMES_OF_LFM2_MOE = _NAMES_OF_LFM2 | {
     "mlp.router": "feed_forward.gate", f"{CHOICE}.bias": "feed_forward.expert_bias",
     "mlp.experts.gate_proj": "feed_forward.experts.{}.w1", "mlp.experts.up_proj": "feed_forward.experts.{}.w3",
     "mlp.experts.down_proj": "feed_forward.experts.{}.w2",
 }  # fmt: skip
+_NAMES_OF_GPT_OSS = {
+    f"mlp.experts.{name}.{kind}": f"mlp.experts.{name}{end}"
+    for name in ("gate_up_proj", "down_proj") for kind, end in (("weight", ""), ("bias", "_bias"))
+} | {"self_attn.sinks.weight": "self_attn.sinks"}  # fmt: skip
 _LOCAL = {"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"}
+_NAMES_OF_GRANITE_HYBRID = _NAMES_OF_GRANITE_MOE | {
+    "mlp.gate_up_proj": "shared_mlp.input_linear", "mlp.down_proj": "shared_mlp.output_linear",
+}  # fmt: skip
+_SHARED_OF_QWEN = {f"mlp.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")} | {
+    "mlp.shared_gate": "mlp.shared_expert_gate"
+}
+_NAMES_OF_QWEN3_5_MOE = (
+    _NAMES_OF_QWEN_MOE
+    | _SHARED_OF_QWEN
+    | {
+        "mlp.experts.gate_up_proj.weight": "mlp.experts.gate_up_proj",
+        "mlp.experts.down_proj.weight": "mlp.experts.down_proj",
+    }
+)
+_OF_GRANITE_HYBRID: dict[str, Any] = {
+    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024,
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}  # fmt: skip
+_OF_QWEN3_5 = {
+    "head_dim": 256, "partial_rotary_factor": 0.25, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+}  # fmt: skip
+_OF_QWEN3_5_MOE: dict[str, Any] = _OF_QWEN3_5 | {
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
@@ -156,6 +172,10 @@ FORMS: dict[str, Form] = {
         Form(
             "gemma3_text", "gemma3", norms=_AROUND, windows=6, local_theta=True, **_GEMMA,
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
+        ),
+        Form(
+            "gpt_oss", "gpt-oss", windows=2, names=_NAMES_OF_GPT_OSS, keys=_LOCAL, router="top_softmax", clamped=True,
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "head_dim": 64, "sliding_window": 128},
         ),
         Form("granite", "granite", gguf_interleaved=True, defaults={"attention_multiplier": 1.0}),
         Form(
@@ -192,8 +212,23 @@ FORMS: dict[str, Form] = {
         ),
         Form("phi3", "phi3", fused=True, fused_mlp=True, windows="all", defaults={"rms_norm_eps": 1e-5}),
         Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
+        Form(
+            "qwen2_moe", "qwen2moe", windows="late", names=_NAMES_OF_QWEN_MOE | _SHARED_OF_QWEN,
+            keys={"num_experts": "num_local_experts", "intermediate_size": "shared_expert_intermediate_size"},
+            router="softmax", shared="gated", defaults={"max_window_layers": 28},
+        ),
         Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
         Form("qwen3_5_text", "qwen35", norm_offset=1.0, gated=True, defaults=_OF_QWEN3_5),
+        Form(
+            "qwen3_5_moe_text", "qwen35moe", norm_offset=1.0, gated=True, names=_NAMES_OF_QWEN3_5_MOE,
+            keys={"intermediate_size": "shared_expert_intermediate_size"}, router="softmax", shared="gated",
+            defaults=_OF_QWEN3_5_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
+        ),
+        Form(
+            "qwen3_next", "qwen3next", norm_offset=1.0, gated=True, names=_NAMES_OF_QWEN3_5_MOE,
+            keys={"intermediate_size": "shared_expert_intermediate_size"}, router="softmax", shared="gated",
+            defaults=_OF_QWEN3_5_MOE | {"num_experts": 512, "num_experts_per_tok": 10},
+        ),
         Form(
             "qwen3_moe", "qwen3moe", windows="late", names=_NAMES_OF_QWEN_MOE,
             keys={"num_experts": "num_local_experts"}, router="softmax", defaults={"max_window_layers": 28},

@@ -35,14 +35,15 @@ _KEYS = {
     "logits_scaling": "logit_scale",
     "final_logit_softcapping": "final_logit_softcapping",
     "conv_L_cache": "shortconv.l_cache",
-    "shared_intermediate_size": "expert_shared_feed_forward_length",
-    "full_attention_interval": "full_attention_interval",
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "num_dense_layers": "leading_dense_block_count",
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
+    "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "full_attention_interval": "full_attention_interval",
 }
 _ROPE_KEYS = {
     "rope_type": "type",
@@ -55,21 +56,19 @@ _ROPE_KEYS = {
 # Settings that change what is computed, in a way that the graph does not have.
 _REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 _SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
-_STATES = {
-    "lfm2": "conv",
-    "lfm2moe": "conv",
-    "granitehybrid": "mamba",
-}  # layers without keys and values, in `layer_types`
+# The kind of layers without keys and values, in `layer_types`.
+_STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba"}
 _INNER, _COUNT = "inner_size", "time_step_rank"  # numbers of all heads together, and heads
+_DELTA_NET = {
+    "linear_num_value_heads": _COUNT, "linear_num_key_heads": "group_count", "linear_key_head_dim": "state_size",
+    "linear_conv_kernel_dim": "conv_kernel",
+}  # fmt: skip
 _RECURRENCES = {
     "granitemoehybrid": {
         "mamba_n_heads": _COUNT, "mamba_n_groups": "group_count", "mamba_d_state": "state_size",
         "mamba_d_conv": "conv_kernel",
     },
-    "qwen3_5_text": {
-        "linear_num_value_heads": _COUNT, "linear_num_key_heads": "group_count", "linear_key_head_dim": "state_size",
-        "linear_conv_kernel_dim": "conv_kernel",
-    },
+    "qwen3_5_text": _DELTA_NET, "qwen3_5_moe_text": _DELTA_NET, "qwen3_next": _DELTA_NET,
 }  # fmt: skip
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
@@ -81,7 +80,10 @@ def decoder_of(header: GGUFHeader) -> Decoder:
         NotDirect: when it is one that is not converted without PyTorch.
     """
     decoder = describe(config_of(header))
-    if decoder.form.fused_mlp and "blk.0.ffn_gate.weight" in header.tensors:  # taken apart by llama.cpp
+    if decoder.form.fused_mlp and header.tensors.keys() & {
+        "blk.0.ffn_gate.weight",
+        "blk.0.ffn_gate_shexp.weight",
+    }:  # taken apart by llama.cpp
         decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, fused_mlp=False))
     if _DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
         whole, divisors = decoder.ropes[FULL], _floats(header, _DIVISORS)
@@ -141,6 +143,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
+    if form.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
+        rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
     if rope.get("rope_type", "none") != "none":
@@ -161,7 +165,10 @@ def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
     inner, count = (header.integer(header.of_architecture(f"ssm.{key}"), least=1) for key in (_INNER, _COUNT))
     found["linear_value_head_dim" if name.startswith("qwen") else "mamba_d_head"] = inner // count
     rotated = header.flag(header.of_architecture("rope.scaling.finetuned"), False)
-    return found | {"num_local_experts": 0, "position_embedding_type": "rope" if rotated else None}
+    return found | {
+        "num_local_experts": header.integer(header.of_architecture("expert_count"), 0),
+        "position_embedding_type": "rope" if rotated else None,
+    }
 
 
 def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
@@ -177,7 +184,8 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     state = _STATES.get(header.architecture)
     if len(counts) != 1 or (state is None and 0 in found):
         raise NotDirect("attention.head_count_kv that differs from layer to layer")
-    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in found]}
+    layers = found[: header.num_layers]  # MTP modules may be behind them
+    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     return {"num_key_value_heads": counts.pop(), **kinds}
 
 

@@ -11,7 +11,7 @@ from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that
 
 from outrider.errors import ExportError
 from outrider_export.direct.describe import Decoder
-from outrider_export.direct.experts import CHOICE, DOWN, GATE, ROUTER, UP
+from outrider_export.direct.experts import CHOICE, DOWN, GATE, GATE_UP, ROUTER, SHARED_GATE, UP
 from outrider_export.direct.states import GatedDeltaNet
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights, flat
 from outrider_export.gguf_file import GGUFHeader
@@ -20,17 +20,21 @@ _MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
 _PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
     ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
+    GATE_UP: "ffn_gate_up_exps", SHARED_GATE: "ffn_gate_inp_shexp",
     "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
     "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
 }  # fmt: skip
 _WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the last part of a name
-_BEFORE_MLP = {"qwen35": "post_attention_norm"}  # what llama.cpp calls this norm; elsewhere "ffn_norm"
-
+_SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
+_BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
+# What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
+_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss"), "post_attention_norm")
 _NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
 
 
@@ -45,6 +49,8 @@ class GGUFWeights(Weights):
             norms.before_attention: "attn_norm", norms.after_attention: "post_attention_norm",
             norms.before_mlp: _BEFORE_MLP.get(decoder.form.gguf, "ffn_norm"), norms.after_mlp: "post_ffw_norm",
         }  # fmt: skip
+        if decoder.experts is not None and decoder.experts.shared:
+            self._parts |= _SHARED
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`."""
@@ -60,7 +66,7 @@ class GGUFWeights(Weights):
             return None
         stored = stored_in(self._header, found)
         state = self.state_of(module)
-        if isinstance(state, GatedDeltaNet):
+        if isinstance(state, GatedDeltaNet) and self._header.architecture not in _BY_KEY_HEAD:
             stored = _by_key_head(stored, module.rsplit(".", 1)[-1], kind, state)
         return _logarithms(stored) if kind == "A_log" else stored
 
@@ -122,4 +128,5 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
     def values(part: slice | Indices) -> Rows:
         return read(slice(None)).reshape(-1)[part]
 
-    return Stored(flat(tensor.shape), tensor.num_bytes, read if len(tensor.shape) > 1 else values)
+    of_rows = read if len(tensor.shape) > 1 else values
+    return Stored(flat(tensor.shape), tensor.num_bytes, of_rows, is_mxfp4=tensor.type == "MXFP4")

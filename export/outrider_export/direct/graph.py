@@ -17,18 +17,16 @@ from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
 
+from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
-from outrider_export.direct.experts_graph import mixture
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
-from outrider_export.direct.recurrent_layers import Parts, delta_net_layer, ssm_layer
+from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
-from outrider_export.direct.short_convolution import causal_convolution, gated_convolution
-from outrider_export.direct.states import GatedDeltaNet, ShortConvolution
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
@@ -137,25 +135,7 @@ class _Builder:
         """What a layer reads of earlier tokens, by attention or from its state."""
         if layer.state is None:
             return self._attention(i, layer, x)
-        state, name = layer.state, layer_name(i, "conv.conv")
-        if not isinstance(state, ShortConvolution):
-            parts = self._parts(i)
-            if isinstance(state, GatedDeltaNet):
-                return delta_net_layer(state, parts, x)
-            return ssm_layer(state, parts, x)
-        weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
-        if weight is None or weight.size != state.width * state.kernel:
-            raise self.weights.missing(f"{name}.weight")
-
-        def convolve(columns: ov.Node) -> ov.Node:
-            filters = weight.reshape(state.width, state.kernel)
-            place = f"conv.{self._number_of(i)}"
-            place = f"cache_params.past.{place}cache_params.present.{place}"
-            found, sink = causal_convolution(columns, filters, bias, self.batch, self.beam_idx, place)
-            self.sinks.append(sink)
-            return found
-
-        return gated_convolution(x, convolve, lambda part, rows: self._project(i, part, rows))
+        return state_layer(layer.state, self._parts(i), x)
 
     def _parts(self, i: int) -> Parts:
         return Parts(
@@ -189,7 +169,14 @@ class _Builder:
             for name, each in (("key", keys), ("value", values))
         )
         scale = ops.constant(np.float32(decoder.attention_scale))
-        found = ops.scaled_dot_product_attention(queries, keys, values, self.masks.of(layer.window), scale)
+        sinks = self.weights.vector(f"{layer_name(i, 'self_attn.sinks')}.weight")
+        parts = [queries, keys, values, self.masks.of(layer.window), scale]
+        if sinks is None:
+            found = ops.scaled_dot_product_attention(*parts)
+        else:
+            parts.append(_floats(sinks.reshape(1, heads, 1, 1)))
+            inputs = [part.output(0) for part in parts]
+            found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
         found = ops.reshape(found, ints(0, 0, heads * size), special_zero=True)
         if gate is not None:
@@ -216,13 +203,18 @@ class _Builder:
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
 
     def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
-        router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
-        bias = self.weights.vector(f"{layer_name(i, CHOICE)}.bias")
+        matrix_of_router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
+        bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
+        router = Router(ops.constant(matrix_of_router), bias, choice)
 
         def matrix(part: str) -> ov.Node:
             return self._matrix(layer_name(i, part), experts.count)
 
-        return mixture(experts, x, (router, bias), matrix, self._activated)
+        if not experts.clamped:
+            return mixture(experts, x, router, matrix, self._activated)
+        return clamped_mixture(
+            experts, x, router, matrix, lambda part: self.weights.bias_of_experts(layer_name(i, part), experts)
+        )
 
     def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
         """What the expert gives that all tokens have."""

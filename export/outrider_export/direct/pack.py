@@ -20,6 +20,7 @@ import numpy as np
 
 from outrider_export.codes import pack as pack_codes
 from outrider_export.codes import paired, rounded
+from outrider_export.direct import mxfp4
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD, layer_name
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ _GROUPS = (64, 32)  # sizes of groups in int4
 _LARGEST = {"int8": 255, "int4": 15}  # codes
 _FLOATS: dict[str, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
 _ALIGNMENT = 64
+# Few numbers of a token, in whose exponents errors grow: the decays of gated delta nets, and how much they write.
+_FINE = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 
 
 @dataclass(frozen=True)
@@ -76,17 +79,20 @@ class Packed:
             return codes if self.kind == "fp32" else ops.convert(codes, "f32")
         groups = [*rows, columns // self.group]
         grouped = [*groups, self.group]
-        if self.kind == "int8":
+        if self.kind == "int8" and self.group == columns:
             codes = _stored(stored, [*rows, columns], self.codes.dtype, at_codes)
             zero_points = _stored(stored, groups, self.zero_points.dtype, at_zero_points)
             scales = _stored(stored, groups, self.scales.dtype, at_scales)
         else:
-            codes = _stored(stored, grouped, ov.Type.u4, at_codes)
-            zero_points = pack_codes(self.zero_points.reshape([*groups, 1]))
+            zero_points = self.zero_points.reshape([*groups, 1])
+            if self.kind == "int4":
+                codes, zero_points = _stored(stored, grouped, ov.Type.u4, at_codes), pack_codes(zero_points)
+            else:
+                codes, zero_points = _stored(stored, grouped, self.codes.dtype, at_codes), ops.constant(zero_points)
             scales = _stored(stored, [*groups, 1], self.scales.dtype, at_scales)
         centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
         scaled = ops.multiply(centred, scales)
-        if self.kind == "int4":
+        if codes.get_output_partial_shape(0).rank.get_length() > len(rows) + 1:
             scaled = ops.reshape(scaled, ops.constant(np.array([*rows, columns], np.int64)), special_zero=False)
         return ops.convert(scaled, "f32")
 
@@ -108,7 +114,10 @@ def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]
     """
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
     shapes = {name: matrix.shape for name, matrix in found.items()}
-    kinds = {name: _kind_of(name, kind, columns) for name, (_, columns) in shapes.items()}
+    kinds = {
+        name: ("int8", mxfp4.GROUP) if matrix.is_mxfp4 and kind == "int8" else _kind_of(name, kind, matrix.shape[1])
+        for name, matrix in found.items()
+    }
     packed = _allocate(path, {name: ((rows, columns), *kinds[name]) for name, (rows, columns) in shapes.items()})
     read_all(found, lambda name, part, values: _round(values, packed[name], part), advance)
     return packed
@@ -159,7 +168,7 @@ def matrices_of(weights: Weights) -> list[str]:
 
 def _kind_of(name: str, kind: str, columns: int) -> tuple[str, int]:
     """The kind of weights of a matrix, and its columns that share a scale."""
-    if kind == "int4" and name not in (EMBEDDING, HEAD):
+    if kind == "int4" and name not in (EMBEDDING, HEAD) and not name.endswith(_FINE):
         group = next((size for size in _GROUPS if columns % size == 0), None)
         if group is not None:
             return kind, group
@@ -220,6 +229,9 @@ def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
 def _round(values: Rows, packed: Packed, part: slice) -> None:
     if packed.kind in _FLOATS:
         packed.codes[part] = values
+        return
+    if packed.kind == "int8" and packed.group < values.shape[1]:
+        packed.codes[part], packed.zero_points[part], packed.scales[part] = mxfp4.exact(values)
         return
     codes, zero_points, scales = rounded(values, packed.group, _LARGEST[packed.kind])
     packed.codes[part] = codes if packed.kind == "int8" else paired(codes)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import openvino as ov
-from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
 
@@ -189,7 +188,7 @@ def _size(x: ov.Node, axis: int) -> ov.Node:
     return ops.gather(ops.shape_of(x, "i64"), _int(axis), _int(0))
 
 
-def _float(number: ArrayLike) -> ov.Node:
+def _float(number: float) -> ov.Node:
     return ops.constant(np.float32(number))
 
 

@@ -1,9 +1,9 @@
-"""The graphs of layers with a recurrence: Qwen3.5's gated delta net, and Mamba-2 as in Granite 4.0-H.
+"""The graphs of layers with a state: LFM2's short convolution, Qwen3.5's gated delta net, Granite 4.0-H's Mamba-2.
 
-    parts = Parts(number, states, project, numbers, eps)      # of a layer: its place, its matrices and other weights
-    found = delta_net_layer(GatedDeltaNet(…), parts, x)       # float32 [batch, tokens, width], as x
+    parts = Parts(number, states, project, …)              # of a layer: its place, its matrices and other weights
+    found = state_layer(GatedDeltaNet(…), parts, x)        # float32 [batch, tokens, width], as x
 
-Source: Transformers 5.5, modeling_qwen3_5.py and modeling_granitemoehybrid.py.
+Source: Transformers 5.5, modeling_lfm2.py, modeling_qwen3_5.py and modeling_granitemoehybrid.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openvino import opset13 as ops
 from outrider.models.backends.taps import ints
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.recurrences import States, causal_convolution, gated_delta_net, selective_ssm
-from outrider_export.direct.states import GatedDeltaNet, SelectiveSSM
+from outrider_export.direct.states import GatedDeltaNet, SelectiveSSM, ShortConvolution, State
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Parts:
     """What a layer is made of.
 
     number: of layers of its kind before it. project: the product with one of its matrices, by name. numbers: a tensor
-    by name, float32 [count]; None where it is missing and may be. eps: of norms.
+    by name, float32 [count]; numbers_if_any: None if it is missing. eps: of norms.
     """
 
     number: int
@@ -38,18 +38,33 @@ class Parts:
     eps: float
 
     def convolved(self, name: str, x: ov.Node, width: int, kernel: int) -> ov.Node:
-        """x float32 [batch, tokens, width] behind the layer's convolution and SiLU."""
+        """x float32 [batch, tokens, width] behind the layer's convolution."""
         weight = self.numbers(f"{name}.weight", width * kernel).reshape(width, kernel)
         bias = self.numbers_if_any(f"{name}.bias", width)
-        return ops.swish(causal_convolution(self.states, f"conv.{self.number}", x, weight, bias))
+        return causal_convolution(self.states, f"conv.{self.number}", x, weight, bias)
+
+
+def state_layer(state: State, parts: Parts, x: ov.Node) -> ov.Node:
+    """What a layer with a state gives for x float32 [batch, tokens, width], in the same shape."""
+    if isinstance(state, GatedDeltaNet):
+        return delta_net_layer(state, parts, x)
+    if isinstance(state, SelectiveSSM):
+        return ssm_layer(state, parts, x)
+    return short_convolution_layer(state, parts, x)
+
+
+def short_convolution_layer(state: ShortConvolution, parts: Parts, x: ov.Node) -> ov.Node:
+    """C · conv(B · u), with B, C and u of one projection."""
+    gate, out_gate, u = _split(parts.project("conv.in_proj", x), [state.width] * 3)
+    mixed = parts.convolved("conv.conv", ops.multiply(gate, u), state.width, state.kernel)
+    return parts.project("conv.out_proj", ops.multiply(out_gate, mixed))
 
 
 def delta_net_layer(state: GatedDeltaNet, parts: Parts, x: ov.Node) -> ov.Node:
     """A gated delta net, whose output is normed by head and then gated."""
     count, size = state.num_heads, state.head_size
-    mixed = parts.convolved(
-        "linear_attn.conv1d", parts.project("linear_attn.in_proj_qkv", x), state.conv_width, state.kernel
-    )
+    mixed = parts.project("linear_attn.in_proj_qkv", x)
+    mixed = ops.swish(parts.convolved("linear_attn.conv1d", mixed, state.conv_width, state.kernel))
     q, k, v = _split(mixed, (state.key_width, state.key_width, state.value_width))
     q, k = (_heads(each, state.num_key_heads, state.key_size) for each in (q, k))
     beta = ops.sigmoid(parts.project("linear_attn.in_proj_b", x))
@@ -67,7 +82,7 @@ def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
     """Mamba-2, whose output is gated and then normed as a whole."""
     count, width = state.num_heads, state.inner_width
     gate, mixed, steps = _split(parts.project("mamba.in_proj", x), (width, state.conv_width, count))
-    mixed = parts.convolved("mamba.conv1d", mixed, state.conv_width, state.kernel)
+    mixed = ops.swish(parts.convolved("mamba.conv1d", mixed, state.conv_width, state.kernel))
     inner, b, c = _split(mixed, (width, state.group_width, state.group_width))
     inner = _heads(inner, count, state.head_size)
     b, c = (_heads(each, state.num_groups, state.state_size) for each in (b, c))

@@ -26,6 +26,7 @@ class ShortConvolution:
     kernel: int
 
     kind = "short_convolution"
+    others = ("conv.conv.weight", "conv.conv.bias")  # tensors besides its projections
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -61,6 +62,9 @@ class GatedDeltaNet:
     kernel: int
 
     kind = "gated_delta_net"
+    others = tuple(
+        f"linear_attn.{name}" for name in ("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", "norm.weight")
+    )
 
     @property
     def key_width(self) -> int:
@@ -118,6 +122,7 @@ class SelectiveSSM:
     limits: tuple[float, float]
 
     kind = "selective_ssm"
+    others = tuple(f"mamba.{name}" for name in ("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", "D", "norm.weight"))
 
     @property
     def inner_width(self) -> int:
@@ -150,11 +155,9 @@ class SelectiveSSM:
         width, heads = int(config["hidden_size"]), int(config["mamba_n_heads"])
         size = config.get("mamba_d_head", "auto")
         size = int(config["mamba_expand"]) * width // heads if size == "auto" else int(size)
-        names = "n_groups", "d_state", "d_conv"
+        groups, wide, kernel = (int(config[f"mamba_{name}"]) for name in ("n_groups", "d_state", "d_conv"))
         least, most = config.get("time_step_limit") or (0.0, float("inf"))
-        found = cls(
-            width, heads, size, *(int(config[f"mamba_{name}"]) for name in names), (_float(least), _float(most))
-        )
+        found = cls(width, heads, size, groups, wide, kernel, (_float(least), _float(most)))
         _check_sizes("Mamba-2", found.conv_width, found.kernel, found.num_heads, found.num_groups)
         return found
 
@@ -177,4 +180,7 @@ STATES: dict[str, Callable[[Mapping[str, Any]], State]] = {
     "linear_attention": GatedDeltaNet.of,
     "mamba": SelectiveSSM.of,
 }
+STATE_KINDS = {  # in `layer_types`, by our names
+    ShortConvolution.kind: "conv", GatedDeltaNet.kind: "linear_attention", SelectiveSSM.kind: "mamba",
+}  # fmt: skip
 _MOST_COLUMNS = 64  # of a convolution; published models have 3 or 4

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
-from outrider_export.direct.describe import Decoder
-from outrider_export.direct.experts import ROUTER
-from outrider_export.direct.states import State
-from outrider_export.sources import tensors_of
+from outrider_export.direct import mxfp4
+from outrider_export.direct.describe import Decoder, Layer
+from outrider_export.direct.experts import DOWN, GATE_UP, ROUTER, Experts
+from outrider_export.direct.fused_heads import rows_in_fused
+from outrider_export.direct.states import GatedDeltaNet, State
+from outrider_export.sources import Tensor, tensors_of
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -48,12 +50,13 @@ def layer_of(name: str) -> tuple[int | None, str]:
 class Stored:
     """Numbers in a file; of all experts' matrices, one below the other.
 
-    num_bytes: there. read: some rows as float32, by a slice or their numbers.
+    num_bytes: there. read: some rows as float32, by a slice or their numbers. is_mxfp4: whether they are of that type.
     """
 
     shape: tuple[int, ...]
     num_bytes: int
     read: Callable[[slice | Indices], Rows]
+    is_mxfp4: bool = False
 
 
 class Weights(ABC):
@@ -101,10 +104,15 @@ class Weights(ABC):
         Raises:
             ExportError: when it is missing, of another shape, or of a type that cannot be read.
         """
-        layer, part = layer_of(name)
-        experts = None if layer is None else self.decoder.layers[layer].experts
+        layer, (_, part) = self._layer_of(name), layer_of(name)
+        experts = None if layer is None else layer.experts
         if experts is not None and part in experts.shapes:
+            if part == GATE_UP:
+                return self._taking_turns(name, experts.shapes[part])
             return self._experts(name, experts.count, experts.shapes[part])
+        state = self.state_of(name)
+        if isinstance(state, GatedDeltaNet) and self.stored(f"{name}.weight") is None:
+            return self._in_fused(name, state)
         module, span = place_of(name, self.decoder)
         whole = self.stored(f"{module}.weight")
         found = self._part(name, "weight")
@@ -123,11 +131,21 @@ class Weights(ABC):
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
         )
 
-    def state_of(self, module: str) -> State | None:
-        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
-        *_, layer, _ = ["", "", *module.split(".", 3)]
-        number = int(layer) if layer.isdecimal() else len(self.decoder.layers)
-        return self.decoder.layers[number].state if number < len(self.decoder.layers) else None
+    def _in_fused(self, name: str, state: GatedDeltaNet) -> Stored:
+        """A projection of a gated delta net that is in one matrix with another one."""
+        i, part = layer_of(name)
+        fused = rows_in_fused(part, state)
+        if i is None or fused is None:
+            raise self.missing(f"{name}.weight")
+        module, count, rows = layer_name(i, fused[0]), *fused[1:]
+        whole = self.stored(f"{module}.weight")
+        if whole is None:
+            raise self.missing(f"{name}.weight")
+        self._check_shape(module, whole.shape, (count, state.width))
+        whole = self._changed(module, whole)
+        return Stored(
+            (len(rows), state.width), whole.num_bytes * len(rows) // count, lambda part: whole.read(rows[part])
+        )
 
     def _experts(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
         """A matrix of all experts, one below the other: of one tensor, of one with gate and up, or of one for each."""
@@ -141,6 +159,41 @@ class Weights(ABC):
             found = self._of_each(name, count, shape)
         self._check_shape(name, found.shape, shape)
         return found
+
+    def _taking_turns(self, name: str, shape: tuple[int, int]) -> Stored:
+        """The matrices of gate and up in one, whose rows take turns; from one tensor, or from two."""
+        found = self.stored(f"{name}.weight")
+        if found is None:
+            halves = [self.stored(f"{name.replace('gate_up', part)}.weight") for part in ("gate", "up")]
+            gate, up = halves
+            if gate is None or up is None:
+                raise self.missing(f"{name}.weight")
+            for half in (gate, up):
+                self._check_shape(name, half.shape, (shape[0] // 2, shape[1]))
+
+            def read(part: slice | Indices) -> Rows:
+                rows = np.arange(shape[0])[part]
+                made = np.empty((len(rows), shape[1]), np.float32)
+                for turn, half in enumerate((gate, up)):
+                    mine = rows % 2 == turn
+                    if mine.any():
+                        made[mine] = half.read(rows[mine] // 2)
+                return made
+
+            found = Stored(shape, gate.num_bytes + up.num_bytes, read, gate.is_mxfp4 and up.is_mxfp4)
+        self._check_shape(name, found.shape, shape)
+        return found
+
+    def bias_of_experts(self, name: str, experts: Experts) -> Rows:
+        """The biases of all experts' matrices of a name, float32 [experts, 1, rows]."""
+        _, part = layer_of(name)
+        count = experts.shapes[part][0]
+        if part == GATE_UP and self.vector(f"{name}.bias") is None:
+            halves = [self.numbers(f"{name.replace('gate_up', half)}.bias", count // 2) for half in ("gate", "up")]
+            found = np.stack(halves, -1)
+        else:
+            found = self.numbers(f"{name}.bias", count)
+        return found.reshape(experts.count, 1, -1)
 
     def _of_each(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
         """The matrices of experts that each have a tensor."""
@@ -167,14 +220,22 @@ class Weights(ABC):
                 "configuration. Download the model again."
             )
 
+    def state_of(self, module: str) -> State | None:
+        """What the layer of a module keeps instead of keys and values; None if it has attention, or is no layer."""
+        layer = self._layer_of(module)
+        return None if layer is None else layer.state
+
+    def _layer_of(self, module: str) -> Layer | None:
+        i, _ = layer_of(module)
+        return None if i is None or i >= len(self.decoder.layers) else self.decoder.layers[i]
+
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
         hidden, wide = decoder.hidden_size, decoder.mlp_size
         attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
         queries = 2 * attended if decoder.form.gated else attended
-        i, part = layer_of(module)
-        layer = None if i is None else decoder.layers[i]
+        layer, (_, part) = self._layer_of(module), layer_of(module)
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:
@@ -284,12 +345,14 @@ class CheckpointWeights(Weights):
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
-        tensor = self._tensors.get(self.decoder.form.in_checkpoint(name))
+        stored = self.decoder.form.in_checkpoint(name)
+        is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
+        if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
+            return self._clamped(stored)
+        tensor = self._tensors.get(stored) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
             return None
-        if tensor.path not in self._files:
-            self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
-        data = self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
+        data = self._data(tensor)
         rows = data.reshape(flat(tensor.shape)[0], -1)
         offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
 
@@ -298,6 +361,32 @@ class CheckpointWeights(Weights):
             return found + offset if offset else found
 
         return Stored(flat(tensor.shape), tensor.size, read)
+
+    def _data(self, tensor: Tensor) -> NDArray[np.uint8]:
+        if tensor.path not in self._files:
+            self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
+        return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
+
+    def _clamped(self, name: str) -> Stored | None:
+        """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
+        blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
+        if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
+            groups = scales.shape[2]
+            codes = self._data(blocks).reshape(-1, groups * mxfp4.GROUP // 2)
+            powers = self._data(scales).reshape(-1, groups)
+            shape, num_bytes = (len(powers), groups * mxfp4.GROUP), blocks.size + scales.size
+            return Stored(shape, num_bytes, lambda part: mxfp4.unpacked(codes[part], powers[part]), is_mxfp4=True)
+        if whole is None or len(whole.shape) != 3:
+            return None
+        count, columns, rows = whole.shape
+        numbers = self._data(whole).reshape(count, columns, rows, -1)
+
+        def read(part: slice | Indices) -> Rows:
+            chosen = np.arange(count * rows)[part]
+            picked = np.ascontiguousarray(numbers[chosen // rows, :, chosen % rows])
+            return whole.unpacked(picked.reshape(len(chosen), -1))
+
+        return Stored((count * rows, columns), whole.size, read)
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""

@@ -168,9 +168,12 @@ def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geome
 
 def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
     renamed = _renamed(tensors, {r"^mtp\.": ""})
+    numbers: dict[str, float] = {}
     if qwen.is_of_family(config):
         config, renamed = qwen.from_qwen(config, renamed)
-    return _on_last("mtp", config, renamed, main)
+        numbers = qwen.numbers_of(config, renamed)
+    head = _on_last("mtp", config, renamed, main)
+    return dataclasses.replace(head, numbers=head.numbers | numbers)
 
 
 def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:

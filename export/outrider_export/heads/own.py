@@ -11,6 +11,7 @@ Source: llama.cpp, conversion/qwen.py and gguf-py/gguf/constants.py.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,12 +42,22 @@ _GGUF_NAMES = {
     "attn_v": "layers.0.self_attn.v_proj", "attn_output": "layers.0.self_attn.o_proj",
     "attn_q_norm": "layers.0.self_attn.q_norm", "attn_k_norm": "layers.0.self_attn.k_norm",
     "ffn_gate": "layers.0.mlp.gate_proj", "ffn_up": "layers.0.mlp.up_proj", "ffn_down": "layers.0.mlp.down_proj",
-    "ffn_gate_inp": "layers.0.mlp.experts.gate",
+    "ffn_gate_inp": "layers.0.mlp.gate", "ffn_gate_exps": "layers.0.mlp.experts.gate_proj",
+    "ffn_up_exps": "layers.0.mlp.experts.up_proj", "ffn_down_exps": "layers.0.mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "layers.0.mlp.shared_expert_gate", "ffn_gate_shexp": "layers.0.mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "layers.0.mlp.shared_expert.up_proj", "ffn_down_shexp": "layers.0.mlp.shared_expert.down_proj",
 }  # fmt: skip
 _GGUF_KEYS = {
-    "hidden_size": "embedding_length", "num_attention_heads": "attention.head_count",
-    "head_dim": "attention.key_length", "intermediate_size": "feed_forward_length",
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
+}
+_DENSE_KEYS = {"intermediate_size": "feed_forward_length"}
+_MIXED_KEYS = {
+    "moe_intermediate_size": "expert_feed_forward_length", "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }  # fmt: skip
 
 
@@ -79,22 +90,21 @@ class OwnModule:
 
         made = {}
         for ours, theirs in self.names.items():
-            stored = stored_in(header, theirs)
-            values = np.array(stored.read(slice(None))).reshape(stored.shape)
+            stored = stored_in(header, theirs)  # of experts, one matrix below the other
+            values = np.array(stored.read(slice(None))).reshape(header.tensors[theirs].shape)
             made[ours] = values - np.float32(1) if qwen.is_norm(ours) else values
         return made
 
 
 def may_have_own(source: Located) -> bool:
-    """Whether a main model may have a module. Of one on the hub that is not known yet.
-
-    Raises as `read_header` and `tensors_of`.
-    """
+    """Whether a main model may have a module. True for one on the hub, and for damaged files: it is not known yet."""
     if source.path is None:
         return True
-    if source.kind == "gguf":
-        return bool(_gguf_names(read_header(source.path)))
-    return any(map(_PREFIX.match, tensors_of(source.path)))
+    with contextlib.suppress(ExportError):  # planning says what is wrong
+        if source.kind == "gguf":
+            return bool(_gguf_names(read_header(source.path)))
+        return any(map(_PREFIX.match, tensors_of(source.path)))
+    return True
 
 
 def find_own(plan: Plan, progress: Progress) -> OwnModule | None:
@@ -106,10 +116,10 @@ def find_own(plan: Plan, progress: Progress) -> OwnModule | None:
     if not names:
         return None
     layers = {found[1] for name in names if (found := _LAYER.match(name))}
-    if any(".mlp.experts." in name for name in names) or len(layers) > 1:
-        what = f"{len(layers)} layers" if len(layers) > 1 else "a mixture of experts"
+    if len(layers) > 1:
         progress.note(
-            f"{plan.source.id} has an MTP module with {what}, which cannot be its drafter here. It is left out."
+            f"{plan.source.id} has an MTP module with {len(layers)} layers, which cannot be its drafter here. It is "
+            "left out."
         )
         return None
     return OwnModule(plan.path, plan.header, plan.config, names)
@@ -144,7 +154,9 @@ def _config_of(header: GGUFHeader, main: Geometry) -> dict[str, Any]:
             raise ExportError(f"{header.path} has no {header.of_architecture(key)}, a number. Fetch it again.")
         return float(value)
 
-    config: dict[str, Any] = {ours: of(theirs) for ours, theirs in _GGUF_KEYS.items()}
+    is_dense = header.of_architecture("expert_count") not in header.metadata
+    keys = _GGUF_KEYS | (_DENSE_KEYS if is_dense else _MIXED_KEYS)
+    config: dict[str, Any] = {ours: of(theirs) for ours, theirs in keys.items()}
     return config | {
         "num_key_value_heads": main.num_kv_heads,
         "model_type": _GGUF[header.architecture],

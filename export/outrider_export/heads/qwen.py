@@ -11,6 +11,7 @@ Source: vLLM, vllm/model_executor/models/qwen3_5_mtp.py and qwen3_next_mtp.py; l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider.models.backends.heads.layers import OUTPUT_GATE
+from outrider.models.backends.heads.layers import NORMALISED, NUM_ACTIVE, OUTPUT_GATE, ROUTER, SHARED_GATE
+from outrider.models.backends.mixture import DOWN, GATE, UP
 
 Tensors = dict[str, NDArray[Any]]
 
 FAMILIES = ("qwen3_next", "qwen3_5")  # what `model_type` begins with
+_LAYER = "layers.0"
+_EXPERT = re.compile(r"layers\.0\.mlp\.experts\.(\d+)\.(\w+)\.weight\Z")
 _PARTIAL_ROTARY = 0.25  # where config.json does not say
 
 
@@ -36,6 +40,39 @@ def is_of_family(config: Mapping[str, Any]) -> bool:
     return str(text_config(config).get("model_type")).startswith(FAMILIES)
 
 
+def numbers_of(config: Mapping[str, Any], tensors: Tensors) -> dict[str, float]:
+    """The numbers of a module's mixture of experts; none if it is dense. config, tensors: of `from_qwen`."""
+    if f"{_LAYER}.{GATE}.weight" not in tensors:
+        return {}
+    return {NUM_ACTIVE: int(config["num_experts_per_tok"]), NORMALISED: bool(config.get("norm_topk_prob", True))}
+
+
+def _with_experts(tensors: Tensors) -> Tensors:
+    """The tensors of a mixture by the names that the graph uses: of each matrix, those of all experts are one."""
+    made: Tensors = {}
+    apart: dict[str, dict[int, NDArray[Any]]] = {}
+    for name, values in tensors.items():
+        if found := _EXPERT.match(name):
+            apart.setdefault(f"{_LAYER}.mlp.experts.{found[2]}.weight", {})[int(found[1])] = values
+        elif name.removesuffix(".weight") == f"{_LAYER}.mlp.experts.gate_up_proj" and values.ndim > 1:
+            halves = np.split(values, [values.shape[1] // 2], axis=1)
+            made |= {f"{_LAYER}.{part}.weight": half for part, half in zip((GATE, UP), halves, strict=True)}
+        elif name == f"{_LAYER}.{DOWN}":
+            made[f"{name}.weight"] = values
+        elif name == f"{_LAYER}.mlp.shared_expert_gate.weight":
+            made[f"{_LAYER}.mlp.{SHARED_GATE}.weight"] = values.reshape(1, -1)  # which GGUF files have as a vector
+        elif name == f"{_LAYER}.mlp.gate.weight":
+            made[f"{_LAYER}.mlp.{ROUTER}.weight"] = values
+        else:
+            made[name.replace(".mlp.shared_expert.", ".mlp.")] = values
+    for name, each in apart.items():
+        shapes = {values.shape for values in each.values()}
+        if len(shapes) > 1 or sorted(each) != [*range(len(each))]:
+            raise ExportError(f"The MTP module's experts differ in {name}, or some are missing. Fetch the model again.")
+        made[name] = np.stack([each[i] for i in range(len(each))])
+    return made
+
+
 def is_norm(name: str) -> bool:
     """Whether these are the weights of a norm, which are less by 1 in a checkpoint."""
     return name.endswith("norm.weight") or name.startswith("pre_fc_norm_")
@@ -45,19 +82,28 @@ def from_qwen(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, An
     """The configuration and tensors of a module, by their names without "mtp.", as others have them.
 
     Raises:
-        ExportError: when a tensor is missing or has another shape, or there is a mixture of experts.
+        ExportError: when a tensor is missing or has another shape.
     """
     config = text_config(config)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", _PARTIAL_ROTARY))
     config["rope_parameters"] = {"rope_theta": config.get("rope_theta", 10_000.0)} | rope
-    if any(".mlp.experts." in name for name in tensors):
-        raise ExportError("The MTP module has a mixture of experts, which cannot be a drafter. Choose a dense model.")
-    heads, hidden, wide = (int(config[each]) for each in ("num_attention_heads", "hidden_size", "intermediate_size"))
+    has_experts = any(".mlp.experts." in name for name in tensors)
+    wide = int(config["shared_expert_intermediate_size" if has_experts else "intermediate_size"])
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    expected: dict[str, tuple[int, ...]] = {}
+    if has_experts:
+        tensors = _with_experts(tensors)
+        count, size = int(config["num_experts"]), int(config["moe_intermediate_size"])
+        expected = {
+            f"{_LAYER}.{GATE}": (count, size, hidden), f"{_LAYER}.{UP}": (count, size, hidden),
+            f"{_LAYER}.{DOWN}": (count, hidden, size), f"{_LAYER}.mlp.{ROUTER}": (count, hidden),
+            f"{_LAYER}.mlp.{SHARED_GATE}": (1, hidden),
+        }  # fmt: skip
     size = int(config.get("head_dim") or hidden // heads)
     narrow = int(config.get("num_key_value_heads") or heads) * size
-    layer = "layers.0"
-    for name, shape in {
+    layer = _LAYER
+    expected |= {
         "fc": (hidden, 2 * hidden), "pre_fc_norm_embedding": (hidden,), "pre_fc_norm_hidden": (hidden,),
         "norm": (hidden,), f"{layer}.input_layernorm": (hidden,), f"{layer}.post_attention_layernorm": (hidden,),
         f"{layer}.self_attn.q_proj": (2 * heads * size, hidden), f"{layer}.self_attn.k_proj": (narrow, hidden),
@@ -65,7 +111,8 @@ def from_qwen(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, An
         f"{layer}.self_attn.q_norm": (size,), f"{layer}.self_attn.k_norm": (size,),
         f"{layer}.mlp.gate_proj": (wide, hidden), f"{layer}.mlp.up_proj": (wide, hidden),
         f"{layer}.mlp.down_proj": (hidden, wide),
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for name, shape in expected.items():
         found = tensors.get(f"{name}.weight")
         if found is None or found.shape != shape or found.dtype != np.float32:
             has = "missing" if found is None else f"{found.dtype} {[*found.shape]}"

@@ -13,6 +13,7 @@ from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, G
 from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
 from outrider.models.backends.heads import Head as Graphs
 from outrider.models.backends.heads import check_head
+from outrider.models.backends.heads.layers import NUM_ACTIVE
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
 from outrider_export.heads import container, dspark, onnx_main
@@ -81,6 +82,8 @@ def write_head(
                 hidden_size=head.hidden_size,
                 context_length=head.context_length,
                 logits_width=_num_logits(main, head, proposed),
+                num_experts=_num_experts(head),
+                num_active_experts=int(head.numbers.get(NUM_ACTIVE, 0)),
             ),
             vocab_size=main.vocab_size,
             vocab_sha256=main.vocab_sha256,
@@ -127,6 +130,10 @@ def _share(
     if multiplied_by(matrix) == matrix.input_value(0):
         return {MATRIX: matrix.input_value(1)}, {}
     return {}, {MATRIX: _without_sums(matrix, head.hidden_size)}
+
+
+def _num_experts(head: Head) -> int:
+    return max((len(values) for name, values in head.tensors.items() if name.endswith(container.EXPERTS)), default=0)
 
 
 def _num_logits(main: ModelEntry, head: Head, proposed: NDArray[np.int32] | None) -> int:

@@ -23,9 +23,9 @@ REFUSED: dict[str, str] = (
     dict.fromkeys(
         (
             "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "zamba", "zamba2", "bamba",
-            "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "xlstm", "minimax", "olmo_hybrid",
-            "arwkv7", "falcon-h1", "kimi-linear", "nemotron_h_moe", "plamo2", "qwen35moe", "qwen3next", "rwkv6",
-            "rwkv6qwen2", "rwkv7",
+            "falcon_h1", "nemotron_h", "xlstm", "minimax",
+            "olmo_hybrid", "arwkv7", "falcon-h1", "kimi-linear", "nemotron_h_moe", "plamo2",
+            "rwkv6", "rwkv6qwen2", "rwkv7",
         ),
         STATES,
     )

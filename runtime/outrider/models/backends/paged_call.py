@@ -119,7 +119,7 @@ class PagedCall:
     def inputs(self) -> dict[str, NDArray[Any]]:
         """The arrays by the names of the model's inputs."""
         block_begins = [0, *itertools.accumulate(map(len, self.blocks))]
-        inputs = {
+        inputs: dict[str, NDArray[Any]] = {
             "input_ids": np.array(self.token_ids, dtype=np.int64),
             "position_ids": np.array(self.positions, dtype=np.int64),
             "past_lens": np.array(self.past_lens, dtype=np.int32),

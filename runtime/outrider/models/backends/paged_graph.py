@@ -34,6 +34,7 @@ from outrider.models.backends.taps import (
 ROWS = "rows"  # the input that `gather_rows` adds
 HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
 STATE_BEGINS = "la.subsequence_begins"  # the input that `split_begins` adds
+_RANK_OF_COUNT = 3
 # The input of each operator of states that has the sequences' beginnings (openvino/op/paged_causal_conv1d.hpp and the
 # like, 2026.4).
 _BEGINS_OF = {"PagedCausalConv1D": 4, "PagedGatedDeltaNet": 6, "PagedSelectiveSSM": 6}
@@ -95,6 +96,7 @@ def to_paged_attention(model: ov.Model) -> None:
     Raises:
         BundleError: when the graph is not a stateful decoder, or keeps a state that is not paged.
     """
+    connect_positions(model)
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
@@ -103,6 +105,28 @@ def to_paged_attention(model: ov.Model) -> None:
         ) from error
     check_states(model)
     split_begins(model)
+
+
+def connect_positions(model: ov.Model) -> None:
+    """Let rotary embeddings read `position_ids` where the graph counts positions from the cache's length instead.
+
+    optimum-intel's export of Qwen3.5 (2.2) does: a Range, as [1, 1, n], is broadcast to [3, batch, n]. With a paged
+    cache, only calls of one row would be right.
+    """
+    positions = next((node for node in model.get_parameters() if "position_ids" in node.output(0).get_names()), None)
+    if positions is None or positions.output(0).get_target_inputs():
+        return
+    for node in model.get_ops():
+        if node.get_type_name() == "Broadcast" and _is_count(node.input_value(0).get_node()):
+            node.input(0).replace_source_output(ops.unsqueeze(positions, ints(0)).output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _is_count(node: ov.Node) -> bool:
+    """Whether a node makes [1, 1, n] of a Range."""
+    if node.get_type_name() != "Reshape" or node.get_output_partial_shape(0).rank != _RANK_OF_COUNT:
+        return False
+    return bool(node.input_value(0).get_node().get_type_name() == "Range")
 
 
 def split_begins(model: ov.Model) -> None:

@@ -87,7 +87,10 @@ class PagedSlot(SlotTokens):
         """Drop what a failed call may have written: all from token `begin` on, or from the beginning of its block."""
         self._join()
         kept = begin - begin % self._cache.block_size if whole_blocks else begin
-        self._cut(max(kept, self._table.num_shared))
+        kept = max(kept, self._table.num_shared)
+        if self._states is not None and self._states.newest(kept) < self._table.num_shared:
+            kept = begin  # whose row is there
+        self._cut(kept)
 
     def skip_to(self, length: int) -> None:
         """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`.

@@ -272,6 +272,8 @@ class BlockPool:
             rows.mark(len(token_ids))
         self._publish(shared, own, token_ids, scope, rows)
         begin = len(shared) * self.block_size
+        if rows is not None and shared:  # its last block may have been published before its end was known
+            rows.publish(shared[-1], begin - self.block_size, self.block_size)
         rest = tuple(token_ids[begin:])
         if rest:
             parent = self._end(shared, scope)

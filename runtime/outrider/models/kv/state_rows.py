@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+
+from outrider.models.kv.block_tree import Block
 
 ZERO_ROW = 0  # the state before the first token; never written
 SPARE_ROW = 1  # what padding writes; nobody reads it
@@ -21,14 +22,6 @@ ROWS_PER_SEQUENCE = 5
 LAST = 1 << 30  # an interval of which only the last state of a call is stored
 _MOST_BACK = 32  # rows of tokens that a sequence may drop again
 _MOST_INNER = 8  # rows that a piece of a prompt stores for one that is wanted
-
-
-class RowBlock(Protocol):
-    """A published block, as far as rows are concerned."""
-
-    parent: RowBlock | None
-    token_ids: tuple[int, ...]
-    rows: dict[int, int]  # by how many of its tokens are in the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ class StateCall:
 class _Place:
     """Where a published row is in the tree of blocks, and when it was used last."""
 
-    block: RowBlock
+    block: Block
     offset: int
     used: int
 
@@ -166,7 +159,7 @@ class StateRows:
             elif row in self._published and self._holders[row] == 1:
                 self.num_idle += 1
 
-    def publish(self, row: int, block: RowBlock, offset: int) -> None:
+    def publish(self, row: int, block: Block, offset: int) -> None:
         """Let a block of the prefix cache have the row of its first `offset` tokens, if it has none."""
         if row < NUM_FIXED or row in self._published or offset in block.rows:
             return
@@ -175,12 +168,12 @@ class StateRows:
         self.hold(row)
         self._published[row] = _Place(block, offset, self._clock)
 
-    def unpublish(self, block: RowBlock) -> None:
+    def unpublish(self, block: Block) -> None:
         """Drop the rows of a block that leaves the prefix cache."""
         for offset in [*block.rows]:
             self._remove(block, offset)
 
-    def _remove(self, block: RowBlock, offset: int) -> None:
+    def _remove(self, block: Block, offset: int) -> None:
         row = block.rows.pop(offset)
         del self._published[row]
         self.num_idle -= self._holders[row] == 1
@@ -351,13 +344,13 @@ class SequenceRows:
         self._base = self.newest(num_published)
         return self._base
 
-    def publish(self, block: RowBlock, begin: int, count: int) -> None:
+    def publish(self, block: Block, begin: int, count: int) -> None:
         """Let a published block have the rows of its first `count` tokens, which the sequence has from `begin` on."""
         for length in self._marks:
             if begin < length <= begin + count and length in self._rows:
                 self._pool.publish(self._rows[length], block, length - begin)
 
-    def take_over(self, block: RowBlock, begin: int, end: int) -> None:
+    def take_over(self, block: Block, begin: int, end: int) -> None:
         """Take the rows of a block that leaves the prefix cache for this sequence, up to its token `end`."""
         for offset in sorted(block.rows):
             if begin + offset <= end:

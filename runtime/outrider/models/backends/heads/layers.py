@@ -12,7 +12,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
+from openvino.utils.node_factory import NodeFactory
 
+from outrider.models.backends.mixture import GATE, Experts, Router, mixture
 from outrider.models.backends.taps import ints, parameter
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ ROW_TYPES = "row_types"
 # Of Gemma's layers: a number, and norms before their parts are added to the hidden states.
 GELU, BEHIND_ATTENTION, BEHIND_FEED_FORWARD = "gelu", "behind_attention", "behind_feed_forward"
 OUTPUT_GATE = "output_gate"
+# Of a mixture of experts: its router, the gate of the expert that all tokens have, and numbers.
+ROUTER, SHARED_GATE, NUM_ACTIVE, NORMALISED = "router", "shared_gate", "experts.active", "experts.normalised"
 _INT, _FLOAT, _BYTE = ov.Type.i32, ov.Type.f32, ov.Type.u8
 # Inputs of PagedAttention from number 10 on, in OpenVINO 2026.4: (type, shape) of those that are not used here.
 _FIRST = 10
@@ -80,17 +84,36 @@ def behind_feed_forward(
 ) -> ov.Node:
     """The second half of a decoder layer: down(silu(gate) · up) of the normed rows, added to `hidden`.
 
-    As Gemma has it, if the weights say so: with GELU, a norm behind it, and a scale of the layer. before, behind: what
-    is made of the normed rows, and of the product.
+    As Gemma has it, if the weights say so: with GELU, a norm behind it, and a scale of the layer. As Qwen's mixtures
+    have it, the same. before, behind: what is made of the normed rows, and of the product.
     """
     rows, name = before(norm(hidden, weights, f"{layer}.post_attention_layernorm")), f"{layer}.mlp"
     gate = linear(rows, weights, f"{name}.gate_proj")
     gate = ops.gelu(gate, "tanh") if GELU in weights else ops.swish(gate)
     wide = ops.multiply(gate, linear(rows, weights, f"{name}.up_proj"))
-    made = behind(linear(wide, weights, f"{name}.down_proj"))
+    made = linear(wide, weights, f"{name}.down_proj")
+    if f"{layer}.{GATE}.weight" in weights:
+        gated = ops.multiply(made, ops.sigmoid(linear(rows, weights, f"{name}.{SHARED_GATE}")))
+        made = ops.add(gated, _mixed(rows, weights, layer))
+    made = behind(made)
     made = normed_if(made, weights, f"{layer}.{BEHIND_FEED_FORWARD}")
     hidden = ops.add(hidden, made)
     return ops.multiply(hidden, weights[scale]) if (scale := f"{layer}.layer_scalar") in weights else hidden
+
+
+def _mixed(rows: ov.Node, weights: Weights, layer: str) -> ov.Node:
+    """What the experts that a router chooses make of rows float32 [n, 1, width]."""
+    count, size, width = (weights.width(f"{layer}.{GATE}.weight", axis) for axis in range(3))
+    is_normalised = bool(weights.number(NORMALISED))
+    experts = Experts(width, count, int(weights.number(NUM_ACTIVE)), size, "softmax", normalised=is_normalised)
+
+    def matrix(name: str) -> ov.Node:
+        return weights[f"{layer}.{name}.weight"]
+
+    def activate(gate: ov.Node) -> ov.Node:
+        return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
+
+    return mixture(experts, rows, Router(weights[f"{layer}.mlp.{ROUTER}.weight"]), matrix, activate)
 
 
 def normed_if(rows: ov.Node, weights: Weights, name: str) -> ov.Node:

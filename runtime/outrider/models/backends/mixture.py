@@ -1,0 +1,146 @@
+"""The graph of a mixture of experts.
+
+Each token is multiplied with the matrices of all experts, and a token's weights of most of them are zero. OpenVINO
+finds this form (`ConvertTiledMoeBlockToGatherMatmuls`), and computes the chosen experts alone, with weights in 8 or 4
+bits as they are. So the form is kept to, as optimum-intel writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+from openvino import opset13 as ops
+
+from outrider.models.backends.taps import ints
+
+GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"  # of all experts
+# Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
+GATE_UP = "mlp.experts.gate_up_proj"
+_END = 2**63 - 1
+_ALPHA, _LIMIT = 1.702, 7.0  # of gpt-oss
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
+    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
+    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
+    normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
+    clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
+    """
+
+    hidden: int
+    count: int
+    active: int
+    size: int
+    router: str
+    normalised: bool = False
+    eps: float = 0.0
+    scale: float = 1.0
+    shared: str = ""
+    clamped: bool = False
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of the experts' matrices, by their names in a layer: those of all experts, one below the other."""
+        wide, narrow = (self.count * self.size, self.hidden), (self.count * self.hidden, self.size)
+        if self.clamped:
+            return {GATE_UP: (2 * wide[0], self.hidden), DOWN: narrow}
+        return {GATE: wide, UP: wide, DOWN: narrow}
+
+
+@dataclass(frozen=True)
+class Router:
+    """matrix: float32 [experts, hidden]. bias: of scores, and choice: added to them only to choose; both [experts]."""
+
+    matrix: ov.Node | ov.Output
+    bias: NDArray[np.float32] | None = None
+    choice: NDArray[np.float32] | None = None
+
+
+def mixture(
+    experts: Experts,
+    x: ov.Node,
+    router: Router,
+    matrix: Callable[[str], ov.Node],
+    activate: Callable[[ov.Node], ov.Node],
+) -> ov.Node:
+    """What a mixture makes of x float32 [batch, tokens, hidden].
+
+    matrix: all experts' matrices of a name, float32 [experts, rows, columns].
+    """
+    rows = ops.reshape(x, ints(-1, experts.hidden), special_zero=False)
+    chosen, weights = _route(experts, rows, router)
+    every = _repeated(experts, rows)
+    gate = activate(ops.matmul(every, matrix(GATE), False, True))
+    made = ops.multiply(gate, ops.matmul(every, matrix(UP), False, True))
+    return _summed(experts, ops.matmul(made, matrix(DOWN), False, True), x, chosen, weights)
+
+
+def clamped_mixture(
+    experts: Experts,
+    x: ov.Node,
+    router: Router,
+    matrix: Callable[[str], ov.Node],
+    bias: Callable[[str], NDArray[np.float32]],
+) -> ov.Node:
+    """The same of clamped experts. bias: that of a name, float32 [experts, 1, rows]."""
+    rows = ops.reshape(x, ints(-1, experts.hidden), special_zero=False)
+    chosen, weights = _route(experts, rows, router)
+    both = ops.add(ops.matmul(_repeated(experts, rows), matrix(GATE_UP), False, True), ops.constant(bias(GATE_UP)))
+    gate, up = (ops.slice(both, ints(first), ints(_END), ints(2), ints(2)) for first in (0, 1))
+    up = ops.add(ops.clamp(up, -_LIMIT, _LIMIT), ops.constant(np.ones((1, 1, 1), np.float32)))
+    gate = ops.minimum(gate, ops.constant(np.full((1, 1, 1), _LIMIT, np.float32)))
+    made = ops.multiply(up, ops.swish(gate, ops.constant(np.float32(_ALPHA))))
+    made = ops.add(ops.matmul(made, matrix(DOWN), False, True), ops.constant(bias(DOWN)))
+    return _summed(experts, made, x, chosen, weights)
+
+
+def _repeated(experts: Experts, rows: ov.Node) -> ov.Node:
+    """Rows for each expert, [experts, rows, hidden]."""
+    every = ops.tile(rows, ints(experts.count, 1))
+    return ops.reshape(every, ints(experts.count, -1, experts.hidden), special_zero=False)
+
+
+def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, ov.Output]:
+    """The chosen experts of each row, int32 [rows, active], and their weights, float32."""
+    scores = ops.matmul(rows, router.matrix, False, True)
+    if router.bias is not None:
+        scores = ops.add(scores, ops.constant(router.bias.reshape(1, -1)))
+    active, axis = ops.constant(np.int64(experts.active)), ints(-1)
+    if experts.router == "softmax":
+        scores = ops.softmax(scores, -1)
+    elif experts.router == "sigmoid":
+        scores = ops.sigmoid(scores)
+    choice = router.choice
+    judged = scores if choice is None else ops.add(scores, ops.constant(choice.reshape(1, -1)))
+    best = ops.topk(judged, active, -1, "max", "value", "i32")
+    values = best.output(0) if choice is None else ops.gather_elements(scores, best.output(1), 1).output(0)
+    if experts.router == "top_softmax":
+        values = ops.softmax(values, -1).output(0)
+    if experts.normalised:
+        total = ops.reduce_sum(values, axis, True)
+        total = ops.add(total, ops.constant(np.float32(experts.eps))) if experts.eps else total
+        values = ops.divide(values, total).output(0)
+    if experts.scale != 1:
+        values = ops.multiply(values, ops.constant(np.float32(experts.scale))).output(0)
+    return best.output(1), values
+
+
+def _summed(experts: Experts, made: ov.Node, x: ov.Node, chosen: ov.Output, weights: ov.Output) -> ov.Node:
+    """The weighted sum of what experts made, float32 [experts, rows, hidden], in the shape of x."""
+    zero, last = ops.constant(np.int64(0)), ops.constant(np.int64(-1))
+    made = ops.reshape(made, ints(0, -1, 0), special_zero=True)
+    count = ops.gather(ops.shape_of(chosen, "i64"), ints(0), zero)
+    none = ops.broadcast(ops.constant(np.float32(0)), ops.concat([count, ints(experts.count)], 0))
+    spread = ops.scatter_elements_update(none, chosen, weights, ops.constant(np.int64(1)))
+    by_expert = ops.transpose(spread, ops.constant(np.array([1, 0], np.int32)))
+    by_expert = ops.unsqueeze(ops.reshape(by_expert, ints(0, -1), special_zero=True), last)
+    total = ops.reduce_sum(ops.multiply(made, by_expert), ints(0), False)
+    return ops.reshape(total, ops.shape_of(x, "i64"), special_zero=False)
