@@ -118,7 +118,7 @@ LAYOUTS = (
         "R1-Distill-Llama, a Llama saved by Transformers 5",
         "exported",
     ),
-    ("2023–2024", "Mistral 7B v0.1 and v0.3, Zephyr, Nemo, Ministral 8B", "exported"),
+    ("2023–2025", "Mistral 7B v0.1 and v0.3, Mixtral, Zephyr, Nemo, Ministral 8B; LFM2", "exported"),
     ("2024–2026", "Qwen1.5, Qwen2.5, QwQ, R1-Distill-Qwen, Qwen3, also saved by Transformers 5", "exported"),
     (
         "2023–2025",
@@ -128,7 +128,7 @@ LAYOUTS = (
     ),
     (
         "2019–2025",
-        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Mixtral, Command R, StarCoder2, Hunyuan, T5, Flan-T5, "
+        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Command R, StarCoder2, Hunyuan, T5, Flan-T5, "
         "Whisper, MarianMT",
         "tokenizer converted; weights need `.[export]`",
     ),

@@ -88,7 +88,7 @@ def export(folder: Path, tokenizer: Path, name: str) -> Path:
         checkpoint = folder / f"{name}-checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
         write_checkpoint(checkpoint, tokenizer, *SHAPES[name])
-        outrider_export = [sys.executable, "-m", "outrider", "export", checkpoint, "-o", made]
+        outrider_export = [sys.executable, "-m", "outrider", "export", str(checkpoint), "-o", str(made)]
         subprocess.run(outrider_export, check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(checkpoint)
     return made

@@ -21,6 +21,7 @@ from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
 from outrider.models.backends.projections import projections_of
 from outrider.models.backends.taps import hidden_states_of
+from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
@@ -70,9 +71,16 @@ def compiled_kinds(model: ov.Model) -> list[str]:
     return [str(node.get_rt_info()["layerType"].astype(str)) for node in made.get_ops()]
 
 
+def torch_of(values: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(values)
+
+
 def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens behind a prompt, each read in a call of its own."""
-    read, made = reader_of_ir(model), []
+    made: list[int] = []
+    read = reader_of_ir(model)
     row = read(prompt)[-1]
     while len(made) < count:
         made.append(int(row.argmax()))
@@ -162,7 +170,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no window": ("mistral", {"sliding_window": None}),
     "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
     "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
-    "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
     "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
     "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
@@ -435,6 +443,33 @@ def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
     assert geometry_of_gguf(header).num_layers == len(open_weights(header.path, is_gguf=True).decoder.layers) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "targets", "is_gguf"),
+    [
+        ("granitemoehybrid", ("mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear"), False),
+        ("qwen3_5_text", ("linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "linear_attn.out_proj"), True),
+        ("qwen3_next", ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"), False),
+    ],
+)
+def test_adapters_change_recurrences(name: str, targets: tuple[str, ...], is_gguf: bool, tmp_path: Path) -> None:
+    """Where a file has matrices in one, or rows in another order, an adapter's are in the checkpoint's."""
+    model, path = saved(name, tmp_path / name)
+    if is_gguf:
+        write_gguf(path, tmp_path / "model.gguf", name)
+        path = tmp_path / "model.gguf"
+    rng, changes = np.random.default_rng(0), {}
+    for target in targets:
+        weight = model.get_submodule(f"model.layers.0.{target}").weight.data
+        down, up = (rng.normal(0, 0.3, shape).astype(np.float32) for shape in ((2, weight.shape[1]), (len(weight), 2)))
+        weight += 0.5 * torch_of(up @ down)
+        changes[f"model.language_model.layers.0.{target}"] = Change(down, up, 0.5)
+    weights = open_weights(path, is_gguf)
+    weights.merge(LoraAdapter("adapter", "", changes, None))
+    packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
+    save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
+    assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
+
+
 def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
     _, folder = saved("granitemoehybrid", tmp_path / "model")
     write_gguf(folder, tmp_path / "model.gguf", "granitemoehybrid")
@@ -506,8 +541,8 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
     packed = pack(weights, "int8", tmp_path / "int8", lambda _: None)
     for name, matrix in packed.items():
         if ".experts." in name:
-            codes = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32) - matrix.zero_points[..., None]
-            kept = (codes * matrix.scales[..., None]).reshape(matrix.shape)
+            grouped = matrix.codes.astype(np.float32).reshape(*matrix.scales.shape, 32)
+            kept = ((grouped - matrix.zero_points[..., None]) * matrix.scales[..., None]).reshape(matrix.shape)
             assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
@@ -573,6 +608,33 @@ def test_gguf_files_that_compute_something_else_are_refused(
     path = changed_gguf(tmp_path / "other.gguf", folder, metadata, tensors)
     with pytest.raises(NotDirect, match=says):
         open_weights(path, is_gguf=True)
+
+
+def test_an_adapter_s_changes_find_their_modules_by_the_checkpoint_s_names(tmp_path: Path) -> None:
+    """Those of experts, of layers with a state, and of modules that have other names here."""
+    _, folder = saved("lfm2_moe", tmp_path / "lfm2_moe")
+    plain, merged = (open_weights(folder, is_gguf=False) for _ in range(2))
+    places = {
+        "model.layers.0.conv.in_proj": ("conv.in_proj", 0, (192, 64)),
+        "model.layers.0.feed_forward.w2": ("mlp.down_proj", 0, (64, plain.decoder.mlp_size)),
+        "model.layers.2.self_attn.out_proj": ("self_attn.o_proj", 0, (64, 64)),
+        "model.layers.2.feed_forward.gate": ("mlp.router", 0, (4, 64)),
+        "model.layers.3.feed_forward.experts.1.w3": ("mlp.experts.up_proj", 48, (48, 64)),
+    }
+    rng = np.random.default_rng(0)
+    changes = {
+        name: Change(
+            rng.normal(size=(2, columns)).astype(np.float32), rng.normal(size=(rows, 2)).astype(np.float32), 0.5
+        )
+        for name, (_, _, (rows, columns)) in places.items()
+    }
+    merged.merge(LoraAdapter("adapter", "0" * 64, changes, None))
+    for name, (part, first, (rows, _)) in places.items():
+        ours = f"model.layers.{name.split('.')[2]}.{part}"
+        added = merged.matrix(ours).read(slice(None)) - plain.matrix(ours).read(slice(None))
+        expected = np.zeros_like(added)
+        expected[first : first + rows] = changes[name].up @ changes[name].down * changes[name].scale
+        np.testing.assert_allclose(added, expected, atol=1e-5, err_msg=name)
 
 
 def test_a_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2, "output_router_logits": False, "router_aux_loss_coef": 0.02,
         "sliding_window": None,
     },
+    "lfm2": {
+        "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 64, "block_ff_dim": 96,
+        "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 16, "block_norm_eps": 1e-05, "block_use_swiglu": True,
+        "conv_L_cache": 3, "conv_bias": False, "conv_dim": 64, "conv_dim_out": 64, "full_attn_idxs": [1],
+        "hidden_size": 64, "initializer_range": 0.02, "max_position_embeddings": 512, "model_type": "lfm2",
+        "norm_eps": 1e-05, "num_attention_heads": 4, "num_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rope_theta": 1000000.0, "tie_embedding": True, "torch_dtype": "bfloat16", "use_cache": True,
+        "use_pos_enc": True,
+    },
     "qwen2": _QWEN2,
     "qwen3": _QWEN3,
     "qwen3-v5": {key: value for key, value in _QWEN3.items() if key not in _OLD}

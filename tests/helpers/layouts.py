@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from layout_configs import CONFIGS
+from layout_tensors import tensors_of
 from layout_tokenizers import text_of
 
-HIDDEN, WIDE, HEADS, KV_HEADS, HEAD = 64, 96, 4, 2, 16
+HEADS, KV_HEADS, HEAD = 4, 2, 16
 CONTEXT = 512
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
@@ -140,8 +141,8 @@ def _layouts() -> list[Layout]:
              unk="<unk>", template="text"),
         make("ministral-8b-instruct-2410", 2024, "tekken", "mistral", {"head_dim": HEAD, "sliding_window": 16},
              bos="<s>", eos="</s>", unk="<unk>", form="objects"),
-        make("mixtral-8x7b", 2023, "llama2", "mixtral", **_BOS_EOS, form="objects", shards=2,
-             refused=_needs("mixtral")),
+        make("mixtral-8x7b", 2023, "llama2", "mixtral", **_BOS_EOS, form="objects", shards=2),
+        make("lfm2-1.2b", 2025, "llama3", "lfm2", **_LLAMA3, tied_head=True),
         make("qwen1.5-0.5b-chat", 2024, "qwen", "qwen2", {"tie_word_embeddings": True}, **_QWEN),
         make("qwen2.5-0.5b-instruct", 2024, "qwen", "qwen2", {"tie_word_embeddings": True}, **_QWEN,
              generation="list", more_eos=("<|endoftext|>",)),
@@ -314,56 +315,3 @@ def _save_tensors(path: Path, tensors: dict[str, Any], dtype: str) -> None:
         data += made.tobytes()
     head = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(head)) + head + data)
-
-
-def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """The weights that a Llama-like `config.json` has, float32."""
-    kind, hidden, wide = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
-    head = config.get("head_dim") or hidden // heads
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
-    for i in range(config["num_hidden_layers"]):
-        at = f"model.layers.{i}."
-        sizes = {"q_proj": heads * head, "k_proj": kv * head, "v_proj": kv * head}
-        if kind == "phi3":
-            shapes[f"{at}self_attn.qkv_proj.weight"] = (sum(sizes.values()), hidden)
-            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
-        else:
-            shapes |= {f"{at}self_attn.{name}.weight": (size, hidden) for name, size in sizes.items()}
-            shapes |= {f"{at}mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
-        if kind == "qwen2" or config.get("use_qkv_bias"):
-            shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
-        shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
-        shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
-        if kind in ("qwen3", "gemma3_text"):
-            shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
-        if kind == "olmo2":
-            shapes |= {f"{at}self_attn.q_norm.weight": (heads * head,), f"{at}self_attn.k_norm.weight": (kv * head,)}
-        shapes |= {f"{at}{name}.weight": (hidden,) for name in _NORMS.get(kind, _NORMS["llama"])}
-        if kind == "stablelm":
-            shapes |= {f"{at}{name}.bias": (hidden,) for name in _NORMS["llama"]}
-    if kind != "olmo":
-        shapes["model.norm.weight"] = (hidden,)
-    if kind == "stablelm":
-        shapes["model.norm.bias"] = (hidden,)
-    shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    offset = 0.0 if kind.startswith("gemma") else 1.0
-
-    def draw(name: str, shape: tuple[int, ...]) -> Any:
-        drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
-        return (drawn + offset * ("norm" in name and name.endswith("weight"))).astype(np.float32)
-
-    made = {name: draw(name, shape) for name, shape in shapes.items()}
-    if config.get("tie_word_embeddings"):
-        made["lm_head.weight"] = made["model.embed_tokens.weight"]
-    return made
-
-
-_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-_NORMS: dict[str, tuple[str, ...]] = {
-    "llama": ("input_layernorm", "post_attention_layernorm"),
-    "olmo": (),
-    "olmo2": _AFTER,
-    "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
-    "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
-}

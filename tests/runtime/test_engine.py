@@ -122,7 +122,7 @@ def test_numbers_of_numpys_are_as_good(toy_engine: outrider.Engine) -> None:
 
 def test_a_tokenizer_may_give_an_array(openvino_bundle: Bundle) -> None:
     class Arrays(ToyTokenizer):
-        def encode_prompt(self, prompt: Any, *, chat_template: bool = True, tools: Any = ()) -> Any:
+        def encode_prompt(self, prompt: Any, **_: Any) -> Any:
             return np.array(super().encode_prompt(prompt), dtype=np.uint8)
 
     engines = [

@@ -73,7 +73,9 @@ def test_prompts_have_variables_and_go_on(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode_prompt([HI], variables={"enable_thinking": False})) > len(plain)
     begun = [HI, {"role": "assistant", "content": "One, two"}]
     assert tokenizer.decode(tokenizer.encode_prompt(begun, continuing=True)).endswith("One, two")
-    for wrong in ([HI], [HI, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]):
+    called: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+    chats: list[list[dict[str, Any]]] = [[HI], [HI, called]]
+    for wrong in chats:
         with pytest.raises(OptionError, match="the last message is none"):
             tokenizer.encode_prompt(wrong, continuing=True)
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -665,3 +665,19 @@ def test_json_that_calls_an_offered_tool_is_a_call(text: str, content: str, num_
         found, calls = joined([*pieces, *stream.finish()])
         assert (found, len(calls)) == (content, num_calls)
     assert HERMES.parse(text, tools=TOOLS) == (text, [])
+
+
+@pytest.mark.parametrize(("schema", "strict", "says"), [
+    ({"properties": {"to": {"type": "string", "pattern": "("}}}, False, "in 'tool_7', .*unclosed group"),
+    ({"properties": {"to": {"not": {"type": "string"}}}}, True, "in 'tool_7', /properties/to/not cannot be followed"),
+    ({"properties": {"to": {"not": {"type": "string"}}}}, False, None),
+])  # fmt: skip
+def test_a_bad_schema_among_many_tools_is_named(
+    tmp_path: Path, schema: dict[str, Any], strict: bool, says: str | None
+) -> None:
+    grammars, tokenizer = new_grammars(tmp_path), Fast(TRAINED)
+    functions = [{"name": f"tool_{i}", "strict": strict, "parameters": schema if i == 7 else WEATHER} for i in range(9)]
+    tools = [{"type": "function", "function": function} for function in functions]
+    with pytest.raises(outrider.OptionError, match=says) if says else nullcontext():
+        grammars.new_state(source_of_calls(HERMES, tools, None, tokenizer))
+    grammars.close()

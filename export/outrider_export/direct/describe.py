@@ -108,8 +108,8 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
     config |= {ours: config[theirs] for ours, theirs in form.keys.items() if theirs in config}
     if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
-        count = range(int(config["num_hidden_layers"]))
-        config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in count]
+        every = range(int(config["num_hidden_layers"]))
+        config["layer_types"] = [FULL if i in config["full_attn_idxs"] else "conv" for i in every]
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
         step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
         config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]

@@ -75,7 +75,7 @@ class Weights(ABC):
         """
 
         def find(name: str) -> tuple[int, ...] | str | None:
-            name = self.decoder.form.of_checkpoint(name)
+            name = self._own(name)
             module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
             if module is not None and name == EMBEDDING:
                 return "is an Embedding"
@@ -84,7 +84,11 @@ class Weights(ABC):
             return None if module is None else module.shape
 
         check_fits(adapter, find)
-        self._changes = {self.decoder.form.of_checkpoint(name): change for name, change in adapter.modules.items()}
+        self._changes = {self._own(name): change for name, change in adapter.modules.items()}
+
+    def _own(self, name: str) -> str:
+        """The name here of a module that is called so in checkpoints, or in those that read images, too."""
+        return self.decoder.form.of_checkpoint(_of_text(name))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -314,6 +318,11 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     return name, None
 
 
+def _of_text(name: str) -> str:
+    """A name in a model's text part, without what shows that there is another part."""
+    return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
+
+
 def _has_offset(name: str) -> bool:
     """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
     return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
@@ -337,10 +346,7 @@ class CheckpointWeights(Weights):
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
-        self._tensors = {
-            name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name: tensor
-            for name, tensor in tensors_of(folder).items()
-        }
+        self._tensors = {_of_text(name): tensor for name, tensor in tensors_of(folder).items()}
         self._files: dict[Path, NDArray[np.uint8]] = {}
 
     def stored(self, name: str) -> Stored | None:

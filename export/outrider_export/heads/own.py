@@ -11,6 +11,7 @@ Source: llama.cpp, conversion/qwen.py and gguf-py/gguf/constants.py.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,15 +97,14 @@ class OwnModule:
 
 
 def may_have_own(source: Located) -> bool:
-    """Whether a main model may have a module. Of one on the hub that is not known yet.
-
-    Raises as `read_header` and `tensors_of`.
-    """
+    """Whether a main model may have a module. True for one on the hub, and for damaged files: it is not known yet."""
     if source.path is None:
         return True
-    if source.kind == "gguf":
-        return bool(_gguf_names(read_header(source.path)))
-    return any(map(_PREFIX.match, tensors_of(source.path)))
+    with contextlib.suppress(ExportError):  # planning says what is wrong
+        if source.kind == "gguf":
+            return bool(_gguf_names(read_header(source.path)))
+        return any(map(_PREFIX.match, tensors_of(source.path)))
+    return True
 
 
 def find_own(plan: Plan, progress: Progress) -> OwnModule | None:

@@ -42,13 +42,14 @@ def tokens_of_round(
 class Result:
     """A whole answer.
 
-    text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
-    gave one. finish_reason: "stop", "length" or "cancelled". seed: of the noise; None when greedy. lossless: False for
-    a lossy mode, whose text does not have the main model's distribution. exact: whether the request gives these tokens
-    with any drafter or none, alone or in a batch, as measured at load; False for sampling whose text depends on drafts,
-    and if the main model's rows depend on the batch. logprobs: one for each of token_ids; None unless requested.
-    tokens: token_ids with the source of each. thinks: whether the text begins within the model's reasoning, which the
-    prompt has begun; see `engine.reasoning_format`. stop_string: the one that ended the answer; None if none did.
+    text: without special tokens, but for the markers of reasoning and calls, cut before a stop string. token_ids: ends
+    with the end-of-sequence id if the model gave one. finish_reason: "stop", "length" or "cancelled". seed: of the
+    noise; None when greedy. lossless: False for a lossy mode, whose text does not have the main model's distribution.
+    exact: whether the request gives these tokens with any drafter or none, alone or in a batch, as measured at load;
+    False for sampling whose text depends on drafts, and if the main model's rows depend on the batch. logprobs: one for
+    each of token_ids; None unless requested. tokens: token_ids with the source of each. thinks: whether the text begins
+    within the model's reasoning, which the prompt has begun; see `engine.reasoning_format`. stop_string: the one that
+    ended the answer; None if none did.
     """
 
     text: str

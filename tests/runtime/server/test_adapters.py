@@ -47,5 +47,9 @@ def test_unknown_adapters_are_refused(adapted: Any) -> None:
         adapted.completions.create(model="tiny:pirat", prompt="Hi")
     with pytest.raises(openai.BadRequestError, match="name says adapter 'poet', and the field says 'pirate'"):
         adapted.completions.create(model="tiny:poet", prompt="Hi", extra_body={"adapter": "pirate"})
-    with pytest.raises(openai.NotFoundError, match="There is no model 'tony:pirate'"):
-        adapted.completions.create(model="tony:pirate", prompt="Hi")
+
+
+def test_a_single_model_s_adapter_is_found_by_any_name(adapted: Any) -> None:
+    texts = [adapted.completions.create(model=name, prompt="Hi", max_tokens=8).choices[0].text
+             for name in ("tony:pirate", "tiny:pirate")]  # fmt: skip
+    assert texts[0] == texts[1]

@@ -34,7 +34,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], Non
     bundle = save_toy_bundle(tmp_path, draft=False)
     monkeypatch.setattr(served, "open_bundle", lambda _: bundle)
     monkeypatch.setattr(served, "Engine", FakeEngine)
-    monkeypatch.setattr(served, "TokenTexts", lambda _: None)
+    monkeypatch.setattr(served, "TokenTexts", lambda *_: None)
     monkeypatch.setattr("gc.collect", lambda: None)
 
     def run(test: Test) -> None:

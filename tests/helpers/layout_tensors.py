@@ -1,0 +1,100 @@
+"""The weights of the layouts' checkpoints, by the names that their publishers give them; see `layouts`."""
+
+from typing import Any
+
+import numpy as np
+
+HIDDEN, WIDE = 64, 96
+
+
+def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """The weights that a Llama-like `config.json` has, float32."""
+    kind, hidden, wide = config["model_type"], config["hidden_size"], config.get("intermediate_size", WIDE)
+    heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    head = config.get("head_dim") or hidden // heads
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        sizes = {"q_proj": heads * head, "k_proj": kv * head, "v_proj": kv * head}
+        if kind == "phi3":
+            shapes[f"{at}self_attn.qkv_proj.weight"] = (sum(sizes.values()), hidden)
+            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
+        else:
+            shapes |= {f"{at}self_attn.{name}.weight": (size, hidden) for name, size in sizes.items()}
+            shapes |= {f"{at}mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
+            if kind == "lfm2":
+                shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in "qk"}
+        if kind == "qwen2" or config.get("use_qkv_bias"):
+            shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
+        shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
+        shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
+        if kind in ("qwen3", "gemma3_text"):
+            shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
+        if kind == "olmo2":
+            shapes |= {f"{at}self_attn.q_norm.weight": (heads * head,), f"{at}self_attn.k_norm.weight": (kv * head,)}
+        shapes |= {f"{at}{name}.weight": (hidden,) for name in _NORMS.get(kind, _NORMS["llama"])}
+        if kind == "stablelm":
+            shapes |= {f"{at}{name}.bias": (hidden,) for name in _NORMS["llama"]}
+    if kind != "olmo":
+        shapes["model.norm.weight"] = (hidden,)
+    if kind == "stablelm":
+        shapes["model.norm.bias"] = (hidden,)
+    shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    if kind == "lfm2":
+        shapes = _of_lfm2(shapes, config)
+    if kind == "mixtral":
+        shapes = _of_mixtral(shapes, config["num_local_experts"])
+    offset = 0.0 if kind.startswith("gemma") else 1.0
+
+    def draw(name: str, shape: tuple[int, ...]) -> Any:
+        drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
+        return (drawn + offset * ("norm" in name and name.endswith("weight"))).astype(np.float32)
+
+    made = {name: draw(name, shape) for name, shape in shapes.items()}
+    if config.get("tie_word_embeddings") or config.get("tie_embedding"):
+        made["lm_head.weight"] = made["model.embed_tokens.weight"]
+    return made
+
+
+_Shapes = dict[str, tuple[int, ...]]
+_PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def _of_lfm2(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those with LFM2's names, and convolutions where there is no attention; its feed-forward part is 64 wide."""
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, _, part = name.partition(".mlp." if ".mlp." in name else ".self_attn.")
+        if part.split(".")[0] in _PROJECTIONS:
+            made[f"{at}.feed_forward.{_PROJECTIONS[part.split('.')[0]]}.weight"] = tuple(min(n, HIDDEN) for n in shape)
+        elif not part or int(at.rsplit(".", 1)[-1]) in config["full_attn_idxs"]:
+            made[name.replace("o_proj", "out_proj").replace("model.norm", "model.embedding_norm")] = shape
+        elif part == "q_proj.weight":
+            conv = {"conv.weight": (HIDDEN, 1, 3), "in_proj.weight": (3 * HIDDEN, HIDDEN), "out_proj.weight": shape}
+            made |= {f"{at}.conv.{each}": size for each, size in conv.items()}
+    return made
+
+
+def _of_mixtral(shapes: _Shapes, num_experts: int) -> _Shapes:
+    """Those with experts in place of each feed-forward part."""
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, is_fed, part = name.partition(".mlp.")
+        if not is_fed:
+            made[name] = shape
+            continue
+        made[f"{at}.block_sparse_moe.gate.weight"] = (num_experts, HIDDEN)
+        each = _PROJECTIONS[part.removesuffix(".weight")]
+        made |= {f"{at}.block_sparse_moe.experts.{i}.{each}.weight": shape for i in range(num_experts)}
+    return made
+
+
+_AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+_NORMS: dict[str, tuple[str, ...]] = {
+    "llama": ("input_layernorm", "post_attention_layernorm"),
+    "lfm2": ("operator_norm", "ffn_norm"),
+    "olmo": (),
+    "olmo2": _AFTER,
+    "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+    "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+}
