@@ -22,6 +22,7 @@ from exports import check_answers
 from outrider.bundle import Bundle, read_bundle
 from outrider.drafters.prediction import Costs, Prediction, needed, predict
 from outrider.errors import ExportError, OptionError
+from outrider.testing import save_toy_bundle
 from outrider_export.distill import progress
 from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.card import card, command, find_license
@@ -459,3 +460,9 @@ def test_the_main_model_is_read_from_its_graph_as_it_is_in_the_checkpoint(
     for own, other in zip(found.layers, expected.layers, strict=True):
         assert {*own} == {*other}
         assert all(np.allclose(each, other[name].detach(), atol=1e-3) for name, each in own.items())
+
+
+def test_heads_for_layers_with_states_are_refused_at_once(tmp_path: Path) -> None:
+    main = save_toy_bundle(tmp_path / "toy", states=True, padded=False).folder
+    with pytest.raises(ExportError, match=r"keep a state instead\. Train a draft model"):
+        make_the_plan(Options(str(main), tmp_path / "out", kind="medusa"))

@@ -156,6 +156,11 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
         ExportError: when the main model or a file of prompts cannot be read, does not fit, or the disk lacks room.
     """
     geometry, size, is_bundle = _look_at(options.main, progress or Silent())
+    if options.kind not in ("auto", "draft") and any(geometry.layer_states):
+        raise ExportError(
+            f"Heads of kind {options.kind} are trained from layers with attention, and some layers of {options.main} "
+            "keep a state instead. Train a draft model: --kind draft --from DRAFT."
+        )
     if "taps" in options.needs:
         tap_names(geometry.num_layers)
     if options.head is not None:
