@@ -51,7 +51,7 @@ def _readable(chunk: Chunk) -> Chunk:
     """The same chunk, in a slot with blocks."""
 
     class Blocks:
-        length, adapter, blocks = 0, None, np.arange(10, dtype=np.int32)
+        length, adapter, blocks, state_calls = 0, None, np.arange(10, dtype=np.int32), ()
 
     return Chunk(Blocks(), chunk.token_ids, chunk.num_rows, generated=chunk.generated)
 

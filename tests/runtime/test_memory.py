@@ -62,7 +62,7 @@ def uncollected() -> Iterator[Callable[[], set[str]]]:
 
 
 # A tree, whose leaves know its root: numbers alone.
-TREE = {f"outrider.models.kv.block_pool.{name}" for name in ("BlockPool", "_Block", "_Root")}
+TREE = {f"outrider.models.kv.{name}" for name in ("block_pool.BlockPool", "block_tree.Block", "block_tree.Root")}
 
 
 @pytest.mark.every_format

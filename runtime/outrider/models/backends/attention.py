@@ -20,9 +20,24 @@ SLIDING = (
     "sliding windows of {windows}, for which ONNX Runtime needs a cache as long as the window, and its rows depend on "
     "the number of rows. Export the model's checkpoint for OpenVINO: outrider export MODEL."
 )
+_ANOTHER = "Choose a model of docs/models.md."
 
 
-def check_states(model: ov.Model) -> None:
+def check_trimmable(model: ov.Model) -> None:
+    """Check that a stateful decoder keeps keys and values alone, of which the newest can be dropped.
+
+    These are [batch, heads, tokens, head size], with any number of tokens. Other layers' states have a fixed size.
+
+    Raises:
+        BundleError: with the first other state.
+    """
+    for node in _states(model):
+        shape = node.get_output_partial_shape(0)
+        if shape.rank.is_dynamic or shape.rank.get_length() != 4 or shape[2].is_static:
+            raise BundleError(f"The model keeps a state {_named(node)} besides keys and values: {STATES}. {_ANOTHER}")
+
+
+def check_paged(model: ov.Model) -> None:
     """Check that a decoder with a paged cache keeps nothing elsewhere.
 
     OpenVINO finds states by the form of the graph around them, and leaves others in the graph without a word.
@@ -30,12 +45,19 @@ def check_states(model: ov.Model) -> None:
     Raises:
         BundleError: with the first state that is left.
     """
-    for node in model.get_ops():
-        if node.get_type_name() == "ReadValue":
-            raise BundleError(
-                f"The model keeps a state {node.get_output_partial_shape(0)} ({node.get_variable_id()[:60]}) besides "
-                f"keys and values, in a form that OpenVINO does not page: {STATES}. Choose a model of docs/models.md."
-            )
+    for node in _states(model):
+        raise BundleError(
+            f"The model keeps a state {_named(node)} besides keys and values, in a form that OpenVINO does not page: "
+            f"{STATES}. {_ANOTHER}"
+        )
+
+
+def _states(model: ov.Model) -> list[ov.Node]:
+    return [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
+
+
+def _named(node: ov.Node) -> str:
+    return f"{node.get_output_partial_shape(0)} ({node.get_variable_id()[:60]})"
 
 
 def windows_of(model: ov.Model) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.models.backends.attention import check_states
+from outrider.models.backends.attention import check_trimmable
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import facts_of
 from outrider.models.backends.infer_calls import GraphState, InferCalls
@@ -114,7 +114,7 @@ class OpenVINONpu(MeasuredBackend):
             raise BundleError(
                 f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
             ) from error
-        check_states(model)
+        check_trimmable(model)
         caches = [variable.info for variable in model.get_variables()]
         shapes = [info.data_shape for info in caches]
         if not shapes or any(shape.rank.get_length() != 4 for shape in shapes):

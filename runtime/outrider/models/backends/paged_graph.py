@@ -17,7 +17,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
-from outrider.models.backends.attention import check_states, check_windows
+from outrider.models.backends.attention import check_paged, check_windows
 from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
 from outrider.models.backends.taps import (
@@ -103,7 +103,7 @@ def to_paged_attention(model: ov.Model) -> None:
         raise BundleError(
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
-    check_states(model)
+    check_paged(model)
     split_begins(model)
 
 
