@@ -140,7 +140,7 @@ def main(folder: str, tokenizer: str, *names: str) -> None:
             one = found[False][1]
             cells = [name, f"{1e3 * one:.1f} ms", *(f"{found[True][n] / one:.2f}" for n in ROWS[1:])]
             cells += [f"{found[True][8] / found[False][8]:.2f}", f"{use.bytes_per_row:,}"]
-            cells += [f"{use.bytes_per_token - use.bytes_per_row * use.num_rows / use.num_tokens:,.0f}"]
+            cells += [f"{use.bytes_per_token:,.0f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

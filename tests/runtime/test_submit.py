@@ -158,9 +158,9 @@ def test_an_engine_that_is_closed_while_a_request_is_prepared_says_so(
     engine = load_toy(openvino_bundle, cache_size=0.02)
     check = Admission.check
 
-    def close_first(admission: Admission, *given: Any) -> int:
+    def close_first(admission: Admission, *given: Any, **more: Any) -> int:
         engine.close()
-        return check(admission, *given)
+        return check(admission, *given, **more)
 
     monkeypatch.setattr(Admission, "check", close_first)
     with pytest.raises(outrider.RequestError, match="engine is closed"):
