@@ -43,7 +43,7 @@ def engine(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
     root = tmp_path_factory.mktemp("added")
     shutil.copytree(tiny, root / "bundle")
     for kind in request.param:
-        add_drafter(root / "bundle", write_head(root / kind, kind))
+        add_drafter(root / "bundle", write_head(root / kind, kind), name=kind.replace(" ", "-"))
     return outrider.load(root / "bundle", cache_size=0.02)
 
 
