@@ -42,6 +42,8 @@ def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) ->
         raise OptionError("This model reads text, and the prompt is an array of numbers. Give text, or load a Whisper.")
     if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
         raise OptionError("This model has no chat: it reads one text. Give the prompt as text, without messages.")
+    if isinstance(prompt, str) and not prompt.strip():
+        raise RequestError("The prompt is empty. Give at least one word.")
     token_ids = [int(token_id) for token_id in tokenizer.encode_prompt(prompt, chat_template=False)]
     if len(token_ids) > encoder.context_length:
         raise TooLong(
