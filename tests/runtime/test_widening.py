@@ -86,3 +86,13 @@ def test_what_is_followed_is_left_as_it_is() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"enum": [1, None]}, "minItems": 1}}}
     assert widened(schema) == (schema, [])
     assert widened(True) == (True, [])
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", {}, ["x", 1], [[]]])
+def test_values_of_a_wrong_type_stay(value: Any) -> None:
+    """llguidance says what is wrong with them."""
+    odd = {"properties": {"a": {"format": value}}, "required": value, "pattern": value, "nullable": value}
+    several = {"oneOf": [{"type": "object", "required": value, "properties": {"k": {"const": i}}} for i in (1, 2)]}
+    assert widened(odd)[0]["required"] == value
+    made = widened(several)[0]
+    assert made.get("anyOf", made.get("oneOf"))[0]["required"] == value

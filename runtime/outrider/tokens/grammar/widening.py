@@ -122,7 +122,8 @@ def _replaced(key: str, value: Any, schema: Mapping[str, Any], at: str, found: _
 
 def _format(made: dict[str, Any]) -> None:
     """A format that is not known describes a value, and says nothing about it."""
-    if "format" in made and made["format"] not in _FORMATS:
+    kind = made.get("format")
+    if isinstance(kind, str) and kind not in _FORMATS:
         del made["format"]
 
 
@@ -179,12 +180,17 @@ def _exclude_each_other(schemas: list[Any]) -> bool:
     tables = [each.get("properties") for each in objects]
     if len(objects) < 2 or not all(isinstance(table, Mapping) for table in tables):
         return len(objects) < 2
-    keys = set.intersection(*({*each.get("required", ())} for each in objects))
+    keys = set.intersection(*(_required(each) for each in objects))
     return any(
         all(isinstance(table.get(key), Mapping) and _value_of(table[key]) is not None for table in tables)
         and len({_value_of(table[key]) for table in tables}) == len(tables)
         for key in keys
     )
+
+
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    names = schema.get("required")
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def _value_of(schema: Mapping[str, Any]) -> str | None:
