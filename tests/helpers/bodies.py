@@ -45,3 +45,29 @@ BODIES = [
     ("responses", RESPONSE),
     ("completions", COMPLETION),
 ]
+MESSAGES = {  # Anthropic's
+    "model": "tiny",
+    "max_tokens": 1,
+    "system": [{"type": "text", "text": "s"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"place": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "o"}]},
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 1},
+    "stop_sequences": ["x"],
+}
+OLLAMA = {
+    "model": "tiny",
+    "stream": False,
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": {"place": 1}}}]},
+        {"role": "tool", "content": "b", "tool_name": "f"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "options": {"num_predict": 1, "temperature": 0, "stop": ["x"]},
+}
+OTHERS = [("messages", MESSAGES), ("/api/chat", OLLAMA)]
