@@ -64,7 +64,7 @@ def resample(samples: NDArray[np.float32], rate: int, wanted: int, where: str) -
         frame.sample_rate = rate
         parts += [each.to_ndarray()[0] for each in resampler.resample(frame)]
     parts += [each.to_ndarray()[0] for each in resampler.resample(None)]
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)  # a few samples may give none
 
 
 def _said(error: Exception) -> str:
