@@ -33,7 +33,7 @@ def test_it_drafts_for_the_demo_and_the_text_is_the_same(smollm2_drafted: Path) 
 
 
 def test_it_is_made_without_the_extra_once(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_is_installed", lambda package: False)
+    monkeypatch.setattr(plan, "is_installed", lambda package: False)
     (tmp_path / FILE).symlink_to(smollm2.parents[1] / FILE)
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True))
     assert [each.kind for each in bundle.manifest.drafters] == ["eagle3"]

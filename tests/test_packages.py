@@ -1,6 +1,5 @@
 """What is installed: the wheel, the sdist, and the commands that messages give."""
 
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -104,10 +103,8 @@ def test_messages_install_from_where_outrider_came(
 def test_without_the_extra_cli_the_command_and_conversions_name_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    gone = ("click", "gguf")
-    found = importlib.util.find_spec
     for module in ("outrider.__main__", "outrider_export.sources"):
-        monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name in gone else found(name))
+        monkeypatch.setattr(f"{module}.is_installed", lambda name: name not in ("click", "gguf"))
     with pytest.raises(SystemExit, match=r"^outrider: The command line needs click\. Run: pip install .*\[cli\]"):
         outrider.__main__.main()
     model = tmp_path / "model.gguf"

@@ -19,7 +19,7 @@ from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEn
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
 from outrider_export.diet import Diet, check_diet, plan_diet
-from outrider_export.heads.formats import kind_of
+from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.heads.packed import Packed, is_packed, read_packed
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
 from outrider_export.heads.write import check_head_weights
@@ -77,7 +77,7 @@ def add_drafter(
             check_extra("Adding a drafter", main.format)
         asked = check_diet(True, draft_vocab, draft_vocab_corpus)
         eos = old.manifest.tokenizer.eos_token_ids
-        found = HeadPlan.of(source, main.geometry, eos, weights, *asked, progress)
+        found = HeadPlan.of(read_head(source.fetched, main.geometry), source, eos, weights, *asked, progress)
     name = found.kind if name is None else name
     check_name(name, old)
 

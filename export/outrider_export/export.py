@@ -24,6 +24,7 @@ from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
+from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
 from outrider_export.heads.write import check_head_weights
@@ -170,16 +171,16 @@ def _plan_head(
 
     drafter: its checkpoint, if one is named. takes_own: whether one in the main model's own files is taken.
 
-    Raises as `HeadPlan.of`.
+    Raises as `read_head` and `HeadPlan.of`.
     """
     options = eos_of(main), weights, num_tokens, corpus, progress
     if drafter is not None:
-        return HeadPlan.of(drafter, main.geometry, *options)
+        return HeadPlan.of(read_head(drafter.fetched, main.geometry), drafter, *options)
     own = find_own(main, progress) if takes_own else None
     if own is None:
         return None
     check_head_weights("draft_weights", weights or DEFAULT_WEIGHTS)
-    head = HeadPlan.of_head(own.read(main.geometry), main.source, *options)
+    head = HeadPlan.of(own.read(main.geometry), main.source, *options)
     progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
     return head
 

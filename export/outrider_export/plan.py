@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
-from outrider.errors import ExportError, OptionError, install, nearest
+from outrider.errors import ExportError, OptionError, install, is_installed, nearest
 from outrider_export.direct.describe import Decoder, NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
@@ -227,14 +226,7 @@ def check_extra(why: str, format: str) -> None:  # noqa: A002
 
 
 def _missing(format: str) -> list[str]:  # noqa: A002
-    return [name for name in _EXTRAS[format][1] if not _is_installed(name)]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
+    return [name for name in _EXTRAS[format][1] if not is_installed(name)]
 
 
 def make_plan(

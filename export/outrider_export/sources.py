@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import NonNegative
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, OutriderError, install
+from outrider.errors import ExportError, OptionError, OutriderError, install, is_installed
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
 from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
@@ -70,7 +69,7 @@ class Located:
 
 def check_packages() -> None:
     """Raise ExportError if packages are missing that bundles are made with."""
-    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+    if missing := [name for name in _PACKAGES if not is_installed(name)]:
         raise ExportError(f"Making a bundle of a model needs {', '.join(missing)}. Run: {install('cli')}")
 
 

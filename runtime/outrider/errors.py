@@ -29,6 +29,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 
 _LONGEST = 2000  # characters of a message
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -134,6 +135,14 @@ def needs(what: str, extra: str, kind: type[OutriderError]) -> Iterator[None]:
         yield
     except ImportError as error:
         raise kind(f"{what} ({one_line(error)}). Run: {install(extra)}") from error
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
 
 
 def install(extra: str) -> str:

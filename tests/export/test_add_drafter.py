@@ -196,8 +196,9 @@ def test_what_does_not_fit_changes_nothing(folder: Path, tmp_path: Path, case: s
 def test_an_export_with_such_a_drafter_refuses_what_it_cannot_use(tiny: Path, tmp_path: Path) -> None:
     writes("medusa")(tmp_path / "head")
     main = read_bundle(tiny).manifest.main
+    head = read_head(tmp_path / "head", main.geometry)
     with pytest.raises(OptionError, match="draft_vocab is for drafters with"):
-        HeadPlan.of(locate(str(tmp_path / "head")), main.geometry, (), None, 100, [], Silent())
+        HeadPlan.of(head, locate(str(tmp_path / "head")), (), None, 100, [], Silent())
 
 
 def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:

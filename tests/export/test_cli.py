@@ -150,7 +150,7 @@ def test_without_the_export_half_the_way_out_is_named(
 def test_the_demo_takes_no_package_of_the_extra(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: False)
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
     monkeypatch.setattr("outrider_export.demo_model.fetch_demo_model", lambda folder, progress: gguf_file)
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True, drafter=False))
     assert bundle.manifest.main.weights == "int8"

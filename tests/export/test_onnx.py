@@ -375,7 +375,7 @@ def test_without_the_extra_the_way_out_is_named(
     tied: Path, make_checkpoint: Any, make_gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = make_gguf("plain", make_checkpoint("plain"))
-    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "onnx")
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: package != "onnx")
     way_out = r'to ONNX needs onnx, which is not installed\. Run: pip install ".*\[onnx\]"'
     for source in (tied, file):
         with pytest.raises(ExportError, match=way_out):

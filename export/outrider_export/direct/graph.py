@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import openvino as ov
-from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
@@ -21,7 +20,7 @@ from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
-from outrider_export.direct.norms import rms_norm
+from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
@@ -174,7 +173,7 @@ class _Builder:
         if sinks is None:
             found = ops.scaled_dot_product_attention(*parts)
         else:
-            parts.append(_floats(sinks.reshape(1, heads, 1, 1)))
+            parts.append(floats(sinks.reshape(1, heads, 1, 1)))
             inputs = [part.output(0) for part in parts]
             found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
@@ -222,7 +221,7 @@ class _Builder:
         if experts.shared == "added":
             return made
         gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
-        return ops.multiply(made, ops.sigmoid(ops.matmul(x, _floats(gate.reshape(1, -1)), False, True)))
+        return ops.multiply(made, ops.sigmoid(ops.matmul(x, floats(gate.reshape(1, -1)), False, True)))
 
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""
@@ -236,7 +235,7 @@ class _Builder:
 
     def _biased(self, name: str, product: ov.Node) -> ov.Node:
         bias = self.weights.vector(f"{name}.bias")
-        return product if bias is None else ops.add(product, _floats(bias.reshape(1, 1, -1)))
+        return product if bias is None else ops.add(product, floats(bias.reshape(1, 1, -1)))
 
     def _norm(self, name: str, x: ov.Node) -> ov.Node:
         """A norm of the last axis; x itself where the architecture has none of this name."""
@@ -250,8 +249,8 @@ class _Builder:
         found = ops.mvn(x, ints(-1), True, self.decoder.eps, "inside_sqrt")
         rank = x.get_output_partial_shape(0).rank.get_length()
         shape = (*[1] * (rank - 1), -1)
-        found = found if weight is None else ops.multiply(found, _floats(weight.reshape(shape)))
-        return found if bias is None else ops.add(found, _floats(bias.reshape(shape)))
+        found = found if weight is None else ops.multiply(found, floats(weight.reshape(shape)))
+        return found if bias is None else ops.add(found, floats(bias.reshape(shape)))
 
     def _normed(self, i: int, kind: str, x: ov.Node, num_heads: int) -> ov.Node:
         """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
@@ -272,7 +271,7 @@ class _Builder:
     def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines, float32 [batch, 1, tokens, 2n]."""
         positions = ops.convert(ops.unsqueeze(self.position_ids, _int(1)), "f32")
-        angles = ops.matmul(_floats(rope.frequencies.reshape(1, -1, 1)), positions, False, False)
+        angles = ops.matmul(floats(rope.frequencies.reshape(1, -1, 1)), positions, False, False)
         angles = ops.transpose(angles, ops.constant(np.array([0, 2, 1], np.int32)))
         angles = ops.concat([angles, angles], -1)
         cosines, sines = (
@@ -351,10 +350,6 @@ def _scaled(x: ov.Node, factor: float) -> ov.Node:
 
 def _slice(x: ov.Node, begin: int, end: int) -> ov.Node:
     return ops.slice(x, ints(begin), ints(end), ints(1), ints(3))
-
-
-def _floats(values: ArrayLike) -> ov.Node:
-    return ops.constant(np.asarray(values, dtype=np.float32))
 
 
 def _int(number: int) -> ov.Node:

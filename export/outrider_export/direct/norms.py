@@ -13,11 +13,12 @@ from outrider.models.backends.taps import ints
 def rms_norm(x: ov.Node, weight: ArrayLike, eps: float) -> ov.Node:
     """x / √(mean(x²) + eps) · weight, over the last axis."""
     ones = [1] * x.get_output_partial_shape(0).rank.get_length()
-    squares = ops.power(x, _floats(np.full(ones, 2)))
-    means = ops.add(ops.reduce_mean(squares, ints(-1), True), _floats(np.full(ones, eps)))
-    normed = ops.multiply(x, ops.divide(_floats(np.ones(ones)), ops.sqrt(means)))
-    return ops.multiply(normed, _floats(np.reshape(weight, (*ones[:-1], -1))))
+    squares = ops.power(x, floats(np.full(ones, 2)))
+    means = ops.add(ops.reduce_mean(squares, ints(-1), True), floats(np.full(ones, eps)))
+    normed = ops.multiply(x, ops.divide(floats(np.ones(ones)), ops.sqrt(means)))
+    return ops.multiply(normed, floats(np.reshape(weight, (*ones[:-1], -1))))
 
 
-def _floats(values: ArrayLike) -> ov.Node:
+def floats(values: ArrayLike) -> ov.Node:
+    """A constant, float32."""
     return ops.constant(np.asarray(values, dtype=np.float32))

@@ -24,6 +24,7 @@ from openvino import opset13 as ops
 from openvino.op import util
 
 from outrider.models.backends.taps import ints
+from outrider_export.direct.norms import floats
 
 _L2_EPS = 1e-6  # of the norms of queries and keys
 _TRUE = True
@@ -43,7 +44,7 @@ class States:
         info.data_shape, info.data_type = ov.PartialShape([-1, *sizes]), ov.Type.f32
         info.variable_id = f"cache_params.past.{name}cache_params.present.{name}"
         variable = util.Variable(info)
-        empty = ops.broadcast(_float(0), ops.concat([self.batch, ints(*sizes)], 0))
+        empty = ops.broadcast(floats(0), ops.concat([self.batch, ints(*sizes)], 0))
         return ops.gather(ov.op.read_value(empty, variable), self.beam_idx, _int(0)), variable
 
     def write(self, variable: util.Variable, value: ov.Node) -> None:
@@ -89,7 +90,7 @@ def gated_delta_net(
     q, k, v = (ops.transpose(each, _ints32(0, 2, 1, 3)) for each in (q, k, v))
     gate, beta = (ops.transpose(each, _ints32(0, 2, 1)) for each in (gate, beta))
     width = ops.convert(_size(q, 3), "f32")  # a constant instead is not recognised
-    q = ops.divide(q, ops.power(width, _float(0.5)))
+    q = ops.divide(q, ops.power(width, floats(0.5)))
     state, variable = states.read(name, heads, key_size, size)
 
     step = ops.parameter([], ov.Type.i32)
@@ -113,7 +114,7 @@ def gated_delta_net(
     loop.set_function(body)
     for inner, outer in ((q_t, q), (k_t, k), (v_t, v), (gate_t, gate), (beta_t, beta)):
         loop.set_sliced_input(inner, outer.output(0), 0, 1, 1, -1, 2)
-    empty = ops.broadcast(_float(0), ops.shape_of(v, "i64"))
+    empty = ops.broadcast(floats(0), ops.shape_of(v, "i64"))
     found, last = _close(loop, state_t, state, updated, found_t, empty, written)
     states.write(variable, ops.reshape(last, ints(-1, heads, key_size, size), special_zero=False))
     return ops.transpose(found, _ints32(0, 2, 1, 3))
@@ -153,7 +154,7 @@ def selective_ssm(states: States, name: str, a: np.ndarray, dt: ov.Node, b: ov.N
     loop.set_function(body)
     for inner, outer in ((decay_t, decay), (added_t, added), (c_t, c)):
         loop.set_sliced_input(inner, outer.output(0), 0, 1, 1, -1, 1)
-    empty = ops.broadcast(_float(0), ops.shape_of(x, "i64"))
+    empty = ops.broadcast(floats(0), ops.shape_of(x, "i64"))
     found, last = _close(loop, state_t, state, updated, found_t, empty, written)
     states.write(variable, ops.reshape(last, ints(-1, heads, size, wide), special_zero=False))
     return found
@@ -172,7 +173,7 @@ def _close(
 
 def _unit_length(x: ov.Node) -> ov.Node:
     squares = ops.reduce_sum(ops.multiply(x, x), ints(-1), True)
-    return ops.multiply(x, ops.divide(_float(1), ops.sqrt(ops.add(squares, _float(_L2_EPS)))))
+    return ops.multiply(x, ops.divide(floats(1), ops.sqrt(ops.add(squares, floats(_L2_EPS)))))
 
 
 def _per_head(x: ov.Node, heads: int, groups: int, width: int) -> ov.Node:
@@ -186,10 +187,6 @@ _END = 2**63 - 1
 
 def _size(x: ov.Node, axis: int) -> ov.Node:
     return ops.gather(ops.shape_of(x, "i64"), _int(axis), _int(0))
-
-
-def _float(number: float) -> ov.Node:
-    return ops.constant(np.float32(number))
 
 
 def _int(number: int) -> ov.Node:

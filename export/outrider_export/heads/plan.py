@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.bundle.manifest import DrafterEntry, Geometry, ModelEntry
+from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider_export.diet import choose_from
 from outrider_export.heads.checks import check_draft_vocab
-from outrider_export.heads.formats import Head, kind_of, read_head
+from outrider_export.heads.formats import Head, kind_of
 from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
 from outrider_export.sources import Located
@@ -40,27 +40,6 @@ class HeadPlan:
     @classmethod
     def of(
         cls,
-        source: Located,
-        main: Geometry,
-        eos_token_ids: tuple[int, ...],
-        weights: str | None,
-        num_tokens: int | None,
-        corpus: list[str],
-        progress: Progress,
-    ) -> HeadPlan:
-        """Read a drafter for a main model of this shape, before anything is converted.
-
-        Raises:
-            ExportError: when it is damaged or does not fit.
-            OptionError: for a number of tokens, where it has an output matrix of its own.
-        """
-        return cls.of_head(
-            read_head(source.fetched, main), source, eos_token_ids, weights, num_tokens, corpus, progress
-        )
-
-    @classmethod
-    def of_head(
-        cls,
         head: Head,
         source: Located,
         eos_token_ids: tuple[int, ...],
@@ -69,7 +48,7 @@ class HeadPlan:
         corpus: list[str],
         progress: Progress,
     ) -> HeadPlan:
-        """The same for one that was read. source: of its files.
+        """Plan a drafter that was read, before anything is converted. source: of its files.
 
         Raises:
             OptionError: for a number of tokens, where it has an output matrix of its own.

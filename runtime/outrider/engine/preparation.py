@@ -107,8 +107,7 @@ class Preparation:
                     f"The prompt is for the adapter '{whole.adapter}', and adapter={config.adapter!r}. Leave one out."
                 )
             config = config.replace(adapter=whole.adapter)
-        text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
-        token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
+        token_ids = self._encode(prompt, chat_template, given)
         rules = rules_of(encoder, token_ids, self.special.eos_token_ids) if encoder else ()
         max_new_tokens = self.admission.check(token_ids, config, fits=fits)
         check_adapter(config.adapter, self.adapters)
@@ -178,8 +177,11 @@ class Preparation:
         given = self._laid_out(config)
         if not isinstance(prompt, Prompt):
             prompt = self._with_images(prompt, chat_template, given) or prompt
+        return len(self._encode(prompt, chat_template, given))
+
+    def _encode(self, prompt: AnyPrompt, chat_template: bool, given: dict[str, Any]) -> list[int]:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
-        return len(self.tokenizer.encode_prompt(text, chat_template=chat_template, **given))
+        return list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
 
     def _fetch(self, prefixes: PrefixStore, request: Request) -> tuple[Fetched, ...]:
         """What files have of a request's prompt, for the main model and its draft models."""

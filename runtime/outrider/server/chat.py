@@ -64,7 +64,7 @@ class Chat(Choices[ChatRequest]):
 
     def _choice(self, number: int, result: Result) -> ChatChoice:
         reader = self._reading.reader(thinks=result.thinks)
-        pieces = [*reader.push(result.text), *reader.finish(result)]
+        pieces = reader.read(result.text, result)
         reasoning, content = split(piece for piece in pieces if not isinstance(piece, ToolCallDelta))
         _, calls = joined(piece for piece in pieces if isinstance(piece, ToolCallDelta))
         if calls and reader.is_cut and result.finish_reason == "stop":  # by a stop string
@@ -90,8 +90,7 @@ class Chat(Choices[ChatRequest]):
         reader = self._readers.get(number)
         if reader is None:
             reader = self._readers[number] = self._reading.reader(thinks=chunk.thinks)
-        pieces = reader.push(chunk.text) + (reader.finish(chunk.result) if chunk.result else [])
-        return [_delta(piece) for piece in pieces]
+        return [_delta(piece) for piece in reader.read(chunk.text, chunk.result)]
 
     def _event(self, choices: Seq[ChatChunkChoice], **fields: Any) -> ChatChunk:
         return ChatChunk(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)

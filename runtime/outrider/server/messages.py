@@ -26,13 +26,12 @@ from outrider.server.protocol.messages import (
     MessageUsage,
     Source,
     StopReason,
-    TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
-from outrider.server.protocol.requests import ChatRequest
+from outrider.server.protocol.requests import ChatRequest, TextPart
 from outrider.server.reader import Piece, Reader
 from outrider.server.usage import timings_of
 
@@ -129,7 +128,7 @@ def _turns(message: GivenMessage, place: int) -> list[dict[str, Any]]:
             calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input}})
         elif isinstance(block, ThinkingBlock):
             thoughts += block.thinking
-        elif isinstance(block, TextBlock | ImageBlock | DocumentBlock):
+        elif isinstance(block, TextPart | ImageBlock | DocumentBlock):
             parts.append(_part(block, at))
     turn: dict[str, Any] = {"role": message.role, "content": parts}
     turn |= {"tool_calls": calls} if calls else {}
@@ -137,8 +136,8 @@ def _turns(message: GivenMessage, place: int) -> list[dict[str, Any]]:
     return [*results, *([turn] if parts or calls or thoughts or not results else [])]
 
 
-def _part(block: TextBlock | ImageBlock | DocumentBlock, at: str) -> dict[str, Any]:
-    if isinstance(block, TextBlock):
+def _part(block: TextPart | ImageBlock | DocumentBlock, at: str) -> dict[str, Any]:
+    if isinstance(block, TextPart):
         return {"type": "text", "text": block.text}
     source = block.source
     if isinstance(block, ImageBlock):
@@ -210,7 +209,7 @@ class Messages(Answer[ChatRequest]):
 
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[MessageEvent]:
         reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.push(text) + (reader.finish(result) if result else []):
+        for piece in reader.read(text, result):
             yield from self._add(piece)
         if result:
             if not self._content:

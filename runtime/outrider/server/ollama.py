@@ -176,7 +176,7 @@ class OllamaChat(Answer[Any]):
         """What comes next; calls are given out when they are complete."""
         reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
         made: list[Piece | dict[str, Any]] = []
-        for piece in reader.push(text) + (reader.finish(result) if result else []):
+        for piece in reader.read(text, result):
             if isinstance(piece, Thought | str):
                 made += [*self._whole_call(), piece]
             elif piece.name is not None:

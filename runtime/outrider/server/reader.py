@@ -65,6 +65,10 @@ class Reader:
         """Whether the answer has ended within a call."""
         return self._calls is not None and self._calls.is_in_call
 
+    def read(self, text: str, result: Result | None) -> list[Piece]:
+        """Add text. Returns what is certain now; with the whole answer's `result`, what was held back, too."""
+        return self.push(text) + (self.finish(result) if result else [])
+
     def push(self, text: str) -> list[Piece]:
         """Add text. Returns what is certain now."""
         if not text:

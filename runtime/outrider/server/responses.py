@@ -113,7 +113,7 @@ class Responses(Answer[ResponseRequest]):
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[ResponseEvent]:
         """Add text to the output. result: with the last of it."""
         reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.push(text) + (reader.finish(result) if result else []):
+        for piece in reader.read(text, result):
             if isinstance(piece, Thought):
                 yield from self._add_thought(piece.text)
             elif isinstance(piece, str):
@@ -129,29 +129,28 @@ class Responses(Answer[ResponseRequest]):
             yield from self._end_item(_status(result))
 
     def _add_text(self, text: str) -> Iterator[ResponseEvent]:
-        item = self._output[-1] if self._output else None
-        if not isinstance(item, OutputMessage):
-            yield from self._end_item("completed")
-            item = OutputMessage(_new_id("msg_"), "in_progress", [])
-            self._output.append(item)
-            yield self._of_item("response.output_item.added", item=item)
-            item.content.append(OutputText(""))
-            yield self._of_part("response.content_part.added", part=item.content[0])
+        yield from self._begin_parts(OutputMessage, "msg_", OutputText(""))
         if text:
+            item: Any = self._output[-1]
             item.content[0] = OutputText(item.content[0].text + text)
             yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
 
     def _add_thought(self, text: str) -> Iterator[ResponseEvent]:
-        item = self._output[-1] if self._output else None
-        if not isinstance(item, OutputReasoning):
-            yield from self._end_item("completed")
-            item = OutputReasoning(_new_id("rs_"), "in_progress", [])
-            self._output.append(item)
-            yield self._of_item("response.output_item.added", item=item)
-            item.content.append(ReasoningText(""))
-            yield self._of_part("response.content_part.added", part=item.content[0])
+        yield from self._begin_parts(OutputReasoning, "rs_", ReasoningText(""))
+        item: Any = self._output[-1]
         item.content[0] = ReasoningText(item.content[0].text + text)
         yield self._of_part("response.reasoning_text.delta", delta=text)
+
+    def _begin_parts(self, kind: type[Any], prefix: str, part: OutputText | ReasoningText) -> Iterator[ResponseEvent]:
+        """Begin an item of this kind, with an empty part, unless the last one is of it and grows."""
+        if self._output and isinstance(self._output[-1], kind):
+            return
+        yield from self._end_item("completed")
+        item = kind(_new_id(prefix), "in_progress", [])
+        self._output.append(item)
+        yield self._of_item("response.output_item.added", item=item)
+        item.content.append(part)
+        yield self._of_part("response.content_part.added", part=part)
 
     def _begin_call(self, name: str) -> Iterator[ResponseEvent]:
         yield from self._end_item("completed")

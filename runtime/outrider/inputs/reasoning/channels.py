@@ -25,7 +25,6 @@ class Channels:
         self._left = ""
         self._kind = "analysis" if opened else "header"  # of the message that is read
         self._has_begun = opened
-        self._held = ""  # blanks, which are dropped at the end of reasoning
 
     @property
     def is_reasoning(self) -> bool:

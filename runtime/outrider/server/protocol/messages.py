@@ -7,16 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.server.protocol.requests import AtLeastOne, Effort, NotNegative
+from outrider.server.protocol.requests import AtLeastOne, Effort, NotNegative, TextPart
 from outrider.server.protocol.responses import Count, Timings
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-
-
-class TextBlock(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """A text."""
-
-    text: str
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -63,11 +57,11 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag_field="type", tag="tool_r
     """What a call gave."""
 
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock | DocumentBlock] | None = None
+    content: str | list[TextPart | ImageBlock | DocumentBlock] | None = None
     is_error: bool | None = None
 
 
-Block = TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
+Block = TextPart | ImageBlock | DocumentBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock
 
 
 class GivenMessage(msgspec.Struct, frozen=True):
@@ -115,7 +109,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     messages: Annotated[list[GivenMessage], msgspec.Meta(min_length=1)]
     max_tokens: AtLeastOne | None = None
-    system: str | list[TextBlock] | None = None
+    system: str | list[TextPart] | None = None
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
