@@ -251,7 +251,7 @@ def test_what_the_gguf_reader_would_read_wrongly_is_not_kept(
 def test_without_the_extra_other_architectures_name_it(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "torch")
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: package != "torch")
     config = json.loads((tied / "config.json").read_text(encoding="utf-8")) | {"hidden_act": "relu2"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -170,7 +170,7 @@ def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> 
 def test_an_export_takes_a_drafter_without_pytorch(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package in ("onnx", "onnxruntime"))
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: package in ("onnx", "onnxruntime"))
     head = write_head(tmp_path / "head", "medusa")
     assert export_bundle(tied, head, output=tmp_path / "bundle", format=form).manifest.drafters[0].kind == "medusa"
 
