@@ -1,5 +1,6 @@
 """Conversion without PyTorch, judged by Transformers on the same weights."""
 
+import dataclasses
 import json
 import math
 import re
@@ -26,6 +27,7 @@ from outrider_export.codes import rounded
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
@@ -427,6 +429,47 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
     assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
+
+
+@pytest.mark.parametrize("changes", [GEMMA4_DENSE, GEMMA4_EXPERTS], ids=["dense", "experts"])
+def test_gguf_files_of_gemma_4_s_larger_models_give_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = saved("gemma4_text", tmp_path / "model", **changes)
+    write_gguf(folder, tmp_path / "model.gguf", "gemma4_text")
+    header = read_header(tmp_path / "model.gguf")
+    assert (geometry_of_gguf(header).num_kv_heads, geometry_of_gguf(header).head_size) == (2, 16)
+    found = logits(graph_of(header.path, "fp32", tmp_path / "scratch"))
+    assert error_of(found, logits_of(model, TOKENS)) < MOST["gemma4_text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+        ({"num_kv_shared_layers": 7}, "num_kv_shared_layers=7"),
+        ({"num_kv_shared_layers": 5}, "no layer of the kind 'full_attention' with keys and values of its own"),
+        ({"attention_k_eq_v": True}, "no 'num_global_key_value_heads' in its configuration"),
+        ({"global_head_dim": 1 << 21}, "with heads of 16 and 2097152 numbers"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(NotDirect, match=says):
+        describe({"model_type": "gemma4_text", **CONFIGS["gemma4_text"], **changes})
+
+
+def test_layers_whose_sizes_a_config_could_not_say_are_refused(tmp_path: Path) -> None:
+    _, folder = saved("gemma4_text", tmp_path / "model")
+    write_gguf(folder, tmp_path / "model.gguf", "gemma4_text")
+    header = read_header(tmp_path / "model.gguf")
+    for key, numbers, says in (
+        ("feed_forward_length", [96, 96, 64, 96, 96, 96], "feed_forward_length that differs"),
+        ("attention.head_count_kv", [2, 1, 2, 1, 2, 1], "attention.head_count_kv that differs"),
+        ("attention.head_count_kv", [2, 1, 1, 1, 2, 1], "attention.head_count_kv that differs"),
+        ("attention.sliding_window_pattern", [True], "sliding_window_pattern of 1 layers for 6"),
+        ("rope.scaling.type", "yarn", "RoPE of the kind 'yarn'"),
+    ):
+        changed = dataclasses.replace(header, metadata=header.metadata | {f"gemma4.{key}": numbers})
+        with pytest.raises(NotDirect, match=says):
+            decoder_of(changed)
 
 
 def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     sizes = Sizes(int(config.get("num_key_value_heads") or heads), head_size, _mlp_size(config))
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
     if max(head_size, full_size) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
-        raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
+        raise ValueError(
+            f"{config['num_hidden_layers']} layers with heads of {' and '.join(map(str, dict.fromkeys((head_size, full_size))))} numbers"
+        )
     states = _states(config)
     experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
