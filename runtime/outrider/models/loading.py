@@ -282,13 +282,7 @@ def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
-    """Raise OptionError for an option that fits none of the models, or a property that fits no model of its role."""
-    if options.top_logits not in ("auto", 0) and not any(
-        support_of(part.model, "CPU").picks_logits for part in (main, *drafts)
-    ):
-        raise OptionError(
-            f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."
-        )
+    """Raise OptionError for a property that fits no model of its role."""
     for option, parts in (
         ("properties", [main, *drafts]),
         ("main_properties", [main]),

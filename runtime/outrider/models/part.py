@@ -104,7 +104,7 @@ class Part:
 
     def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
         """Those of its own options that matter for compiling on a device."""
-        names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
+        names = ("precision", "cache_precision", "num_threads", "properties")
         sizes = _NPU_SIZES if support_of(self.model, device).fixed_shapes else ()
         return {name: getattr(own, name) for name in (*names, *sizes)}
 

@@ -86,7 +86,6 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
     shared, graph, geometry = spec.shared, spec.graph, spec.model.geometry
     if spec.head is not None:
         return load_head(spec.path, spec.head, shared)
-    shared["top_logits"] = spec.options.top_logits
     if graph is not None and not isinstance(graph, bytes):  # other slices read the same pages
         return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), releases=False)
     build = functools.partial(

@@ -27,9 +27,8 @@ class Support:
 
     library: by its name in properties. fixed_shapes: the model is compiled as a whole, for sizes that the options give.
     paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may have sliding
-    windows. states: some of them may keep a state instead of keys and values. picks_logits: the device may pick out the
-    largest logits. saves_compiled: compiled models can be saved. tries_settings: precisions, threads and slices of the
-    model can be tried.
+    windows. states: some of them may keep a state instead of keys and values. saves_compiled: compiled models can be
+    saved. tries_settings: precisions, threads and slices of the model can be tried.
     """
 
     library: str
@@ -37,7 +36,6 @@ class Support:
     paged: bool = False
     windows: bool = False
     states: bool = False
-    picks_logits: bool = False
     saves_compiled: bool = False
     tries_settings: bool = False
 
@@ -61,7 +59,6 @@ def support_of(model: ModelEntry, device: str) -> Support:
         paged=not fixed and model.encoder is None,
         windows=True,
         states=not fixed,
-        picks_logits=not fixed,
         saves_compiled=not on_cpu,
         tries_settings=on_cpu,
     )
