@@ -53,7 +53,9 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
-_BY_LAYER = ".attention.head_count_kv"  # of models whose layers differ
+_BY_LAYER = (".attention.head_count_kv", ".feed_forward_length")  # of models whose layers differ
+_FLAGS = ".attention.sliding_window_pattern"
+_BOOL = 7
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,7 @@ class _Reader:
             entry = self.at
             key = self.string()
             read = _INTEGERS if key.endswith(_BY_LAYER) else _READ.get(key, frozenset())
+            read = read | {_BOOL} if key.endswith(_FLAGS) else read
             metadata[key] = self.value(self.scalar("I"), read)
             entries[key] = (entry, self.at)
         infos = self.at

@@ -40,10 +40,16 @@ ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGenerati
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-_NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
+_SAME_TEXT = {"gemma4_unified_text": "gemma4_text"}  # by the text part's model_type
+# Tensors beside a text part: of images, sounds, and a drafter.
+_NO_TEXT = (
+    "model.visual.", "mtp.", "model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+)  # fmt: skip
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -176,11 +182,13 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     part = next((TEXT_PARTS[name] for name in architectures_of(config) if name in TEXT_PARTS), None)
     if part is None:
         return config
-    around = {key: value for key, value in config.items() if not key.endswith(("vision_config", "text_config"))}
+    parts = ("vision_config", "audio_config", "text_config")
+    around = {key: value for key, value in config.items() if not key.endswith(parts)}
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
     text: dict[str, Any] = config["text_config"]
-    return around | text | tied | {"architectures": [part]}
+    kind = text.get("model_type")
+    return around | text | tied | {"architectures": [part], "model_type": _SAME_TEXT.get(kind, kind)}
 
 
 @contextmanager

@@ -45,8 +45,9 @@ class Form:
     attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
     expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
-    Transformers takes for keys that config.json lacks.
+    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers
+    differ in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
+    defaults: what Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Form:
     router: str = ""
     shared: str = ""
     clamped: bool = False
+    varied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -150,6 +152,19 @@ _OF_QWEN3_5 = {
 _OF_QWEN3_5_MOE: dict[str, Any] = _OF_QWEN3_5 | {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
+_NAMES_OF_GEMMA4 = {
+    "output_scale.weight": "layer_scalar", "mlp.router": "router.proj", "mlp.router_scale.weight": "router.scale",
+    "mlp.expert_scales.weight": "router.per_expert_scale", "mlp.experts.gate_up_proj.weight": "experts.gate_up_proj",
+    "mlp.experts.down_proj.weight": "experts.down_proj",
+}  # fmt: skip
+_OF_GEMMA4: dict[str, Any] = {
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_multiplier": 1.0,
+    "sliding_window": 512, "global_head_dim": 512, "hidden_size_per_layer_input": 256, "norm_topk_prob": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
@@ -172,6 +187,11 @@ FORMS: dict[str, Form] = {
         Form(
             "gemma3_text", "gemma3", norms=_AROUND, windows=6, local_theta=True, **_GEMMA,
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
+        ),
+        Form(
+            "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
+            names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",
+            defaults=_OF_GEMMA4,
         ),
         Form(
             "gpt_oss", "gpt-oss", windows=2, names=_NAMES_OF_GPT_OSS, keys=_LOCAL, router="top_softmax", clamped=True,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from outrider_export.direct.describe import FULL, Decoder, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
 from outrider_export.gguf_file import GGUFHeader, is_array
 
@@ -132,7 +133,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
     rotated = header.metadata.get(header.of_architecture("rope.dimension_count"))
-    if rotated and size:
+    if rotated and size and not form.varied:
         config["partial_rotary_factor"] = rotated / size
     if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
         is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
@@ -143,6 +144,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
+    if form.varied and rope.get("rope_type", "none") != "none":
+        raise NotDirect(f"RoPE of the kind {rope['rope_type']!r}")
     if form.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
         rope["truncate"] = False
     if _SHORT in header.tensors:
@@ -174,9 +177,14 @@ def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
 def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     """What config.json says of layers without keys and values, of which the metadata has no heads; {} if all have some.
 
+    Of Gemma 4, what `varied_config` finds.
+
     Raises:
         NotDirect: when layers have different numbers of heads.
     """
+    form = BY_GGUF.get(header.architecture)
+    if form is not None and form.varied:
+        return varied_config(header)
     found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
     if not isinstance(found, memoryview):
         return {}

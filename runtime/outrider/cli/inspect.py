@@ -1,6 +1,7 @@
 """`outrider inspect`."""
 
 import itertools
+from collections import Counter
 
 import click
 import msgspec
@@ -88,8 +89,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "longest context": f"{geometry.context_length:,} tokens",
         "vocabulary": _vocabulary(model),
         "layers": f"{geometry.num_layers}, {_states(geometry)}hidden size {geometry.hidden_size:,}",
-        "attention heads": f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size "
-        f"{geometry.head_size}",
+        "attention heads": _heads(geometry),
         "sliding window": _windows(geometry),
         "experts": f"{geometry.num_experts}, {geometry.num_active_experts} per token" if geometry.num_experts else "-",
         **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
@@ -125,6 +125,16 @@ def _vocabulary(model: ModelEntry) -> str:
 def _states(geometry: Geometry) -> str:
     num_states = len(geometry.layer_states) - geometry.layer_states.count("")
     return f"{num_states} of them with a state, " if num_states else ""
+
+
+def _heads(geometry: Geometry) -> str:
+    if not geometry.kv_shapes:
+        return f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size {geometry.head_size}"
+    shapes = Counter(geometry.cache_shapes)
+    own = " and ".join(f"{heads}, size {size} ({count} layers)" for (heads, size), count in sorted(shapes.items()))
+    others = len(geometry.kv_shapes) - shapes.total()
+    shared = f"; {others} layers read the keys and values of others" if others else ""
+    return f"{geometry.num_heads}, with key-value heads: {own}{shared}"
 
 
 def _windows(geometry: Geometry) -> str:

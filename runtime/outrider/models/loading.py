@@ -133,10 +133,10 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
             )
     backend = compile_settled(part, device, options)
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
-    if found != (geometry.num_layers, geometry.logits_width):
+    if found != (geometry.num_cached_layers, geometry.logits_width):
         raise BundleError(
             f"The model in {part.path.parent} has {found[0]} layers and {found[1]:,} logits; "
-            f"outrider.json says {geometry.num_layers} and {geometry.logits_width:,}. Export the bundle again."
+            f"outrider.json says {geometry.num_cached_layers} and {geometry.logits_width:,}. Export the bundle again."
         )
     return backend
 

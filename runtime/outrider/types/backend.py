@@ -283,7 +283,7 @@ class CompiledModel(PaddedBackend, Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers that have a cache."""
+        """Layers that have a cache of their own."""
 
     @property
     def bytes_per_token(self) -> float:

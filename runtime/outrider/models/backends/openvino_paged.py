@@ -192,7 +192,7 @@ class OpenVINOPaged(MeasuredBackend):
 
     @property
     def num_layers(self) -> int:
-        """Layers that have a cache, of keys and values or of states."""
+        """Layers that have a cache of their own, of keys and values or of states."""
         kinds = Counter(name.split(".")[0] for name in self._states)
         num_convolutions = kinds.pop("conv_state_table", 0)  # also in the layers of all other states
         return len(self._caches) // 2 + max(num_convolutions, sum(kinds.values()))
