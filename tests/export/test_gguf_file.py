@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fuzzing import damaged, few_or_many, fuzz
 from outrider.errors import ExportError, OutriderError
-from outrider_export.convert import write_slim_copy
+from outrider_export.gguf_copy import write_slim_copy, write_whole_copy
 from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.plan import make_plan
@@ -39,13 +39,13 @@ def array(item: int, items: list[bytes]) -> Value:
     return ARRAY, struct.pack("<IQ", item, len(items)) + b"".join(items)
 
 
-def write_raw(path: Path, metadata: dict[str, Value]) -> Path:
+def write_raw(path: Path, metadata: dict[str, Value], name: str = "token_embd.weight") -> Path:
     """A GGUF file with this metadata, byte for byte, and one float32 matrix [4, 2]."""
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 1, len(metadata)))
         for key, (kind, value) in metadata.items():
             file.write(text(key)[1] + struct.pack("<I", kind) + value)
-        file.write(text("token_embd.weight")[1] + struct.pack("<IQQIQ", 2, 2, 4, 0, 0))
+        file.write(text(name)[1] + struct.pack("<IQQIQ", 2, 2, 4, 0, 0))
         file.write(b"\0" * (-file.tell() % 32) + bytes(32))
     return path
 
@@ -146,7 +146,7 @@ def test_type_table_is_that_of_the_gguf_package() -> None:
 def test_every_truncation_is_noticed(small: Path, tmp_path: Path) -> None:
     whole = small.read_bytes()
     # The writer pads after the last tensor: what is missing there is not missed.
-    last = read_header(small).data_start + 2 * 32 * 4 + 4 * 2 * 34
+    last = max(tensor.begin + tensor.num_bytes for tensor in read_header(small).tensors.values())
     cut = tmp_path / "cut.gguf"
     for size in range(last):
         cut.write_bytes(whole[:size])
@@ -195,10 +195,56 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
         read_header(path)
 
 
-def test_a_part_of_several_is_refused(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "model-00001-of-00002.gguf", READ | {"split.count": integer(2)})
-    with pytest.raises(ExportError, match="one of 2 parts"):
-        read_header(path)
+def part(folder: Path, number: int, count: int = 2, **said: int) -> Path:
+    """One part of a model whose parts have a tensor each. said: what its metadata says otherwise."""
+    split = {"count": count, "no": number - 1, "tensors.count": 2} | said
+    first = READ if number == 1 else {}
+    metadata = first | {f"split.{key}": integer(value) for key, value in split.items()}
+    name = "token_embd.weight" if number == 1 else "output.weight"
+    return write_raw(folder / f"model-{number:05d}-of-{count:05d}.gguf", metadata, name)
+
+
+def test_all_parts_of_a_model_are_read_whichever_is_named(tmp_path: Path) -> None:
+    paths = [part(tmp_path, number) for number in (1, 2)]
+    headers = [read_header(path) for path in paths]
+    for header in headers:
+        assert (header.path, header.architecture) == (paths[0], "llama")
+        assert {name: tensor.path for name, tensor in header.tensors.items()} == {
+            "token_embd.weight": paths[0], "output.weight": paths[1]
+        }  # fmt: skip
+        assert header.num_bytes == sum(path.stat().st_size for path in paths)
+    for named in (paths[1], tmp_path):
+        assert locate(named).fetched == paths[0]
+        assert locate(named).id == "model.gguf"
+    whole = tmp_path / "whole.gguf"
+    write_whole_copy(headers[1], whole)
+    assert read_header(whole).tensors.keys() == headers[0].tensors.keys()
+    assert read_header(whole).metadata["tokenizer.ggml.tokens"] == ["a", "b", "ab", "<s>"]
+
+
+def test_parts_that_are_missing_or_of_another_model_are_named(tmp_path: Path) -> None:
+    second = part(tmp_path, 2)
+    for named in (second, tmp_path, tmp_path / "model-00001-of-00002.gguf"):
+        with pytest.raises(ExportError, match=r"one of 2 parts, and model-00001-of-00002\.gguf is missing\. Download"):
+            read_header(locate(named).fetched)
+    part(tmp_path, 1)
+    part(tmp_path, 2, count=2, no=0)
+    with pytest.raises(
+        ExportError, match=r"00002-of-00002\.gguf says that it is part 1 of 2, and its name says part 2"
+    ):
+        read_header(second)
+    part(tmp_path, 1, **{"tensors.count": 3})
+    part(tmp_path, 2)
+    with pytest.raises(ExportError, match=r"hold 2 tensors, and 3 belong to the model: they are not of one model"):
+        read_header(second)
+    renamed = part(tmp_path, 1).rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ExportError, match=r"one of 2 parts, and its name does not say which\. Give all parts"):
+        read_header(renamed)
+    mixed = part(tmp_path, 1, count=2).rename(tmp_path / "x-00001-of-00003.gguf")
+    for number in (2, 3):
+        part(tmp_path, number, count=3).rename(tmp_path / f"x-{number:05d}-of-00003.gguf")
+    with pytest.raises(ExportError, match=r"x-00001-of-00003\.gguf says that it is part 1 of 2, and its name says"):
+        read_header(mixed)
 
 
 def test_what_is_read_is_all_there(tmp_path: Path) -> None:
@@ -313,7 +359,9 @@ def test_slim_copy_keeps_all_but_the_lists(small: Path, tmp_path: Path) -> None:
     slim = tmp_path / "slim.gguf"
     write_slim_copy(small, slim)
     old, new = read_header(small), read_header(slim)
-    assert new.tensors == old.tensors
+    assert {name: (t.type, t.shape) for name, t in new.tensors.items()} == {
+        name: (t.type, t.shape) for name, t in old.tensors.items()
+    }
     assert new.metadata == {k: v for k, v in old.metadata.items() if not is_array(v)} | {"llama.vocab_size": 3}
     assert set(old.metadata) - set(new.metadata) == {
         "tokenizer.ggml.tokens",

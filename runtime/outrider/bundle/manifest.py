@@ -86,7 +86,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str  # hub id, or the name of the folder or file (never a full path)
     kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already; "peft" for an adapter
     revision: str | None = None  # resolved commit of a hub id
-    sha256: Sha256 | None = None  # of a GGUF file, or an adapter's weights
+    sha256: Sha256 | None = None  # of a GGUF file, or its parts in order, or an adapter's weights
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
 
 
