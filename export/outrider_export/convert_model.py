@@ -28,7 +28,7 @@ from outrider_export.pairing import Pairing
 from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.progress import Progress
 from outrider_export.sources import read_json, read_templates
-from outrider_export.special_tokens import eos_of, token_of_config
+from outrider_export.special_tokens import eos_of, infill_of, token_of_config
 from outrider_export.target import NoRoom, Target
 from outrider_export.tokenizer_files import copy_files
 
@@ -191,6 +191,7 @@ def describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
         bos_token_id=token_of_config(config, "bos", plan.vocabulary),
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
         chat_template=bool(read_templates(folder).by_name),
+        infill=infill_of(plan),
     )
 
 

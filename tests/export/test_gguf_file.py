@@ -19,7 +19,8 @@ from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.plan import make_plan
 from outrider_export.sources import locate
-from outrider_export.special_tokens import eos_of
+from outrider_export.special_tokens import eos_of, eos_of_gguf, infill_of
+from outrider_export.vocabulary import Vocabulary
 
 # Metadata as the format has it: the number of a type, and a value's bytes.
 Value = tuple[int, bytes]
@@ -56,6 +57,8 @@ READ: dict[str, Value] = {
     "general.alignment": integer(32),
     "general.file_type": integer(0),
     "split.count": integer(1),
+    "split.no": integer(0),
+    "split.tensors.count": integer(1),
     "llama.block_count": integer(1),
     "llama.context_length": integer(8),
     "llama.embedding_length": integer(2),
@@ -71,6 +74,7 @@ READ: dict[str, Value] = {
     "tokenizer.ggml.merges": array(STRING, [text("a b")[1]]),
     "tokenizer.ggml.add_bos_token": (7, b"\1"),
     **{f"tokenizer.ggml.{name}_token_id": integer(3) for name in ("bos", "eos", "eot", "eom", "padding", "unknown")},
+    **{f"tokenizer.ggml.fim_{name}_token_id": integer(3) for name in ("pre", "suf", "mid", "pad", "rep", "sep")},
     "tokenizer.chat_template": text("{{ messages }}"),
 }
 
@@ -81,6 +85,7 @@ def read_for_conversion(path: Path, folder: Path) -> None:
     plan = make_plan("main", locate(path), "openvino", "int8")
     assert header.quantisation
     eos_of(plan)
+    infill_of(plan)
     write_tokenizer(header, folder)
     write_slim_copy(path, path.with_name("slim.gguf"))
 
@@ -193,6 +198,45 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
     path.write_bytes(content)
     with pytest.raises(ExportError, match=message):
         read_header(path)
+
+
+NO_CODE = {key: value for key, value in READ.items() if ".fim_" not in key}
+
+
+def ends_of(folder: Path, tokens: list[str], **ids: int) -> list[str]:
+    """The texts of the tokens that end an answer, in a file with these tokens and these ids in its metadata."""
+    path = write_raw(
+        folder / "ends.gguf",
+        NO_CODE
+        | {
+            "tokenizer.ggml.tokens": array(STRING, [text(token)[1] for token in tokens]),
+            "tokenizer.ggml.token_type": array(UINT32, [struct.pack("<I", 3)] * len(tokens)),
+            "tokenizer.ggml.merges": array(STRING, []),
+        }
+        | {f"tokenizer.ggml.{name}_token_id": integer(99) for name in ("bos", "eos", "eot", "eom")}
+        | {f"tokenizer.ggml.{name}_token_id": integer(token_id) for name, token_id in ids.items()},
+    )
+    vocabulary = Vocabulary.of_gguf(read_header(path))
+    return [tokens[token_id] for token_id in eos_of_gguf(read_header(path), vocabulary)]
+
+
+def test_tokens_end_an_answer_where_llamacpp_ends_it(tmp_path: Path) -> None:
+    code = ["<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "x", "y"]
+    assert ends_of(tmp_path, code, eos=4) == ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "x"]
+    assert ends_of(tmp_path, code, fim_pad=5) == ["<|repo_name|>", "<|file_sep|>", "y"]  # the key before the text
+    assert ends_of(tmp_path, ["<|user|>", "<|end|>", "</s>", "<|call|>"]) == ["<|end|>", "</s>", "<|call|>"]
+    harmony = ["<|end|>", "<|return|>", "<|call|>", "<|message|>"]
+    assert ends_of(tmp_path, harmony, eos=1) == ["<|return|>", "<|call|>"]
+    assert ends_of(tmp_path, harmony, eos=0, eom=3) == ["<|return|>", "<|call|>", "<|message|>"]
+    assert ends_of(tmp_path, ["</s>", "<turn|>", "<|tool_response>"], eos=1) == ["<turn|>", "<|tool_response>"]
+
+
+def test_a_file_names_the_tokens_between_which_it_fills_in(tmp_path: Path) -> None:
+    keys = {"fim_pre": 2, "suffix": 1, "fim_mid": 0}  # one by its older name
+    for names, found in ((keys, ("ab", "b", "a")), ({"fim_pre": 2}, None), (keys | {"fim_mid": 9}, None)):
+        metadata = {f"tokenizer.ggml.{name}_token_id": integer(token_id) for name, token_id in names.items()}
+        path = write_raw(tmp_path / "fim.gguf", NO_CODE | metadata)
+        assert infill_of(make_plan("main", locate(path), "openvino", "int8")) == found
 
 
 def part(folder: Path, number: int, count: int = 2, **said: int) -> Path:

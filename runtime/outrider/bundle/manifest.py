@@ -193,6 +193,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bos_token_id: NonNegative | None = None
     pad_token_id: NonNegative | None = None
     chat_template: bool = False  # whether the tokenizer has one
+    infill: tuple[str, str, str] | None = None  # tokens before a text's beginning, between it and its end, after that
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

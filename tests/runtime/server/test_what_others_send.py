@@ -172,12 +172,15 @@ def test_the_middle_is_asked_for_with_the_model_s_tokens() -> None:
 
     class Coder:
         def encode(self, text: str) -> list[int]:
-            known = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]
+            known = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<a>", "<b>", "<c>"]
             return [known.index(text)] if text in known else [9] * len(text)
 
     prompt, options = Infill("a", "b").laid_out(Coder())  # type: ignore[arg-type]
     assert prompt == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
     assert options == {"stop_token_ids": [0, 1, 2, 3]}
+    prompt, options = Infill("a", "b").laid_out(Coder(), ("<a>", "<b>", "<c>"))  # type: ignore[arg-type]
+    assert prompt == "<a>a<b>b<c>"  # what the model's file names comes first
+    assert options == {"stop_token_ids": [4, 5, 6, 3]}
 
 
 def test_a_single_model_answers_to_any_name(http: httpx.Client, tiny: Path) -> None:
