@@ -141,6 +141,26 @@ def test_bytes_of_tokens_make_the_text(http: httpx.Client) -> None:
     assert any("\ufffd" in token["token"] for token in tokens)
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_character_that_max_tokens_cuts_is_not_shown(http: httpx.Client, path: str) -> None:
+    texts = set()
+    for max_tokens in range(1, 6):
+        body = {"model": "tiny", "regex": "a[👍😀🎉]{2}", "max_tokens": max_tokens}
+        body |= {"messages": HELLO, "logprobs": True} if path == CHAT else {"prompt": "Hi", "logprobs": 1}
+        choice = http.post(path, json=body).json()["choices"][0]
+        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        lines = http.post(path, json=body | {"stream": True}).text.splitlines()
+        pieces = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        assert text == "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in pieces)
+        assert "\ufffd" not in text
+        texts.add(text)
+        if path == CHAT:
+            written = b"".join(bytes(token["bytes"] or []) for token in choice["logprobs"]["content"])
+            assert written.decode("utf-8", "ignore") == text  # bytes of the part are in logprobs
+    assert "a" in texts
+    assert len(texts) < 5  # some cuts were within a character
+
+
 @pytest.mark.parametrize("prompt", ["", "\n", " "])
 def test_a_prompt_of_blanks_is_continued(http: httpx.Client, prompt: str) -> None:
     answer = http.post(TEXT, json={"model": "tiny", "prompt": prompt, "max_tokens": 2})
