@@ -15,6 +15,7 @@ from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.gguf_holes import check_holes
 from outrider_export.progress import Silent
 from outrider_export.sources import (
     Located,
@@ -250,6 +251,7 @@ def make_plan(
     vision: VisionEntry | None = None
     if source.kind == "gguf":
         header = read_header(path)
+        check_holes(header)
         with configuring(path):
             vocabulary, geometry = Vocabulary.of_gguf(header), _checked(geometry_of_gguf(header))
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())

@@ -47,7 +47,7 @@ def write_raw(path: Path, metadata: dict[str, Value], name: str = "token_embd.we
         for key, (kind, value) in metadata.items():
             file.write(text(key)[1] + struct.pack("<I", kind) + value)
         file.write(text(name)[1] + struct.pack("<IQQIQ", 2, 2, 4, 0, 0))
-        file.write(b"\0" * (-file.tell() % 32) + bytes(32))
+        file.write(b"\0" * (-file.tell() % 32) + bytes(range(32)))
     return path
 
 
@@ -116,6 +116,23 @@ def small(tmp_path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def test_a_hole_that_a_download_left_is_found_before_anything_is_converted(gguf_file: Path, tmp_path: Path) -> None:
+    tensors = read_header(gguf_file).tensors
+    make_plan("main", locate(gguf_file), "openvino", "int8")
+    whole = gguf_file.read_bytes()
+    for name in ("token_embd.weight", "blk.0.ffn_down.weight", "output_norm.weight"):
+        path, begin = tmp_path / "hole.gguf", tensors[name].begin
+        path.write_bytes(whole[:begin] + bytes(tensors[name].num_bytes) + whole[begin + tensors[name].num_bytes :])
+        with pytest.raises(
+            ExportError, match=rf"hole\.gguf has a hole at byte {begin:,}: {name} of {len(tensors)} are"
+        ):
+            make_plan("main", locate(path), "openvino", "int8")
+    begin = tensors["blk.1.attn_q.weight"].begin
+    path.write_bytes(whole[:begin] + bytes(len(whole) - begin))
+    with pytest.raises(ExportError, match=rf"has a hole at byte {begin:,}: \S+ and \d+ more tensors of"):
+        make_plan("main", locate(path), "openvino", "int8")
 
 
 def test_reads_metadata_and_tensors(small: Path) -> None:
