@@ -101,6 +101,9 @@ def export_bundle(
                 (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
+            for (role, found, form, asked), (_, source, *_) in zip(fetched, named, strict=True):
+                if found.kind != source.kind:
+                    check_route(role, found, form, asked, trust_remote_code=trust_remote_code)
             drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
             if drafter is not None:  # before configurations are read
                 check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
 from llamacpp_orders import add_sizes, add_varied_sizes, rewritten
 from outrider.errors import ExportError
@@ -488,6 +489,19 @@ def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(damaged)
     with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
         open_weights(tmp_path / "model.gguf", is_gguf=True)
+
+
+def test_the_weights_of_a_model_in_several_files_are_those_of_one(tmp_path: Path) -> None:
+    tiny.write_checkpoint(tmp_path / "checkpoint")
+    for per_file in (0, 5):
+        tiny.write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "Q8_0", "qwen2", {}, per_file)
+    whole, divided = (
+        open_weights(tmp_path / name, is_gguf=True)
+        for name in ("model.gguf", sorted(path.name for path in tmp_path.glob("model-*.gguf"))[1])
+    )
+    for name in matrices_of(whole):
+        one, other = (weights.matrix(name).read(slice(None)) for weights in (whole, divided))
+        assert np.array_equal(one, other)
 
 
 QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)

@@ -206,4 +206,4 @@ def _floats(header: GGUFHeader, name: str) -> NDArray[np.float32]:
     tensor = header.tensors[name]
     if tensor.type != "F32" or len(tensor.shape) != 1:
         raise NotDirect(f"{name} as {tensor.type} {[*tensor.shape]}")
-    return np.fromfile(header.path, "<f4", tensor.num_weights, offset=header.data_start + tensor.offset)
+    return np.fromfile(tensor.path, "<f4", tensor.num_weights, offset=tensor.begin)

@@ -148,8 +148,8 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
     tensor = header.tensors[name]
     kind = gguf.GGMLQuantizationType[tensor.type]
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
-        raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
-    data = np.memmap(header.path, np.uint8, "r", header.data_start + tensor.offset, (tensor.num_bytes,))
+        raise ExportError(f"{tensor.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
+    data = tensor.stored()
     rows = data.reshape(flat(tensor.shape)[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
 
     def read(part: slice | Indices) -> Rows:

@@ -106,7 +106,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str  # hub id, or the name of the folder or file (never a full path)
     kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already; "peft" for an adapter
     revision: str | None = None  # resolved commit of a hub id
-    sha256: Sha256 | None = None  # of a GGUF file, or an adapter's weights
+    sha256: Sha256 | None = None  # of a GGUF file, or its parts in order, or an adapter's weights
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
 
 
@@ -213,6 +213,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bos_token_id: NonNegative | None = None
     pad_token_id: NonNegative | None = None
     chat_template: bool = False  # whether the tokenizer has one
+    infill: tuple[str, str, str] | None = None  # tokens before a text's beginning, between it and its end, after that
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ import click
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of, read_bundle
+from outrider.bundle.opening import is_model
 from outrider.cli.console import err, out, print_json
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
@@ -171,7 +172,7 @@ def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str
 def _name_of(model: str) -> str:
     """A bundle's folder; for a model, the name that an export gives to its bundle."""
     folder = Path(model).resolve()
-    if folder.is_dir() and not (folder / "config.json").exists():
+    if folder.is_dir() and not is_model(folder):
         return folder.name
     try:
         from outrider_export.sources import default_name
