@@ -19,6 +19,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, nearest
@@ -75,6 +76,7 @@ def _check(bundle: Bundle, name: str, serving: Serving) -> DrafterEntry | None:
     """Check what can be checked before anything is written. Returns the drafter that needs files."""
     if not _NAME.fullmatch(name):
         raise OptionError(f"{name!r} is not a name for a model: use letters, digits, '.', '_' and '-'. Change -o.")
+    check_writes(bundle.manifest, bundle.folder)
     if bundle.manifest.main.format != "openvino":
         raise ExportError("Model Server's language models are OpenVINO's, and the main model is in ONNX.")
     if bundle.manifest.main.encoder is not None:
