@@ -177,7 +177,7 @@ def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
         id=plan.source.id,
         kind=plan.source.kind,
         revision=plan.source.revision,
-        recipe=recipe | {name: _version(name) for name in packages},
+        recipe=recipe | {name: version_of(name) for name in packages},
     )
 
 
@@ -215,7 +215,8 @@ def describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet
     )
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package; "unknown" without one."""
     try:
         return version(package)
     except PackageNotFoundError:

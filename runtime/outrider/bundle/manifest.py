@@ -31,6 +31,8 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
+TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
+Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 # Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
@@ -164,6 +166,16 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
 
 
+class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model that writes nothing makes of a text: an embedding, or its relevance for a query.
+
+    It is in OpenVINO's format, and its tokenizer in its own folder, as openvino-genai's pipelines need it.
+    """
+
+    kind: TextEncoderKind
+    pooling: Pooling | None = None  # which hidden states of a text are its embedding
+
+
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle. Of an encoder-decoder model, `geometry` is the decoder's."""
 
@@ -176,6 +188,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a model that reads images
+    text_encoder: TextEncoderEntry | None = None  # of an embedding model or a reranker, which no engine runs
 
 
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for

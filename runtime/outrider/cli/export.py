@@ -73,11 +73,15 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         weights = {name: model.weights for name, model in models.items()}
         print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
         return
-    draft = "no draft model"
+    draft = "no draft model" if manifest.main.text_encoder is None else manifest.main.text_encoder.kind
     if manifest.drafters:
         first = manifest.drafters[0]
         draft = f"{'draft model' if first.kind == 'draft_model' else first.kind} in {first.model.weights}"
     out.print(f"{output}: {size / 1e9:.2f} GB, main model in {manifest.main.weights}, {draft}.")
+    if (text_encoder := manifest.main.text_encoder) is not None:
+        what, path = ("embeddings", "embeddings") if text_encoder.kind == "embedding" else ("rankings", "rerank")
+        out.print(f"Serve its {what}, beside models that write: outrider serve MODEL {output} (POST /v1/{path})")
+        return
     encoder = manifest.main.encoder
     try_it = f"generate {output} 'Write a haiku about sledges'"
     if encoder is not None:

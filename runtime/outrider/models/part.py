@@ -16,6 +16,7 @@ from typing import Any
 import openvino as ov
 
 from outrider import __version__
+from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, draft_models_of
 from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
 from outrider.config import DeviceConfig
@@ -178,7 +179,9 @@ def parts_of(
 
     Raises:
         OptionError: for an adapter that the bundle does not have.
+        BundleError: for a model that writes no text.
     """
+    check_writes(bundle.manifest, bundle.folder)
     entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
     drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries]
     features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)
