@@ -29,6 +29,7 @@ class OpenVINOLayers(OpenVINOPaged):
     def __init__(self, main: OpenVINOPaged, layers: Iterable[int]) -> None:
         self._main, self.layers = main, tuple(layers)
         self.num_top, self._chooses_top = main.num_top, False
+        self.columns = main.columns
         if main.segments is None:
             raise ValueError("the model is not cut into segments")
         compiled = main.segments.only(self.layers)
