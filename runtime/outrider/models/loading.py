@@ -65,7 +65,8 @@ class LoadedModel:
         cache = f"cache {backend.cache_precision}"
         threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
         threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
-        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}, {backend.runtime}"
+        columns = f", products of {int(facts['columns']):,} columns" if "columns" in facts else ""
+        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}{columns}, {backend.runtime}"
 
 
 def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:

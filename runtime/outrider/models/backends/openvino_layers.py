@@ -28,6 +28,7 @@ class OpenVINOLayers(OpenVINOPaged):
 
     def __init__(self, main: OpenVINOPaged, layers: Iterable[int]) -> None:
         self._main, self.layers = main, tuple(layers)
+        self.columns = main.columns
         if main.segments is None:
             raise ValueError("the model is not cut into segments")
         compiled = main.segments.only(self.layers)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError
 from outrider.models.backends.adapters import ADAPTERS, Adapters
+from outrider.models.backends.columns import append_columns
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
@@ -68,7 +69,7 @@ class OpenVINOPaged(MeasuredBackend):
     features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes
     its graph with a paged cache. cuts: the layers before which it is cut into segments; see `OpenVINOLayers`. adapters:
     those that `build` puts into the graph. releases: whether the pages of the model's file are released after the first
-    call, which has packed the weights.
+    call, which has packed the weights. columns: that products are widened to; see `append_columns`.
 
     Raises:
         OptionError: for a device that is not there.
@@ -95,10 +96,12 @@ class OpenVINOPaged(MeasuredBackend):
         cuts: Collection[int] = (),
         adapters: Adapters | None = None,
         releases: bool = True,
+        columns: int = 0,
     ) -> None:
         core = new_core()
         check_device(core, device)
         model = build(core, model_path)
+        append_columns(model, columns)
         precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
         hints = hints_of(device, num_threads, properties, **kinds)
@@ -108,6 +111,7 @@ class OpenVINOPaged(MeasuredBackend):
             )
         except (RuntimeError, TypeError) as error:
             raise compile_error(core, device, model_path.parent.name, error) from error
+        self.columns = columns
         self._begin(core, compiled, device, vocab_size, tuple(features), adapters)
         self._unpacked = model_path.with_suffix(".bin") if releases else None
 
@@ -178,7 +182,8 @@ class OpenVINOPaged(MeasuredBackend):
         found = facts_of(self.core, self.device, self._compiled)
         cuts = {"cuts": ",".join(map(str, self.segments.cuts))} if self.segments else {}
         adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
-        return found | cuts | adapters | {"cache": self.cache_precision}
+        columns = {"columns": str(self.columns)} if self.columns else {}
+        return found | cuts | adapters | columns | {"cache": self.cache_precision}
 
     @property
     def has_failed(self) -> bool:

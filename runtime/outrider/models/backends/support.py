@@ -71,7 +71,8 @@ class ModelSpec:
     is_main: whether the model verifies drafts, so that its calls have many rows. encoder_path: of an encoder-decoder
     model. features: hidden states that it has to give. head: of a drafter that is no decoder. cuts: the layers before
     which it is cut, for drafters that are made of its layers. adapters: that it is to apply. graph: is evaluated
-    instead of the file's, such as a slice of it; bytes for a model in ONNX.
+    instead of the file's, such as a slice of it; bytes for a model in ONNX. columns: of a decoder on a CPU, to which
+    products are widened; 0: none is.
     """
 
     path: Path
@@ -85,6 +86,7 @@ class ModelSpec:
     cuts: Collection[int] = ()
     adapters: Adapters | None = None
     graph: ov.Model | bytes | None = None
+    columns: int = 0
 
     @property
     def support(self) -> Support:
