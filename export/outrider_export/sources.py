@@ -40,10 +40,16 @@ ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGenerati
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
+    "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
+    "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-_NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
+_TEXT_TYPES = {"exaone4_5_text": "exaone4"}  # other names of text parts' architectures
+# Names of tensors beside a text part: of images, and of a drafter.
+_NO_TEXT = ("model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "model.multi_modal_")
+_OF_TEXT = ("model.language_model.", "language_model.model.")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -180,7 +186,14 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
     text: dict[str, Any] = config["text_config"]
-    return around | text | tied | {"architectures": [part]}
+    kind = text.get("model_type")
+    return around | text | tied | {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
+
+
+def name_in_text(name: str) -> str:
+    """The name in a model's text part of a tensor, without what shows that there is another part."""
+    prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
+    return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
 
 
 @contextmanager

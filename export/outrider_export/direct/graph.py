@@ -26,7 +26,7 @@ from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, OUTPUT_GATE, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
 
@@ -91,6 +91,7 @@ class _Builder:
         self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), ints(0), _int(0))
         self.masks = _Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
+        self.growth = self._growth() if decoder.query_growth else None
         self.sinks: list[ov.Node] = []
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
@@ -100,6 +101,8 @@ class _Builder:
         embedding = self._matrix(EMBEDDING)
         stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))
         stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
+        if decoder.form.norm_embedding:
+            stream = rms_norm(stream, None, decoder.eps)
         stream = _scaled(stream, decoder.embedding_scale)
         for i, layer in enumerate(decoder.layers):
             stream = self._layer(i, layer, stream)
@@ -118,14 +121,14 @@ class _Builder:
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
         attended = self._mixed(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
-        attended = self._norm(layer_name(i, norms.after_attention), attended)
+        attended = self._norm(layer_name(i, norms.after_attention), attended, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
         read = self._norm(layer_name(i, norms.before_mlp), stream)
         fed = self._feed_forward(i, read) if layer.experts is None else self._mixture(i, layer.experts, read)
         if layer.experts is not None and layer.experts.shared:
             fed = ops.add(fed, self._shared(i, layer.experts, read))
-        fed = self._norm(layer_name(i, norms.after_mlp), fed)
+        fed = self._norm(layer_name(i, norms.after_mlp), fed, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
         return stream
@@ -157,11 +160,13 @@ class _Builder:
         projected, gate = self._project(i, "self_attn.q_proj", x), None
         if decoder.form.gated:
             projected, gate = self._gated(projected)
-        queries = self._heads(self._normed(i, "q", projected, heads), heads)
-        keys = self._heads(self._normed(i, "k", self._project(i, "self_attn.k_proj", x), kv_heads), kv_heads)
+        elif decoder.form.gate:
+            gate = self._project(i, OUTPUT_GATE, x)
+        queries = self._placed(i, "q", projected, heads, layer.rope)
+        keys = self._placed(i, "k", self._project(i, "self_attn.k_proj", x), kv_heads, layer.rope)
         values = self._heads(self._project(i, "self_attn.v_proj", x), kv_heads)
-        if layer.rope is not None:
-            queries, keys = self._rotated(queries, layer.rope), self._rotated(keys, layer.rope)
+        if self.growth is not None:
+            queries = ops.multiply(queries, self.growth)
         number = self._number_of(i)
         keys, values = (
             self._repeated(self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each))
@@ -181,6 +186,14 @@ class _Builder:
         if gate is not None:
             found = ops.multiply(found, ops.sigmoid(gate))
         return self._project(i, "self_attn.o_proj", found)
+
+    def _placed(self, i: int, kind: str, x: ov.Node, num_heads: int, rope: str | None) -> ov.Node:
+        """Queries or keys [batch, heads, tokens, size] after their norm, if they have one, and their rotation."""
+        if not self.decoder.form.normed_after_rope:
+            x = self._heads(self._normed(i, kind, x, num_heads), num_heads)
+            return x if rope is None else self._rotated(x, rope)
+        x = self._heads(x, num_heads)
+        return self._norm(layer_name(i, f"self_attn.{kind}_norm"), x if rope is None else self._rotated(x, rope))
 
     def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
         """Queries and gates, both [batch, tokens, heads · size], of a product with those of each head side by side."""
@@ -237,16 +250,17 @@ class _Builder:
         bias = self.weights.vector(f"{name}.bias")
         return product if bias is None else ops.add(product, floats(bias.reshape(1, 1, -1)))
 
-    def _norm(self, name: str, x: ov.Node) -> ov.Node:
+    def _norm(self, name: str, x: ov.Node, eps: float | None = None) -> ov.Node:
         """A norm of the last axis; x itself where the architecture has none of this name."""
+        eps = self.decoder.eps if eps is None else eps
         if name.endswith("."):
             return x
         weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
         if self.decoder.form.norm == "rms":
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
-            return rms_norm(x, weight, self.decoder.eps)
-        found = ops.mvn(x, ints(-1), True, self.decoder.eps, "inside_sqrt")
+            return rms_norm(x, weight, eps)
+        found = ops.mvn(x, ints(-1), True, eps, "inside_sqrt")
         rank = x.get_output_partial_shape(0).rank.get_length()
         shape = (*[1] * (rank - 1), -1)
         found = found if weight is None else ops.multiply(found, floats(weight.reshape(shape)))
@@ -255,12 +269,13 @@ class _Builder:
     def _normed(self, i: int, kind: str, x: ov.Node, num_heads: int) -> ov.Node:
         """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
         name = layer_name(i, f"self_attn.{kind}_norm")
-        weight = self.weights.vector(f"{name}.weight")
-        if weight is None:
+        weight, size = self.weights.vector(f"{name}.weight"), self.decoder.head_size
+        if weight is None and not self.decoder.form.normed_heads:
             return x
-        if len(weight) != self.decoder.head_size:
+        if weight is not None and len(weight) != size:
             return self._norm(name, x)
-        return self._norm(name, ops.reshape(x, ints(0, 0, num_heads, self.decoder.head_size), special_zero=True))
+        x = ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True)
+        return rms_norm(x, None, self.decoder.eps) if weight is None else self._norm(name, x)
 
     def _heads(self, x: ov.Node, num_heads: int) -> ov.Node:
         """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
@@ -278,6 +293,13 @@ class _Builder:
             ops.unsqueeze(_scaled(each, rope.scale), _int(1)) for each in (ops.cos(angles), ops.sin(angles))
         )
         return cosines, sines
+
+    def _growth(self) -> ov.Node:
+        """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
+        positions = ops.convert(_unsqueezed(self.position_ids, 1, 3), "f32")
+        steps = ops.floor(ops.divide(positions, ops.constant(np.float32(self.decoder.query_step))))
+        grown = _scaled(ops.log(ops.add(steps, ops.constant(np.float32(1)))), self.decoder.query_growth)
+        return ops.add(grown, ops.constant(np.float32(1)))
 
     def _rotated(self, x: ov.Node, rope: str) -> ov.Node:
         """Queries or keys [batch, heads, tokens, size] with their first 2n numbers rotated, as two halves."""

@@ -22,14 +22,14 @@ from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import DOWN, GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.states import GatedDeltaNet, State
-from outrider_export.sources import Tensor, tensors_of
+from outrider_export.sources import Tensor, name_in_text, tensors_of
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_OF_TEXT = "model.language_model."
+OUTPUT_GATE = "self_attn.output_gate"
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -88,7 +88,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.form.of_checkpoint(_of_text(name))
+        return self.decoder.form.of_checkpoint(name_in_text(name))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -246,7 +246,7 @@ class Weights(ABC):
             return layer.experts.count, hidden
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "output_gate": (attended, hidden), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
             "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
         }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
@@ -318,16 +318,6 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     return name, None
 
 
-def _of_text(name: str) -> str:
-    """A name in a model's text part, without what shows that there is another part."""
-    return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
-
-
-def _has_offset(name: str) -> bool:
-    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
-    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-
-
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
     """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
 
@@ -346,7 +336,7 @@ class CheckpointWeights(Weights):
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
-        self._tensors = {_of_text(name): tensor for name, tensor in tensors_of(folder).items()}
+        self._tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
         self._files: dict[Path, NDArray[np.uint8]] = {}
 
     def stored(self, name: str) -> Stored | None:
@@ -360,7 +350,7 @@ class CheckpointWeights(Weights):
             return None
         data = self._data(tensor)
         rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
+        offset = np.float32(self.decoder.form.offset_of(name))
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
