@@ -43,16 +43,22 @@ ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGenerati
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
+    "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
+    "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-_SAME_TEXT = {"gemma4_unified_text": "gemma4_text"}  # by the text part's model_type
-# Tensors beside a text part: of images, sounds, and a drafter.
+# Other names of text parts' architectures.
+_TEXT_TYPES = {"exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text"}
+# Names of tensors beside a text part: of images, sounds, and a drafter.
 _NO_TEXT = (
-    "model.visual.", "mtp.", "model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.",
+    "model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "model.multi_modal_",
+    "model.audio_", "model.embed_vision.", "model.embed_audio.",
 )  # fmt: skip
+_OF_TEXT = ("model.language_model.", "language_model.model.")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -206,7 +212,13 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
     text: dict[str, Any] = config["text_config"]
     kind = text.get("model_type")
-    return around | text | tied | {"architectures": [part], "model_type": _SAME_TEXT.get(kind, kind)}
+    return around | text | tied | {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
+
+
+def name_in_text(name: str) -> str:
+    """The name in a model's text part of a tensor, without what shows that there is another part."""
+    prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
+    return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
 
 
 @contextmanager
