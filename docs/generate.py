@@ -77,7 +77,7 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`, and all but `chat` and `peer-draft` have `--json` for one machine-readable object.
+Every command has `--help`, and all but `chat` have `--json` for one machine-readable object.
 Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
@@ -118,18 +118,22 @@ LAYOUTS = (
         "R1-Distill-Llama, a Llama saved by Transformers 5",
         "exported",
     ),
-    ("2023–2025", "Mistral 7B v0.1 and v0.3, Mixtral, Zephyr, Nemo, Ministral 8B; LFM2", "exported"),
+    ("2023–2025", "Mistral 7B v0.1 and v0.3, Mixtral, Zephyr, Nemo, Ministral 8B, Ministral 3; LFM2", "exported"),
     ("2024–2026", "Qwen1.5, Qwen2.5, QwQ, R1-Distill-Qwen, Qwen3, also saved by Transformers 5", "exported"),
     (
         "2023–2025",
-        "Phi 3, 3.5, 4-mini; Gemma 1, 2, 3, also by others; SmolLM3, OLMo 1 and 2, Granite 3.1, ERNIE 4.5, StableLM 3B "
-        "and 2",
+        "Phi 3, 3.5, 4-mini; Gemma 1, 2, 3, also by others; SmolLM3, OLMo 1, 2 and 3, Granite 3.1, ERNIE 4.5, "
+        "StableLM 3B and 2, Hunyuan, GLM-4",
+        "exported",
+    ),
+    (
+        "2025–2026",
+        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer",
         "exported",
     ),
     (
         "2019–2025",
-        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Command R, StarCoder2, Hunyuan, T5, Flan-T5, "
-        "Whisper, MarianMT",
+        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Command R, StarCoder2, T5, Flan-T5, Whisper, MarianMT",
         "tokenizer converted; weights need `.[export]`",
     ),
     (
@@ -151,7 +155,7 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 60 models
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 70 models
 (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
@@ -185,8 +189,13 @@ could be dropped. OpenVINO 2026.4 stores such a state after each token of a call
 `PagedGatedDeltaNet`, `PagedSelectiveSSM`). It recognises these layers by the form of the graph, so they are converted
 without PyTorch only, and a graph with a state that is not paged is refused. ONNX Runtime has no such stores.
 
-Checkpoints of Qwen3.5 (`qwen3_5`) read images: their text part is converted, and the bundle reads text only. GGUF files
-of Granite 4.0 that have attention in all layers name the architecture `granite`.
+GGUF files of Granite 4.0 that have attention in all layers name the architecture `granite`.
+
+## Models that read images, as text models
+
+Checkpoints of Qwen3.5, Ministral 3 and Mistral Small 3 (`mistral3`), EXAONE 4.5 and Muse Glimmer read images: their
+text part is converted, and the bundle reads text only. Ministral 3's instruct checkpoints are published in FP8, which
+is refused: take the BF16 ones, or GGUF files.
 
 ## Gemma 4
 

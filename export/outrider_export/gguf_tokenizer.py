@@ -1,11 +1,9 @@
 """Builds a tokenizer from a GGUF file's metadata: `tokenizer.json` and `tokenizer_config.json`.
 
-Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer
-(`tokenizer.ggml.pre`). For known names, the expressions are those of the models' own `tokenizer.json`. Other names are
-refused, because a wrong pre-tokenizer gives plausible but wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as
-CodeLlama's.) Of SentencePiece's BPE ("llama"), it has scores instead of merges: two tokens are merged where the result
-is a token, those with the highest score first (as in Transformers' `generate_merges`). Of Gemma 4's ("gemma4"), which
-has the same spelling, it has merges.
+Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer: see
+`gguf_pretokenizers`. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.) Of SentencePiece's BPE ("llama"), it
+has scores instead of merges: two tokens are merged where the result is a token, those with the highest score first (as
+in Transformers' `generate_merges`). Of Gemma 4's ("gemma4"), which has the same spelling, it has merges.
 """
 
 from __future__ import annotations
@@ -18,46 +16,10 @@ from typing import Any
 from outrider.errors import ExportError
 from outrider.inputs.text.chat_template import DEFAULT
 from outrider_export.gguf_file import GGUFHeader
+from outrider_export.gguf_pretokenizers import BYTE_LEVEL, PRE_TOKENIZERS, unknown_name
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
-_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K = (
-    f"{_CASED[0]}*{_CASED[1]}+{_ENDING}|{_CASED[0]}+{_CASED[1]}*{_ENDING}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DIGITS: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}, _byte_level(True)]
-
-# name: normalizer, and the steps before the merges.
-PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = {
-    "qwen2": ({"type": "NFC"}, [_split(_QWEN2), _byte_level(False)]),
-    "llama-bpe": (None, [_split(_LLAMA3), _byte_level(False)]),
-    "qwen35": ({"type": "NFC"}, [_split(_QWEN35), _byte_level(False)]),
-    "smollm": (None, _DIGITS),
-    "starcoder": (None, _DIGITS),
-    "refact": (None, _DIGITS),  # Granite's
-    "lfm2": (None, [_split(_LLAMA3), _byte_level(False)]),
-    "dbrx": (None, [_split(_LLAMA3), _byte_level(False)]),  # Granite 4's
-    "gpt-4o": (None, [_split(_O200K), _byte_level(False)]),  # gpt-oss
-    "olmo": ({"type": "NFC"}, [_byte_level(True)]),
-}
-_WHOLE_WORDS = ("llama-bpe", "lfm2")  # take a whole word from the vocabulary before the merges are tried
 _SPACE = "\u2581"  # SentencePiece's spelling of a space
 _PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
 _SENTENCEPIECE = ("llama", "gemma4")
@@ -81,7 +43,6 @@ def check_tokenizer(header: GGUFHeader) -> None:
         ExportError: with the file's kind and the known ones.
     """
     model, pre = header.text("tokenizer.ggml.model"), header.text("tokenizer.ggml.pre", "default")
-    known = ", ".join(PRE_TOKENIZERS)
     instead = "Export the original checkpoint instead."
     if model not in ("gpt2", *_SENTENCEPIECE):
         raise ExportError(
@@ -89,7 +50,7 @@ def check_tokenizer(header: GGUFHeader) -> None:
             f"'gemma4') are those that can be rebuilt from a GGUF file. {instead}"
         )
     if model == "gpt2" and pre not in PRE_TOKENIZERS:
-        raise ExportError(f"{header.path} has the pre-tokenizer {pre!r}; known are {known}. {instead}")
+        raise ExportError(f"{header.path} has {unknown_name(pre)} {instead}")
     tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     if len(tokens) != len(types):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
@@ -160,17 +121,15 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
 
 def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
     """The parts of a tokenizer.json that are byte-level BPE's own."""
-    pre = header.text("tokenizer.ggml.pre")
-    normalizer, steps = PRE_TOKENIZERS[pre]
-    post: dict[str, Any] = _byte_level(True)
-    if header.flag("tokenizer.ggml.add_bos_token", pre in _WHOLE_WORDS):
+    rule, post = PRE_TOKENIZERS[header.text("tokenizer.ggml.pre")], BYTE_LEVEL
+    if header.flag("tokenizer.ggml.add_bos_token", rule.takes_whole_words):
         post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
     return {
-        "normalizer": normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "normalizer": {"type": "NFC"} if rule.normalizes else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*rule.steps]},
         "post_processor": post,
-        "decoder": _byte_level(True),
-        "model": {"merges": _stored_merges(header), "ignore_merges": pre in _WHOLE_WORDS},
+        "decoder": BYTE_LEVEL,
+        "model": {"merges": _stored_merges(header), "ignore_merges": rule.takes_whole_words},
     }
 
 

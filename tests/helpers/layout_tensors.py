@@ -9,7 +9,8 @@ HIDDEN, WIDE = 64, 96
 
 def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The weights that a Llama-like `config.json` has, float32."""
-    kind, hidden, wide = config["model_type"], config["hidden_size"], config.get("intermediate_size", WIDE)
+    kind = config["model_type"].replace("exaone4_5_text", "exaone4")
+    hidden, wide = config["hidden_size"], config.get("intermediate_size", WIDE)
     heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     head = config.get("head_dim") or hidden // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
@@ -18,19 +19,25 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         sizes = {"q_proj": heads * head, "k_proj": kv * head, "v_proj": kv * head}
         if kind == "phi3":
             shapes[f"{at}self_attn.qkv_proj.weight"] = (sum(sizes.values()), hidden)
-            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
         else:
             shapes |= {f"{at}self_attn.{name}.weight": (size, hidden) for name, size in sizes.items()}
+        if kind in ("phi3", "glm", "glm4"):
+            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
+        else:
             shapes |= {f"{at}mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
             if kind == "lfm2":
                 shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in "qk"}
-        if kind == "qwen2" or config.get("use_qkv_bias"):
+        if kind in ("qwen2", "glm", "glm4") or config.get("use_qkv_bias"):
             shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
         shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
         shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
-        if kind in ("qwen3", "gemma3_text"):
+        if kind in ("qwen3", "gemma3_text", "exaone4"):
             shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
-        if kind == "olmo2":
+        if kind == "hunyuan_v1_dense":
+            shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in ("query", "key")}
+        if kind == "muse_glimmer_text":
+            shapes[f"{at}self_attn.gate_proj.weight"] = (heads * head, hidden)
+        if kind in ("olmo2", "olmo3"):
             shapes |= {f"{at}self_attn.q_norm.weight": (heads * head,), f"{at}self_attn.k_norm.weight": (kv * head,)}
         shapes |= {f"{at}{name}.weight": (hidden,) for name in _NORMS.get(kind, _NORMS["llama"])}
         if kind == "stablelm":
@@ -44,11 +51,12 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_lfm2(shapes, config)
     if kind == "mixtral":
         shapes = _of_mixtral(shapes, config["num_local_experts"])
-    offset = 0.0 if kind.startswith("gemma") else 1.0
+    offset = 0.0 if kind.startswith(("gemma", "muse")) else 1.0
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
         drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
-        return (drawn + offset * ("norm" in name and name.endswith("weight"))).astype(np.float32)
+        added = 1.0 if name == "model.norm.weight" and kind.startswith("muse") else offset
+        return (drawn + added * ("norm" in name and name.endswith("weight"))).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
     if config.get("tie_word_embeddings") or config.get("tie_embedding"):
@@ -95,6 +103,10 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "lfm2": ("operator_norm", "ffn_norm"),
     "olmo": (),
     "olmo2": _AFTER,
+    "olmo3": _AFTER,
+    "exaone4": _AFTER,
+    "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    "muse_glimmer_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
 }

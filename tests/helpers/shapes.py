@@ -69,8 +69,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | _GEMMA
     | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
     "gemma4_text": _GEMMA4,
-    "glm": _LLAMA | {"head_dim": 16},
-    "glm4": _LLAMA | {"head_dim": 16},
+    "glm": _LLAMA | {"head_dim": 32},
+    "glm4": _LLAMA | {"head_dim": 32},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
@@ -90,10 +90,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
     "llama": _LLAMA,
     "ministral": _SLIDING | {"head_dim": 16},
+    "ministral3": _LLAMA
+    | {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 32.0, "original_max_position_embeddings": 16,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0,
+        },
+    },
     "mistral": _SLIDING,
     "mixtral": _LOCAL_MOE | {"sliding_window": WINDOW},
+    "muse_glimmer_text": _FOUR
+    | {
+        "head_dim": 32, "sliding_window": WINDOW, "final_logit_softcapping": 3.0, "output_multiplier": 0.4,
+        "post_norm_eps": 0.01, "pad_token_id": 0,
+    },
     "olmo": _LLAMA,
     "olmo2": _LLAMA,
+    "olmo3": _MIXED,
     "olmoe": {k: v for k, v in (_LLAMA | _EXPERTS).items() if k != "moe_intermediate_size"},
     "opt": _IDS
     | {
@@ -127,6 +141,7 @@ GEMMA4_EXPERTS = GEMMA4_DENSE | {
 
 # Changes for ONNX, which has no windows.
 IN_ONNX: dict[str, dict[str, Any]] = {
+    "exaone4": {"sliding_window": None, "layer_types": [_FULL] * 4},
     "mistral": {"sliding_window": None},
     "phi3": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
@@ -139,6 +154,9 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    import muse_glimmer
+
+    muse_glimmer.register()
     config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
@@ -155,6 +173,23 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
         if name.endswith(("expert_bias", "layer_scalar")):
             buffer += 0.3 * torch.randn_like(buffer)
     return model
+
+
+def do_not_scale_windows(model: Any) -> None:
+    """Have an OLMo 3's layers with a sliding window rotate without scaling, as in training.
+
+    Transformers 5.0 to 5.5 scales all of them: see its issue 45945. Later ones do not.
+    """
+    config = type(model.config)(**{**model.config.to_dict(), "rope_parameters": None})
+    config.rope_parameters = {"rope_type": "default", "rope_theta": model.config.rope_parameters["rope_theta"]}
+    plain = type(model.model.rotary_emb)(config)
+
+    def rotate(_: Any, inputs: Any, options: dict[str, Any]) -> Any:
+        return inputs, options | {"position_embeddings": plain(inputs[0], options["position_ids"])}
+
+    for layer, kind in zip(model.model.layers, config.layer_types, strict=True):
+        if kind == _SLIDE:
+            layer.register_forward_pre_hook(rotate, with_kwargs=True)
 
 
 def save_model(model: Any, folder: Path) -> Path:

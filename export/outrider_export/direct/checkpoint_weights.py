@@ -11,8 +11,8 @@ from outrider.errors import ExportError
 from outrider_export.direct import mxfp4
 from outrider_export.direct.describe import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
-from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat, of_text
-from outrider_export.sources import Tensor, tensors_of
+from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat
+from outrider_export.sources import Tensor, name_in_text, tensors_of
 
 
 class CheckpointWeights(Weights):
@@ -22,7 +22,7 @@ class CheckpointWeights(Weights):
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
-        self._tensors = {of_text(name): tensor for name, tensor in tensors_of(folder).items()}
+        self._tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
         self._files: dict[Path, NDArray[np.uint8]] = {}
 
     def stored(self, name: str) -> Stored | None:
@@ -36,7 +36,7 @@ class CheckpointWeights(Weights):
             return None
         data = self._data(tensor)
         rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
+        offset = np.float32(self.decoder.form.offset_of(name))
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
@@ -74,8 +74,3 @@ class CheckpointWeights(Weights):
         """See `Weights`."""
         name = self.decoder.form.in_checkpoint(name)
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")
-
-
-def _has_offset(name: str) -> bool:
-    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
-    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")

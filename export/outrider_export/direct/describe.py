@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
 }
 # Switches that change what is computed, in a way that the graph does not have.
-_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention")
+_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla")
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ class Layer:
 class Decoder:
     """A decoder without its weights.
 
-    eps: of norms. attention_scale: of products of queries and keys. embedding_scale, residual_scale, logit_scale: of
-    embeddings, of what each part adds to the residual stream, of logits. logit_cap: logits become
-    cap · tanh(logits / cap); 0 for none. context_length: in tokens, where it is not config.json's. num_kv_heads,
-    head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers of the
-    embedding that each layer has of its own; 0 if there is none.
+    eps: of norms. after_eps: of those after attention and feed-forward part. attention_scale: of products of queries
+    and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
+    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step: queries
+    are multiplied by 1 + growth · ln(1 + ⌊position / step⌋). context_length: in tokens, where it is not config.json's.
+    num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
+    of the embedding that each layer has of its own; 0 if there is none.
     """
 
     form: Form
@@ -62,6 +63,7 @@ class Decoder:
     head_size: int
     mlp_size: int
     eps: float
+    after_eps: float
     activation: str
     ropes: Mapping[str, Rope]
     layers: tuple[Layer, ...]
@@ -70,6 +72,8 @@ class Decoder:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    query_growth: float = 0.0
+    query_step: int = 1
     tied: bool = False
     context_length: int | None = None
     layer_input_size: int = 0
@@ -161,10 +165,8 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     head_size = int(config.get("head_dim") or hidden // heads)
     sizes = Sizes(int(config.get("num_key_value_heads") or heads), head_size, _mlp_size(config))
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
-    if max(head_size, full_size) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
-        raise ValueError(
-            f"{config['num_hidden_layers']} layers with heads of {' and '.join(map(str, dict.fromkeys((head_size, full_size))))} numbers"
-        )
+    if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
+        raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
     experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
@@ -172,6 +174,8 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         raise ValueError("layers with and without experts beside a shared one")
     ropes, context = _ropes(form, config, {FULL: full_size, SLIDING: head_size})
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
+    eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
+    growth, step = _query_growth(config)
     return Decoder(
         form=form,
         hidden_size=hidden,
@@ -179,7 +183,8 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         num_kv_heads=sizes.num_kv_heads,
         head_size=head_size,
         mlp_size=sizes.mlp_size,
-        eps=float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"]),
+        eps=eps,
+        after_eps=float(config.get("post_norm_eps", eps)),
         activation=activation,
         ropes=ropes,
         layers=tuple(
@@ -193,11 +198,13 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
                 strict=True,
             )
         ),
-        attention_scale=float(scale),
+        attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),
         embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.scale_embedding else 1.0)),
         residual_scale=float(config.get("residual_multiplier", 1.0)),
-        logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
+        logit_scale=float(config.get("output_multiplier", 1.0)) / float(config.get("logits_scaling", 1.0)),
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
+        query_growth=growth,
+        query_step=step,
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=context,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
@@ -211,6 +218,16 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
         size = int(config["block_ffn_dim_multiplier"] * int(2 * size / 3))
         size = -(-size // multiple) * multiple
     return size
+
+
+def _query_growth(config: Mapping[str, Any]) -> tuple[float, int]:
+    """How queries grow with their position, as Llama 4 and Ministral 3; 0 and 1 where they do not."""
+    rope = config.get("rope_parameters") or {}
+    growth = float(rope.get("llama_4_scaling_beta") or 0.0)
+    step = int(rope["original_max_position_embeddings"]) if growth else 1
+    if growth < 0 or step < 1:
+        raise ValueError(f"llama_4_scaling_beta={growth} with original_max_position_embeddings={step}")
+    return growth, step
 
 
 def _states(config: Mapping[str, Any]) -> list[State | None]:
@@ -236,9 +253,13 @@ def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
         return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
     pattern = config.get("sliding_window_pattern", form.windows)
     if isinstance(form.windows, int):
+        if isinstance(pattern, str) and {*pattern} and {*pattern} <= {"L", "G"}:  # EXAONE 4; the last layer is global
+            letters = [pattern[i % len(pattern)] for i in range(count - 1)]
+            return [window if letter == "L" else 0 for letter in letters] + [0]
         if not isinstance(pattern, int):
             raise ValueError(f"sliding_window_pattern={pattern!r}")
-        return [window if pattern and (i + 1) % pattern else 0 for i in range(count)]
+        first = count % -pattern if pattern < 0 else 0  # layers before the first whole group
+        return [window if pattern and (i + 1 - first) % pattern else 0 for i in range(count)]
     return [window if form.windows == "all" else 0] * count
 
 
@@ -251,7 +272,8 @@ def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
         whole["partial_rotary_factor"] = config["partial_rotary_factor"]
     if form.local_theta:
         by_kind = given if FULL in given else {FULL: given}
-        local = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        base = config.get("rope_local_base_freq") or by_kind[FULL].get("rope_theta", whole["rope_theta"])
+        local = {"rope_theta": base}
         every = {FULL: whole | by_kind[FULL], SLIDING: local | by_kind.get(SLIDING, {})}
         return {kind: rope_of(each, sizes[kind], context) for kind, each in every.items()}, None
     if FULL in given:
@@ -269,6 +291,8 @@ def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
 def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
     if form.local_theta:
         return [SLIDING if window else FULL for window in windows]
+    if form.rotated == "layer_rope_theta":
+        return _rotations_by_base(config, windows)
     if form.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
     if form.rotated == "position_embedding_type":
@@ -278,3 +302,11 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
         rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]
         return [FULL if each else None for each in rotated]
     return [FULL] * len(windows)
+
+
+def _rotations_by_base(config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
+    """Those of layers that each name a base, 0 for no rotation; where they do not, layers with a window rotate."""
+    bases = config.get("layer_rope_theta") or [bool(window) for window in windows]
+    if len(bases) != len(windows) or len({each for each in bases if each}) > 1:
+        raise ValueError(f"layer_rope_theta={bases}")
+    return [FULL if each else None for each in bases]

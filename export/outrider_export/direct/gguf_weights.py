@@ -47,8 +47,9 @@ _MODULES = {
 _PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "self_attn.output_gate": "attn_gate",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "conv.conv": "shortconv.conv",
     ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
     GATE_UP: "ffn_gate_up_exps", SHARED_GATE: "ffn_gate_inp_shexp",
     "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
@@ -65,7 +66,7 @@ _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.sca
 _SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
-_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss"), "post_attention_norm")
+_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"), "post_attention_norm")
 _NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
 
 
@@ -148,8 +149,8 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
     tensor = header.tensors[name]
     kind = gguf.GGMLQuantizationType[tensor.type]
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
-        raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
-    data = np.memmap(header.path, np.uint8, "r", header.data_start + tensor.offset, (tensor.num_bytes,))
+        raise ExportError(f"{tensor.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
+    data = tensor.stored()
     rows = data.reshape(flat(tensor.shape)[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
 
     def read(part: slice | Indices) -> Rows:

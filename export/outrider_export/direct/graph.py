@@ -22,7 +22,7 @@ from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER, ROUTER_SCALE, SHARED_GATE, Experts
 from outrider_export.direct.layer_inputs import all_inputs, input_of
-from outrider_export.direct.masks import Masks, integer
+from outrider_export.direct.masks import Masks, integer, unsqueezed
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
@@ -38,6 +38,7 @@ from outrider_export.direct.weights import (
     LAYER_GATE,
     LAYER_INPUTS,
     LAYER_PROJECTION,
+    OUTPUT_GATE,
     Weights,
     layer_name,
 )
@@ -59,6 +60,7 @@ class _Builder:
         self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), ints(0), integer(0))
         self.masks = Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
+        self.growth = self._growth() if decoder.query_growth else None
         self.sinks: list[ov.Node] = []
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
@@ -70,6 +72,8 @@ class _Builder:
         embedding = self._matrix(EMBEDDING)
         stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))
         stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
+        if decoder.form.norm_embedding:
+            stream = rms_norm(stream, None, decoder.eps)
         stream = _scaled(stream, decoder.embedding_scale)
         if decoder.layer_input_size:
             found = ops.matmul(stream, self._matrix(LAYER_INPUTS), False, True)
@@ -91,7 +95,7 @@ class _Builder:
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
         attended = self._mixed(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
-        attended = self._norm(layer_name(i, norms.after_attention), attended)
+        attended = self._norm(layer_name(i, norms.after_attention), attended, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
         read = self._norm(layer_name(i, norms.before_mlp), stream)
@@ -102,7 +106,7 @@ class _Builder:
         else:
             fed = self._mixture(i, layer.experts, read)
             fed = ops.add(fed, self._shared(i, layer.experts, read)) if layer.experts.shared else fed
-        fed = self._norm(layer_name(i, norms.after_mlp), fed)
+        fed = self._norm(layer_name(i, norms.after_mlp), fed, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
         if self.inputs is not None:
@@ -140,7 +144,11 @@ class _Builder:
         projected, gate = self._project(i, "self_attn.q_proj", x), None
         if decoder.form.gated:
             projected, gate = self._gated(projected)
-        queries = self._rotated(self._heads(self._normed(i, "q", projected, heads, size), heads, size), layer, size)
+        elif decoder.form.gate:
+            gate = self._project(i, OUTPUT_GATE, x)
+        queries = self._placed(i, "q", projected, heads, layer)
+        if self.growth is not None:
+            queries = ops.multiply(queries, self.growth)
         if sizes.keys_of is None:
             self.caches[i] = self._keys_and_values(i, layer, x)
         cached = self.caches[i if sizes.keys_of is None else sizes.keys_of]
@@ -165,7 +173,7 @@ class _Builder:
         sizes, number = layer.sizes, self._number_of(i)
         heads, size = sizes.num_kv_heads, sizes.head_size
         made = self._project(i, "self_attn.k_proj", x)
-        keys = self._rotated(self._heads(self._normed(i, "k", made, heads, size), heads, size), layer, size)
+        keys = self._placed(i, "k", made, heads, layer)
         made = made if sizes.values_are_keys else self._project(i, "self_attn.v_proj", x)
         if self.decoder.form.varied:
             made = ops.reshape(made, ints(0, 0, heads, size), special_zero=True)
@@ -175,6 +183,14 @@ class _Builder:
             self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each, sizes)
             for name, each in (("key", keys), ("value", values))
         ]
+
+    def _placed(self, i: int, kind: str, x: ov.Node, num_heads: int, layer: Layer) -> ov.Node:
+        """Queries or keys [batch, heads, tokens, size] after their norm, if they have one, and their rotation."""
+        size = layer.sizes.head_size
+        if not self.decoder.form.normed_after_rope:
+            return self._rotated(self._heads(self._normed(i, kind, x, num_heads, size), num_heads, size), layer, size)
+        rotated = self._rotated(self._heads(x, num_heads, size), layer, size)
+        return self._norm(layer_name(i, f"self_attn.{kind}_norm"), rotated)
 
     def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
         """Queries and gates, both [batch, tokens, heads · size], of a product with those of each head side by side."""
@@ -244,16 +260,17 @@ class _Builder:
         bias = self.weights.vector(f"{name}.bias")
         return product if bias is None else ops.add(product, floats(bias.reshape(1, 1, -1)))
 
-    def _norm(self, name: str, x: ov.Node) -> ov.Node:
+    def _norm(self, name: str, x: ov.Node, eps: float | None = None) -> ov.Node:
         """A norm of the last axis; x itself where the architecture has none of this name."""
+        eps = self.decoder.eps if eps is None else eps
         if name.endswith("."):
             return x
         weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
         if self.decoder.form.norm == "rms":
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
-            return rms_norm(x, weight, self.decoder.eps)
-        found = ops.mvn(x, ints(-1), True, self.decoder.eps, "inside_sqrt")
+            return rms_norm(x, weight, eps)
+        found = ops.mvn(x, ints(-1), True, eps, "inside_sqrt")
         rank = x.get_output_partial_shape(0).rank.get_length()
         shape = (*[1] * (rank - 1), -1)
         found = found if weight is None else ops.multiply(found, floats(weight.reshape(shape)))
@@ -263,11 +280,12 @@ class _Builder:
         """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
         name = layer_name(i, f"self_attn.{kind}_norm")
         weight = self.weights.vector(f"{name}.weight")
-        if weight is None:
+        if weight is None and not self.decoder.form.normed_heads:
             return x
-        if len(weight) != size:
+        if weight is not None and len(weight) != size:
             return self._norm(name, x)
-        return self._norm(name, ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True))
+        x = ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True)
+        return rms_norm(x, None, self.decoder.eps) if weight is None else self._norm(name, x)
 
     def _heads(self, x: ov.Node, num_heads: int, size: int) -> ov.Node:
         """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
@@ -285,6 +303,13 @@ class _Builder:
             ops.unsqueeze(_scaled(each, rope.scale), integer(1)) for each in (ops.cos(angles), ops.sin(angles))
         )
         return cosines, sines
+
+    def _growth(self) -> ov.Node:
+        """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
+        positions = ops.convert(unsqueezed(self.position_ids, 1, 3), "f32")
+        steps = ops.floor(ops.divide(positions, ops.constant(np.float32(self.decoder.query_step))))
+        grown = _scaled(ops.log(ops.add(steps, ops.constant(np.float32(1)))), self.decoder.query_growth)
+        return ops.add(grown, ops.constant(np.float32(1)))
 
     def _rotated(self, x: ov.Node, layer: Layer, size: int) -> ov.Node:
         """Queries or keys [batch, heads, tokens, size] with their first 2n numbers rotated, as two halves, or as is."""

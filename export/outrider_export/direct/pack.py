@@ -29,6 +29,7 @@ from outrider_export.direct.weights import (
     LAYER_GATE,
     LAYER_INPUTS,
     LAYER_PROJECTION,
+    OUTPUT_GATE,
     attention_of,
     layer_name,
 )
@@ -167,6 +168,7 @@ def matrices_of(weights: Weights) -> list[str]:
         for i, layer in enumerate(decoder.layers)
         for part in (
             *(attention_of(layer) if layer.state is None else layer.state.matrices),
+            *([OUTPUT_GATE] if layer.state is None and decoder.form.gate else ()),
             *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
             *(FEED_FORWARD if layer.experts is None or layer.experts.shared else ()),
             *(() if layer.experts is None else layer.experts.shapes),

@@ -20,13 +20,14 @@ from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.states import GatedDeltaNet, State
+from outrider_export.sources import name_in_text
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_OF_TEXT = "model.language_model."
+OUTPUT_GATE = "self_attn.output_gate"
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 # Of decoders whose layers have embeddings of their own: one of all, one below the other by token, and what reads them.
 LAYER_EMBEDDING, LAYER_INPUTS = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
@@ -96,7 +97,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.form.of_checkpoint(of_text(name))
+        return self.decoder.form.of_checkpoint(name_in_text(name))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -257,7 +258,7 @@ class Weights(ABC):
             return layer.experts.count, hidden
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "output_gate": (attended, hidden), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
             "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide), LAYER_GATE: (inputs, hidden),
             LAYER_PROJECTION: (hidden, inputs), "embed_tokens_per_layer": (None, inputs * len(decoder.layers)),
@@ -341,11 +342,6 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
             first, count = parts[part]
             return f"{layer}.{module}", slice(first, first + count)
     return name, None
-
-
-def of_text(name: str) -> str:
-    """A name in a model's text part, without what shows that there is another part."""
-    return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
 
 
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:

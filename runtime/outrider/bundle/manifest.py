@@ -31,6 +31,8 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
+TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
+Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 # Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
@@ -106,7 +108,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str  # hub id, or the name of the folder or file (never a full path)
     kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already; "peft" for an adapter
     revision: str | None = None  # resolved commit of a hub id
-    sha256: Sha256 | None = None  # of a GGUF file, or an adapter's weights
+    sha256: Sha256 | None = None  # of a GGUF file, or its parts in order, or an adapter's weights
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
 
 
@@ -164,6 +166,16 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
 
 
+class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model that writes nothing makes of a text: an embedding, or its relevance for a query.
+
+    It is in OpenVINO's format, and its tokenizer in its own folder, as openvino-genai's pipelines need it.
+    """
+
+    kind: TextEncoderKind
+    pooling: Pooling | None = None  # which hidden states of a text are its embedding
+
+
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle. Of an encoder-decoder model, `geometry` is the decoder's."""
 
@@ -176,6 +188,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a model that reads images
+    text_encoder: TextEncoderEntry | None = None  # of an embedding model or a reranker, which no engine runs
 
 
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
@@ -213,6 +226,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bos_token_id: NonNegative | None = None
     pad_token_id: NonNegative | None = None
     chat_template: bool = False  # whether the tokenizer has one
+    infill: tuple[str, str, str] | None = None  # tokens before a text's beginning, between it and its end, after that
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from outrider.bundle.folder import Bundle
-from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, describe_layers
+from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, TextEncoderEntry, describe_layers
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
@@ -94,6 +94,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "experts": f"{geometry.num_experts}, {geometry.num_active_experts} per token" if geometry.num_experts else "-",
         **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
         **_images(model),
+        **({"makes": _made_by(model.text_encoder)} if model.text_encoder else {}),
         **{_RECIPE[name]: _ROUTES.get(value, value) for name, value in source.recipe.items() if name in _RECIPE},
         "made with": ", ".join(f"{name} {value}" for name, value in source.recipe.items() if name not in _RECIPE)
         or "-",
@@ -149,6 +150,12 @@ def _encoder(encoder: EncoderEntry) -> str:
     if audio is None:
         return f"{what}up to {encoder.context_length:,} tokens"
     return f"{what}{audio.chunk_seconds} s of audio at {audio.sampling_rate:,} Hz, {audio.num_mel_bins} mel bins"
+
+
+def _made_by(encoder: TextEncoderEntry) -> str:
+    if encoder.kind == "rerank":
+        return "the relevance of texts for a query"
+    return f"embeddings, pooled by {(encoder.pooling or 'cls').replace('_', ' ')}"
 
 
 def _images(model: ModelEntry) -> dict[str, str]:
