@@ -155,7 +155,7 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 70 models
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 71 models
 (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.

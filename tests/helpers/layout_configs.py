@@ -39,6 +39,21 @@ _GEMMA3 = {key: value for key, value in _GEMMA.items() if key != "hidden_act"} |
     "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window": 16,
     "sliding_window_pattern": 3,
 }  # fmt: skip
+_GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "attention_bias": False,
+    "attention_dropout": 0.0, "attention_k_eq_v": False, "enable_moe_block": False, "final_logit_softcapping": 30.0,
+    "global_head_dim": 32, "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64,
+    "hidden_size_per_layer_input": 16, "intermediate_size": 96, "max_position_embeddings": 512,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "moe_intermediate_size": None,
+    "num_attention_heads": 4, "num_experts": None, "num_global_key_value_heads": None, "num_hidden_layers": 6,
+    "num_key_value_heads": 1, "num_kv_shared_layers": 3, "rms_norm_eps": 1e-06, "sliding_window": 16,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "tie_word_embeddings": True, "top_k_experts": None, "use_bidirectional_attention": None,
+    "use_double_wide_mlp": True, "vocab_size_per_layer_input": 1024,
+}  # fmt: skip
 _GPT2 = {
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 0,
     "embd_pdrop": 0.1, "eos_token_id": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
@@ -122,6 +137,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
     "gemma3-later": {key: value for key, value in _GEMMA3.items() if key not in ("sliding_window_pattern", "use_cache")}
     | {
         "_sliding_window_pattern": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],

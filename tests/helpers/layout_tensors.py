@@ -31,7 +31,7 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
             shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
         shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
         shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
-        if kind in ("qwen3", "gemma3_text", "exaone4"):
+        if kind in ("qwen3", "gemma3_text", "gemma4_text", "exaone4"):
             shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
         if kind == "hunyuan_v1_dense":
             shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in ("query", "key")}
@@ -51,12 +51,14 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_lfm2(shapes, config)
     if kind == "mixtral":
         shapes = _of_mixtral(shapes, config["num_local_experts"])
-    offset = 0.0 if kind.startswith(("gemma", "muse")) else 1.0
+    if kind == "gemma4_text":
+        shapes = _of_gemma4(shapes, config)
+    offset = 0.0 if kind.startswith(("gemma", "muse")) and kind != "gemma4_text" else 1.0
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
         drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
         added = 1.0 if name == "model.norm.weight" and kind.startswith("muse") else offset
-        return (drawn + added * ("norm" in name and name.endswith("weight"))).astype(np.float32)
+        return (drawn + added * (("norm" in name and name.endswith("weight")) or "scalar" in name)).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
     if config.get("tie_word_embeddings") or config.get("tie_embedding"):
@@ -97,6 +99,35 @@ def _of_mixtral(shapes: _Shapes, num_experts: int) -> _Shapes:
     return made
 
 
+def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those of layers with other sizes, without keys where they are shared, and with inputs by layer."""
+    count, width, hidden = config["num_hidden_layers"], config["hidden_size_per_layer_input"], config["hidden_size"]
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        i = int(name.split(".")[2]) if ".layers." in name else 0
+        times = 2 if i >= count - config["num_kv_shared_layers"] else 1
+        if times > 1 and any(f".{part}." in name for part in ("k_proj", "v_proj", "k_norm")):
+            continue
+        if ".self_attn." in name and config["layer_types"][i] == "full_attention":
+            larger = config["global_head_dim"] // config["head_dim"]
+            shape = (shape[0], larger * shape[1]) if "o_proj" in name else (larger * shape[0], *shape[1:])
+        if ".mlp." in name:
+            shape = (shape[0], times * shape[1]) if "down_proj" in name else (times * shape[0], shape[1])
+        made[name] = shape
+    for i in range(count):
+        at = f"model.layers.{i}."
+        made |= {f"{at}layer_scalar": (1,), f"{at}per_layer_input_gate.weight": (width, hidden)}
+        made |= {
+            f"{at}per_layer_projection.weight": (hidden, width),
+            f"{at}post_per_layer_input_norm.weight": (hidden,),
+        }
+    return made | {
+        "model.embed_tokens_per_layer.weight": (config["vocab_size_per_layer_input"], count * width),
+        "model.per_layer_model_projection.weight": (count * width, hidden),
+        "model.per_layer_projection_norm.weight": (width,),
+    }
+
+
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 _NORMS: dict[str, tuple[str, ...]] = {
     "llama": ("input_layernorm", "post_attention_layernorm"),
@@ -108,5 +139,6 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     "muse_glimmer_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+    "gemma4_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
 }

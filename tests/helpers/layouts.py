@@ -174,6 +174,8 @@ def _layouts() -> list[Layout]:
         make("gemma-3-1b-it", 2025, "gemma", "gemma3", **_BOS_EOS, form="texts", template="text",
              generation="list", more_eos=("<|user|>",)),
         make("gemma-3-270m-unsloth", 2025, "gemma", "gemma3-later", **_BOS_EOS, template="both"),
+        make("gemma-4-e2b-it", 2026, "gemma", "gemma4", **_BOS_EOS, template="file", generation="list",
+             more_eos=("<|user|>",), whole="Gemma4ForConditionalGeneration", text_at="model.language_model."),
         make("smollm3-3b", 2025, "llama3", "smollm3", **_LLAMA3 | {"template": "file"}, pad="<|end_of_text|>"),
         make("olmo-1b-hf", 2024, "neox", "olmo", eos="<|endoftext|>", pad="<|padding|>", dtype="float32"),
         make("olmo-2-0425-1b", 2025, "cl100k", "olmo2", **_GPT2, form="objects"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,11 +30,11 @@ def engine(bundle: Bundle) -> Iterator[outrider.Engine]:
 
 
 def test_the_cache_has_each_layer_s_own_size(bundle: Bundle, engine: outrider.Engine) -> None:
-    geometry = bundle.manifest.main.geometry
+    geometry, main = bundle.manifest.main.geometry, cast("Any", engine.main)
     assert geometry.kv_shapes == SHAPES
-    assert geometry.num_cached_layers == engine.main.num_layers == 2
+    assert geometry.num_cached_layers == main.num_layers == 2
     assert geometry.numbers_per_token == NUMBERS
-    assert engine.cache["main"].bytes_per_token == engine.main.bytes_per_token == 4 * NUMBERS
+    assert engine.cache["main"].bytes_per_token == main.bytes_per_token == 4 * NUMBERS
     assert geometry.sliding_windows == (WINDOW, 0, WINDOW, 0)
 
 
