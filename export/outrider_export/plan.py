@@ -231,6 +231,11 @@ def check_extra(why: str, format: str) -> None:  # noqa: A002
         raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_EXTRAS[format][0])}")
 
 
+def has_pytorch() -> bool:
+    """Whether the packages are there that convert an architecture without an entry in `direct.forms`."""
+    return not _missing("openvino")
+
+
 def _missing(format: str) -> list[str]:  # noqa: A002
     return [name for name in _EXTRAS[format][1] if not is_installed(name)]
 

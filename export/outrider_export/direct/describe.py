@@ -109,6 +109,11 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     form = FORMS.get(str(name))
     if form is None:
         raise NotDirect(f"the architecture {name!r}")
+    return describe_as(form, settled(form, config))
+
+
+def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with Transformers' defaults, and by the names of keys here."""
     config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
     config |= {ours: config[theirs] for ours, theirs in form.keys.items() if theirs in config}
     if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
@@ -117,6 +122,11 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
         step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
         config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
+    return config
+
+
+def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
+    """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
