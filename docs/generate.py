@@ -77,7 +77,7 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`, and all but `chat` and `peer-draft` have `--json` for one machine-readable object.
+Every command has `--help`, and all but `chat` have `--json` for one machine-readable object.
 Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 

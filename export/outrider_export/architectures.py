@@ -51,6 +51,7 @@ _ALL = (
     Architecture("gemma", "Gemma 1", onnx=True, lifted=True),
     Architecture("gemma2", "Gemma 2", "mixed", lifted=True),
     Architecture("gemma3_text", "Gemma 3 270M and 1B", "mixed", lifted=True),
+    Architecture("gemma4_text", "Gemma 4, without images and sounds", "mixed"),
     Architecture("glm", "GLM-4 9B", onnx=True, lifted=True),
     Architecture("glm4", "GLM-4-0414, GLM-Z1", onnx=True),
     Architecture("gpt2", "GPT-2", features=False),

@@ -42,8 +42,7 @@ _SYNONYMS = {
 _MISSING = {
     "kv_lora_rank": "latent attention (MLA)", "index_topk": "sparse attention with an indexer",
     "attention_chunk_size": "attention within chunks", "alibi": "position biases", "n_group": "experts in groups",
-    "hidden_size_per_layer_input": "embeddings of each layer", "global_head_dim": "heads of different sizes",
-    "num_kv_shared_layers": "keys and values of other layers", "mamba_expand": "states of Mamba",
+    "mamba_expand": "states of Mamba",
     "parallel_attn": "attention beside the feed-forward part",
     "use_parallel_residual": "attention beside the feed-forward part",
 }  # fmt: skip

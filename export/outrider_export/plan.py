@@ -15,6 +15,7 @@ from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.gguf_holes import check_holes
 from outrider_export.progress import Silent
 from outrider_export.sources import (
     Located,
@@ -83,15 +84,15 @@ class Plan:
     @property
     def final_bytes(self) -> int:
         """Estimated bytes of the model in the bundle."""
-        if self.weights == "keep":
-            return int(self.path.stat().st_size * 1.05)
+        if self.header is not None and self.weights == "keep":
+            return int(self.header.num_bytes * 1.05)
         return int(self.num_weights * _BYTES[self.format][self.weights])
 
     @property
     def scratch_bytes(self) -> int:
         """Estimated bytes of temporary files during the conversion."""
-        if self.weights == "keep":
-            return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
+        if self.header is not None and self.weights == "keep":
+            return self.header.num_bytes * 2  # the reader's IR, and a copy of the file if no hard link is possible
         if self.direct:
             return 0 if self.role == "main" else self.final_bytes  # before its output matrix is cut
         # Of a decoder with an encoder there are two graphs, both in float32.
@@ -144,6 +145,8 @@ def check_route(
 ) -> None:
     """Check, before the download of its weights, that `source` can be converted with these options.
 
+    A GGUF file of the hub is checked when it is there.
+
     Raises:
         OptionError: for "keep" with other files than GGUF.
         ExportError: if packages are missing, with the command that installs them, and the way without them.
@@ -161,6 +164,8 @@ def check_route(
         return
     header = read_header(source.fetched) if source.kind == "gguf" else None
     path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
+    if source.kind == "hub" and (":" in source.id or not path.is_file()):  # perhaps of GGUF files: see `fetch`
+        return
     with configuring(path):
         config = {} if header else text_part(read_json(path))
     check_architecture(config, Path(source.id))  # which no package helps
@@ -257,6 +262,7 @@ def make_plan(
     vision: VisionEntry | None = None
     if source.kind == "gguf":
         header = read_header(path)
+        check_holes(header)
         with configuring(path):
             vocabulary, geometry = Vocabulary.of_gguf(header), _checked(geometry_of_gguf(header))
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())

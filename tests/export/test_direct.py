@@ -14,8 +14,9 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
-from llamacpp_orders import add_sizes, rewritten
+from llamacpp_orders import add_sizes, add_varied_sizes, rewritten
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -33,7 +34,7 @@ from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
 from outrider_export.geometry import geometry_of_gguf
 from outrider_export.gguf_file import read_header
-from shapes import CONFIGS, do_not_scale_windows, logits_of, make_model
+from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
@@ -42,6 +43,8 @@ STATEFUL = [
     if CONFIGS[name].get("layer_types", ["full_attention"])[0] in STATES or "linear_num_key_heads" in CONFIGS[name]
 ]
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
+# Of Gemma 4, whose queries are not scaled, single precision is ten times as far from double: Transformers' own, too.
+MOST = {"gemma4_text": 5e-5}
 
 
 def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Path]:
@@ -99,7 +102,7 @@ def divergence(found: Any, expected: Any) -> float:
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "fp32", tmp_path / "scratch")
-    assert error_of(logits(graph), logits_of(model, TOKENS)) < 5e-6
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -118,7 +121,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
-    if decoder.states or products:
+    if decoder.states or products or decoder.form.varied:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
 
@@ -187,6 +190,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
     "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
     "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+    "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
+    "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
+    "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
     "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
 
@@ -198,7 +204,7 @@ def test_variants(variant: str, tmp_path: Path) -> None:
     if name == "olmo3":
         do_not_scale_windows(model)
     found = logits(graph_of(folder, "fp32", tmp_path / "scratch"))
-    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+    assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
 @pytest.mark.parametrize(("weights", "most"), [("fp16", 1e-5), ("int8", 5e-3), ("int4", 0.5)])
@@ -335,7 +341,7 @@ def merged_experts(folder: Path) -> dict[str, Any]:
         if found := re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", name):
             target = f"{found[1]}.{_OF_LFM2.get(found[2], found[2]) if '.feed_forward.' in name else found[2]}"
             made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
-        elif found := re.fullmatch(r"(model\.layers.*\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
+        elif found := re.fullmatch(r"(model\.layers.*\.mlp\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
             values = values if found[3] else values.swapaxes(1, 2)
             halves = {"gate": values[:, ::2], "up": values[:, 1::2]} if found[2] == "gate_up" else {"down": values}
             for part, half in halves.items():
@@ -364,14 +370,18 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
-    writer.add_feed_forward_length(config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size)
+    if not form.varied:
+        writer.add_feed_forward_length(config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size)
     writer.add_head_count(decoder.num_heads)
     kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
-    writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
+    if form.varied:
+        add_varied_sizes(writer, decoder, config)
+    else:
+        writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
+        writer.add_key_length(decoder.head_size)
     add_sizes(writer, decoder, config)
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_key_length(decoder.head_size)
     writer.add_layer_norm_rms_eps(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
     if experts := decoder.experts:
@@ -407,7 +417,9 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
                 writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", np.full(decoder.head_size, weight, np.float32))
     for weight, array in merged_experts(folder).items():
         values = array.astype(np.float32)
-        if form.gguf.startswith(("gemma", "muse")) and weight.endswith("norm.weight"):
+        if ((form.gguf.startswith("gemma") and form.norm_offset) or form.gguf == "muse-glimmer") and weight.endswith(
+            "norm.weight"
+        ):
             values = values + (weight != "model.norm.weight" or form.gguf != "muse-glimmer")
         if (
             form.gguf_interleaved
@@ -423,7 +435,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         if weight.endswith("expert_bias"):
             weight += ".bias"
         for part, numbers in rewritten(weight, values, decoder):
-            target = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part
@@ -452,7 +464,7 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
-    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+    assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
 def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
@@ -514,6 +526,19 @@ def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(damaged)
     with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
         open_weights(tmp_path / "model.gguf", is_gguf=True)
+
+
+def test_the_weights_of_a_model_in_several_files_are_those_of_one(tmp_path: Path) -> None:
+    tiny.write_checkpoint(tmp_path / "checkpoint")
+    for per_file in (0, 5):
+        tiny.write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "Q8_0", "qwen2", {}, per_file)
+    whole, divided = (
+        open_weights(tmp_path / name, is_gguf=True)
+        for name in ("model.gguf", sorted(path.name for path in tmp_path.glob("model-*.gguf"))[1])
+    )
+    for name in matrices_of(whole):
+        one, other = (weights.matrix(name).read(slice(None)) for weights in (whole, divided))
+        assert np.array_equal(one, other)
 
 
 QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)

@@ -42,6 +42,12 @@ _GEMMA2 = _GEMMA | {
     "sliding_window": WINDOW,
 }  # fmt: skip
 _SLIDE, _FULL = "sliding_attention", "full_attention"
+_GEMMA4 = _LLAMA | {
+    "num_hidden_layers": 6, "layer_types": [_SLIDE, _FULL, _SLIDE, _FULL, _SLIDE, _FULL], "sliding_window": WINDOW,
+    "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 448, "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
 # What Transformers' configuration of each architecture is made with.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -62,6 +68,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _LLAMA
     | _GEMMA
     | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
+    "gemma4_text": _GEMMA4,
     "glm": _LLAMA | {"head_dim": 32},
     "glm4": _LLAMA | {"head_dim": 32},
     "gpt2": _GPT2,
@@ -123,6 +130,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "starcoder2": _SLIDING,
 }  # fmt: skip
 
+# Gemma 4's larger models: keys and values of one product where attention is full, none shared, no inputs by layer.
+GEMMA4_DENSE: dict[str, Any] = {
+    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1, "use_double_wide_mlp": False, "use_bidirectional_attention": "vision",
+}  # fmt: skip
+GEMMA4_EXPERTS = GEMMA4_DENSE | {
+    "enable_moe_block": True, "num_experts": NUM_EXPERTS, "top_k_experts": NUM_ACTIVE, "moe_intermediate_size": 48,
+}  # fmt: skip
+
 # Changes for ONNX, which has no windows.
 IN_ONNX: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": None, "layer_types": [_FULL] * 4},
@@ -154,7 +170,7 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)
     for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):
+        if name.endswith(("expert_bias", "layer_scalar")):
             buffer += 0.3 * torch.randn_like(buffer)
     return model
 

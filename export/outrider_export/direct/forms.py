@@ -49,8 +49,9 @@ class Form:
     (`self_attn.output_gate`) gives that sigmoid. names: what checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
     expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
-    Transformers takes for keys that config.json lacks.
+    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers
+    differ in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
+    defaults: what Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Form:
     router: str = ""
     shared: str = ""
     clamped: bool = False
+    varied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -164,6 +166,19 @@ _OF_QWEN3_5 = {
 _OF_QWEN3_5_MOE: dict[str, Any] = _OF_QWEN3_5 | {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
+_NAMES_OF_GEMMA4 = {
+    "output_scale.weight": "layer_scalar", "mlp.router": "router.proj", "mlp.router_scale.weight": "router.scale",
+    "mlp.expert_scales.weight": "router.per_expert_scale", "mlp.experts.gate_up_proj.weight": "experts.gate_up_proj",
+    "mlp.experts.down_proj.weight": "experts.down_proj",
+}  # fmt: skip
+_OF_GEMMA4: dict[str, Any] = {
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_multiplier": 1.0,
+    "sliding_window": 512, "global_head_dim": 512, "hidden_size_per_layer_input": 256, "norm_topk_prob": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}  # fmt: skip
 _SANDWICH = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _OF_GLM: dict[str, Any] = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
 _OF_MUSE_GLIMMER: dict[str, Any] = {
@@ -204,6 +219,11 @@ FORMS: dict[str, Form] = {
         Form("glm", "chatglm", interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM),
         Form(
             "glm4", "glm4", norms=_SANDWICH, interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM
+        ),
+        Form(
+            "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
+            names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",
+            defaults=_OF_GEMMA4,
         ),
         Form(
             "gpt_oss", "gpt-oss", windows=2, names=_NAMES_OF_GPT_OSS, keys=_LOCAL, router="top_softmax", clamped=True,

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_export.direct.describe import FULL, SLIDING, Decoder, NotDirect, describe
+from outrider_export.direct.describe import SLIDING, Decoder, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
+from outrider_export.direct.sizes import FULL
 from outrider_export.gguf_file import GGUFHeader, is_array
 
 # config.json's names of what the metadata has under the architecture's name.
@@ -140,7 +142,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
     rotated = header.metadata.get(header.of_architecture("rope.dimension_count"))
-    if rotated and size:
+    if rotated and size and not form.varied:
         config["partial_rotary_factor"] = rotated / size
     if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
         is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
@@ -151,6 +153,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
+    if form.varied and rope.get("rope_type", "none") != "none":
+        raise NotDirect(f"RoPE of the kind {rope['rope_type']!r}")
     if form.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
         rope["truncate"] = False
     if _SHORT in header.tensors:
@@ -196,9 +200,14 @@ def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
 def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     """What config.json says of layers without keys and values, of which the metadata has no heads; {} if all have some.
 
+    Of Gemma 4, what `varied_config` finds.
+
     Raises:
         NotDirect: when layers have different numbers of heads.
     """
+    form = BY_GGUF.get(header.architecture)
+    if form is not None and form.varied:
+        return varied_config(header)
     found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
     if not isinstance(found, memoryview):
         return {}
@@ -220,4 +229,4 @@ def _floats(header: GGUFHeader, name: str) -> NDArray[np.float32]:
     tensor = header.tensors[name]
     if tensor.type != "F32" or len(tensor.shape) != 1:
         raise NotDirect(f"{name} as {tensor.type} {[*tensor.shape]}")
-    return np.fromfile(header.path, "<f4", tensor.num_weights, offset=header.data_start + tensor.offset)
+    return np.fromfile(tensor.path, "<f4", tensor.num_weights, offset=tensor.begin)

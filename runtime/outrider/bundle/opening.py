@@ -38,7 +38,7 @@ def open_bundle(
         check_no_draft(model.folder, draft)
         return model
     folder = as_folder(model)
-    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not (folder / "config.json").is_file()):
+    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not is_model(folder)):
         bundle = read_bundle(folder)
         check_no_draft(folder, draft)
         return bundle
@@ -46,6 +46,11 @@ def open_bundle(
     with needs(what, "export", ExportError):
         from outrider_export.cached import cached_bundle
     return cached_bundle(model, draft, progress=progress)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder has a checkpoint, or GGUF files."""
+    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
 
 
 def check_no_draft(bundle: Path, draft: str | Path | None) -> None:

@@ -274,7 +274,7 @@ class Request:
         if self.finish_reason:
             return
         self.finish_reason = reason
-        self.text.finish()
+        self.text.finish(cut=reason != "stop")
         now = time.perf_counter()
         first = self.first_token_at or now
         self.stats.time_to_first_token = first - self.created
