@@ -18,6 +18,7 @@ from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_holes import check_holes
 from outrider_export.progress import Silent
 from outrider_export.sources import (
+    UNQUANTISED,
     Located,
     architectures_of,
     configuring,
@@ -236,6 +237,11 @@ def check_extra(why: str, format: str) -> None:  # noqa: A002
         raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_EXTRAS[format][0])}")
 
 
+def has_pytorch() -> bool:
+    """Whether the packages are there that convert an architecture without an entry in `direct.forms`."""
+    return not _missing("openvino")
+
+
 def _missing(format: str) -> list[str]:  # noqa: A002
     return [name for name in _EXTRAS[format][1] if not is_installed(name)]
 
@@ -284,6 +290,10 @@ def make_plan(
         )
     direct = weights != "keep" and vision is None
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
+    if not direct and config.get("quantization_config"):
+        raise ExportError(
+            f"{source.id} is quantised already, and is not converted without PyTorch, which reads FP8. {UNQUANTISED}"
+        )
     plan = Plan(
         role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision, direct
     )

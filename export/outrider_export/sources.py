@@ -60,6 +60,7 @@ _NO_TEXT = (
 )  # fmt: skip
 _OF_TEXT = ("model.language_model.", "language_model.model.")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
+UNQUANTISED = "Export the original checkpoint or a GGUF file."
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
@@ -195,9 +196,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
-        if method == "mxfp4" and config.get("model_type") == "gpt_oss":  # as it is published
-            return config
-        raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
+        if method != "fp8" and (method != "mxfp4" or config.get("model_type") != "gpt_oss"):  # as they are published
+            raise ExportError(f"{folder} is quantised already ({method}). {UNQUANTISED}")
     return config
 
 

@@ -13,6 +13,7 @@ from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, Model
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
+from outrider.cli.parts import print_parts, unknown_architecture
 from outrider.models.backends.attention import describe_windows
 
 
@@ -23,8 +24,12 @@ from outrider.models.backends.attention import describe_windows
 def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
     """Print what is inside MODEL.
 
-    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. Of a config.json, and of a checkpoint whose
+    architecture Outrider does not know, print which of its parts are known, and what is missing.
     """
+    if (architecture := unknown_architecture(bundle)) is not None:
+        print_parts(architecture, draft=draft, check=check, as_json=as_json)
+        return
     opened = open_model(bundle, draft, quiet=as_json)
     if check:
         check_files(opened, quiet=as_json)
