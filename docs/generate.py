@@ -199,17 +199,17 @@ their scales.
 
 ## Gemma 4
 
-E2B, E4B, 12B, 31B and 26B-A4B, from checkpoints and GGUF files (`gemma4`). The checkpoints read images and sounds: their
-text part is converted, and the bundle reads text only. The 12B's classes have names of their own (`gemma4_unified`),
-which Transformers 5.5 does not know; its text part is read as the 31B's.
+E2B, E4B, 12B, 31B and 26B-A4B, from checkpoints and GGUF files (`gemma4`). The checkpoints read images and sounds:
+their text part is converted, and the bundle reads text only. The 12B's classes have names of their own
+(`gemma4_unified`), which Transformers 5.5 does not know; its text part is read as the 31B's.
 
 - **Layers differ.** Layers with full attention have heads of 512 numbers and fewer of them, those with a sliding window
   have 256. Each layer has a cache of its own size, and of the last 20 layers of E2B and 18 of E4B none has any: they
   read the cache of the last layer of their kind before them. A token takes 9,216 numbers in E2B and 28,672 in E4B
   (37 and 115 kB in f32), where 21,504 and 50,176 would be needed if each layer had its own. Layers with a window keep
   the keys of the whole text: the window limits what they read.
-- **Embeddings by layer.** Half of E2B's 4.6 billion weights, and 2.8 of E4B's 7.5, are embeddings that each layer has of
-  its own. They are stored in 8 bits, with a scale for each token and layer, and are looked up there: of this part of
+- **Embeddings by layer.** Half of E2B's 4.6 billion weights, and 2.8 of E4B's 7.5, are embeddings that each layer has
+  of its own. They are stored in 8 bits, with a scale for each token and layer, and are looked up there: of this part of
   the file, the operating system reads the rows of tokens that occur, and a call takes no more time for it.
 - Logits are within float error of Transformers' in float32, with and without shared keys, embeddings by layer and
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.

@@ -24,7 +24,7 @@ from outrider.inputs.tools import ToolFormat
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
-from outrider.server.text_encoders import TextEncoders, fingerprint_of
+from outrider.server.text_encoders import TextEncoder, TextEncoders, fingerprint_of
 from outrider.system.allocator import return_free_pages
 from outrider.system.progress import listener
 
@@ -142,6 +142,11 @@ class Models:
     def all(self) -> list[Model]:
         """The models that write, in the order they were named in."""
         return list(self._models.values())
+
+    @property
+    def served(self) -> list[Model | TextEncoder]:
+        """All models, those that write first."""
+        return [*self.all, *self.encoders.by_name.values()]
 
     def find(self, name: str) -> Model:
         """The model of this name; a single model answers to any, unless the server is strict.
