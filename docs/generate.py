@@ -176,7 +176,7 @@ checkpoint on a random text, and refuses it if they differ. This is necessary be
 pattern of the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of
 each layer; a graph with other windows is refused at load.
 
-These architectures are refused before anything is converted, and again at load:
+These architectures are refused before weights are downloaded or packages asked for, and again at load:
 
 | architectures | why |
 |---|---|

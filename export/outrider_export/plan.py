@@ -10,6 +10,7 @@ import msgspec
 
 from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
 from outrider.errors import ExportError, OptionError, install, is_installed, nearest
+from outrider_export.architectures import ARCHITECTURES
 from outrider_export.direct.describe import Decoder, NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
@@ -18,6 +19,7 @@ from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_holes import check_holes
 from outrider_export.progress import Silent
 from outrider_export.sources import (
+    IMAGE_MODELS,
     UNQUANTISED,
     Located,
     architectures_of,
@@ -150,7 +152,8 @@ def check_route(
 
     Raises:
         OptionError: for "keep" with other files than GGUF.
-        ExportError: if packages are missing, with the command that installs them, and the way without them.
+        ExportError: if Outrider does not run such a model; or if packages are missing, with the command that installs
+            them, and the way without them.
     """
     option = _OPTIONS[role]
     if weights == "keep":
@@ -159,17 +162,20 @@ def check_route(
                 f"{option}='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32."
             )
         return
-    if format == "onnx":
-        check_extra(f"Exporting {source.id} to ONNX", format)
-    elif not _missing(format):
-        return
     header = read_header(source.fetched) if source.kind == "gguf" else None
     path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
     if source.kind == "hub" and (":" in source.id or not path.is_file()):  # perhaps of GGUF files: see `fetch`
         return
+    # First what no package helps.
+    if header is None:
+        read_config(path.parent, source.id)
     with configuring(path):
         config = {} if header else text_part(read_json(path))
-    check_architecture(config, Path(source.id))  # which no package helps
+    check_architecture({"model_type": header.architecture} if header else config, Path(source.id))
+    if format == "onnx":
+        check_extra(f"Exporting {source.id} to ONNX", format)
+    elif not _missing(format):
+        return
     obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
     if obstacle is None and format == "onnx":
         obstacle = why_not_onnx(describe(config) if header is None else decoder_of(header))
@@ -180,7 +186,10 @@ def check_route(
             f"{source.id} has {obstacle}, which is not converted to ONNX. Leave out --format onnx to have it run by "
             "OpenVINO."
         )
-    check_extra(f"Exporting {source.id}, which has {obstacle},", format)
+    names = {*architectures_of(config)}
+    is_tried = header or kind_of(config) or names & {*IMAGE_MODELS} or config.get("model_type") in ARCHITECTURES
+    untried = "" if is_tried else "; the model is none of docs/models.md, so that it may be refused all the same"
+    check_extra(f"Exporting {source.id}, which has {obstacle},", format, untried)
 
 
 def fetch_config(source: Located) -> Located:
@@ -227,14 +236,14 @@ def why_not_onnx(decoder: Decoder) -> str | None:
     return "mixtures of experts" if decoder.experts else None
 
 
-def check_extra(why: str, format: str) -> None:  # noqa: A002
-    """Check that the packages for converting to `format` are installed.
+def check_extra(why: str, format: str, but: str = "") -> None:  # noqa: A002
+    """Check that the packages for converting to `format` are installed. but: what they may not help against.
 
     Raises:
         ExportError: with the command that installs them.
     """
     if missing := _missing(format):
-        raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_EXTRAS[format][0])}")
+        raise ExportError(f"{why} needs {missing[0]}, which is not installed{but}. Run: {install(_EXTRAS[format][0])}")
 
 
 def has_pytorch() -> bool:

@@ -53,6 +53,13 @@ def is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, or of a folder that has nothing else to load."""
+    if not path.is_dir():
+        return path.is_file() and path.suffix.lower() == ".gguf"
+    return is_model(path) and not any((path / name).is_file() for name in (MANIFEST_NAME, "config.json"))
+
+
 def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
     """Raise OptionError if a draft model is named for a bundle, which has those that it was made with."""
     if draft not in (None, "auto"):
