@@ -55,13 +55,18 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft", metavar="DRAFT", help=_DRAFT)
 @click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
-@click.option(
-    "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."
-)
+@click.option("--format", metavar="FORMAT", help="Model format: openvino or onnx.  [default: openvino]")
 @click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
 @click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8]")
 @click.option(
     "--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4, or int8 below 0.2B]"
+)
+@click.option(
+    "--for-this-machine",
+    type=bool,
+    metavar="yes|no",
+    default=True,
+    help="Without --format and --weights, take the fastest form on this CPU that loses little; no: the defaults above.",
 )
 @click.option("--draft-vocab", metavar="N|all", help="How many different tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
@@ -89,7 +94,7 @@ def export(main: str, draft: str | None, output: str | None, server: str | None,
         from outrider_export.find_draft import find_draft
     if draft == "auto":
         with Bars(quiet=as_json) as bars:
-            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"])
+            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"] or "openvino")
         draft = None if found is None else str(found)
     if server is not None:
         serve(main, draft, output, serving, options, as_json)
@@ -103,6 +108,8 @@ def serve(
 ) -> None:
     """Write a repository for OpenVINO Model Server, of a bundle, or of what bundles are made of."""
     from outrider_export import Serving, default_output, export_bundle, write_for_ovms
+
+    options["for_this_machine"] = False  # the server runs OpenVINO, elsewhere perhaps
 
     is_bundle = (usable(user_path(main)) / MANIFEST_NAME).is_file()
     name = user_path(main).resolve().name if is_bundle else default_output(main, draft).name
@@ -129,7 +136,7 @@ def serve(
 def _check_none_given(bundle: str, options: dict[str, Any]) -> None:
     """Check that a bundle, which is not converted again, is given without options of conversion."""
     for name, value in options.items():
-        if value not in (None, False, "openvino"):
+        if value not in (None, False):
             raise OptionError(
                 f"--{name.replace('_', '-')} is not for {bundle}, which is a bundle already. Leave it out."
             )

@@ -53,7 +53,7 @@ def simulate(
     check_modes(names)
     given = read_profile(user_path(profile)) if profile else None
     chosen = read_prompts(prompts, per_category)
-    opened = open_model(bundle, draft, quiet=as_json)
+    opened = open_model(bundle, draft, quiet=as_json, config=config)
     engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
     tasks = encode_prompts(chosen, engine.tokenizer)
     with progress_bar("simulating", len(tasks), quiet=as_json) as advance:

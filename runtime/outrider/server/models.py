@@ -135,7 +135,10 @@ class Models:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
         self._strict = strict or len(bundles) > 1
-        self._models = {name: Model(name, open_bundle(path), config) for name, path in bundles.items()}
+        self._models = {
+            name: Model(name, open_bundle(path, for_this_machine=config.device.takes_any_form), config)
+            for name, path in bundles.items()
+        }
 
     @property
     def all(self) -> list[Model]:
