@@ -36,7 +36,7 @@ LEAST_WEIGHTS = SMALL_DRAFT
 # of SmolLM2-135M's 0.18 to 0.26.
 MOST_SLICE_KL = 0.1
 # Of the portable form's time, at most: other weights are other texts, and another library has other features.
-_GAIN = {"int8": 0.9, "int4": 0.8}
+_GAIN = 0.8
 _ROWS = (1, 8)  # of a call: of plain decoding, and with a draft; both count the same
 # Of a draft model's tokens that are accepted, int4 loses this share against int8: 85 % became 83 % with the 0.5B of
 # the Qwen2.5-Coder pair.
@@ -120,7 +120,7 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
             portable = next(each for each in forms if (each.format, each.weights) == PORTABLE)
             best = portable
             for each in sorted(forms, key=_score):
-                if _score(each) <= _GAIN[each.weights] * _score(portable):
+                if _score(each) <= _GAIN * _score(portable):
                     kept = trial.slice_kl([each])[0] if each.weights == "int4" else each
                     if kept.slice_kl is None or kept.slice_kl <= MOST_SLICE_KL:
                         best = kept

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 _MAX_TOKENS = 512
-_LEAST_PASSES, _MOST_PASSES = 3, 10  # over all slices, for each number of rows
+_LEAST_PASSES, _MOST_PASSES = 3, 16  # over all slices, for each number of rows
 # The longer one of a call's two shortest times, as a multiple of the shorter one, if they agree, or are at least close.
 _ALIKE, _CLOSE = 1.03, 1.15
 _CACHE_BYTES = 128_000_000  # more than processors' caches have

@@ -50,7 +50,7 @@ CUTS = (65_536, 32_768)  # sizes of a draft model's output matrix, in tokens
 # What `auto` is predicted for: a draft model whose token takes this share of the fastest form's call of one row, and
 # whose tokens are accepted as often as this.
 DRAFT_SHARE, ACCEPTANCE = 0.25, 0.6
-_MOST_SECONDS = 20.0  # of calls that are timed
+_MOST_SECONDS = 40.0  # of calls that are timed
 _VOCABULARY = 8_192  # tokens of the slices
 _MOST_MORE = 4  # layers that the larger slice has more than the smaller one
 _MORE_WEIGHTS = 80_000_000  # that these have at least; in small models, where they are fewer, all `_MOST_MORE`

@@ -49,7 +49,8 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
         forget()
     found = find_devices()
     processor = find_processor()
-    tried, placement = [], {}
+    tried: list[dict[str, Any]] = []
+    placement: dict[str, Any] = {}
     if bundle:
         opened = open_model(bundle, draft, quiet=as_json, config=config)
         tried, placement = _try_models(opened, config, found)
