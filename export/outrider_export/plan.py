@@ -83,6 +83,7 @@ class Plan:
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
+    chosen: str = ""  # why it has this form, where this machine chose it; see `outrider_export.form_choice`
 
     @property
     def final_bytes(self) -> int:
