@@ -52,8 +52,8 @@ def cached_bundle(
     has_draft = len(sources) > 1
     key = {
         "version": __version__,
-        "main": [sources[0].content, DEFAULT_WEIGHTS["main"]],
-        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
+        "main": [_identity(sources[0]), DEFAULT_WEIGHTS["main"]],
+        "draft": [_identity(sources[1]), DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
         "for": machine_key() if for_this_machine else None,
     }
 
@@ -86,6 +86,12 @@ def cached_bundle(
     return cache.get(default_name(main, draft if has_draft else None), key, sources, make, progress)
 
 
+def _identity(source: Source) -> str:
+    """What the weights come from: of a hub id with a quantization, one of several files of a commit."""
+    tag = source.name.partition(":")[2] if source.kind == "hub" else ""
+    return f"{source.content}:{tag}" if tag else source.content
+
+
 def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:
     """The source that a name means, with its content. A hub id that was never exported is downloaded.
 
@@ -97,7 +103,7 @@ def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress)
         return Source(role, gone.kind, gone.name, gone.content)
     located = _locate(name, path)
     if located.kind != "hub":
-        return Source(role, located.kind, str(path), content_of(located, cache.sources, progress))
+        return Source(role, located.kind, str(absolute(located.fetched)), content_of(located, cache.sources, progress))
     if (known := cache.recorded(located.id)) is not None:
         return Source(role, "hub", located.id, known.content)
     return Source(role, "hub", located.id, fetch(located, trust_remote_code=False, progress=progress).revision or "")

@@ -78,7 +78,10 @@ def write_slice(source: Located, num_layers: int, folder: Path, token_ids: Indic
 
 def _open(source: Located) -> Weights:
     try:
-        return open_weights(_path(source), source.kind == "gguf")
+        weights = open_weights(_path(source), source.kind == "gguf")
+        if weights.decoder.form.varied:
+            raise NotDirect("its layers differ in their sizes")
+        return weights
     except NotDirect as error:
         raise ExportError(
             f"{source.id} cannot be cut into slices: {error}. Export it in each form, and compare: outrider bench."

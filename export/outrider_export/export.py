@@ -15,6 +15,7 @@ from outrider.bundle.manifest import (
     DrafterEntry,
     Manifest,
     ModelEntry,
+    TextEncoderKind,
     write_manifest,
 )
 from outrider.config.files import user_path
@@ -30,6 +31,7 @@ from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
 from outrider_export.heads.write import check_head_weights
 from outrider_export.pairing import Pairing, pair_vocabularies
+from outrider_export.plan import DEFAULT_WEIGHTS as MAIN_WEIGHTS
 from outrider_export.plan import (
     Plan,
     check_format,
@@ -43,6 +45,8 @@ from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import NONE, Located, check_packages, fetch, locate
 from outrider_export.special_tokens import eos_of
 from outrider_export.target import NoRoom, Target, check_space
+from outrider_export.text_encoders.checkpoint import kind_of
+from outrider_export.text_encoders.export import check_options, export_text_encoder
 
 
 def export_bundle(
@@ -88,7 +92,13 @@ def export_bundle(
     draft_form = check_format("draft_format", draft_format or main_form)
     check_weights("weights", weights, main_form)
     check_weights("draft_weights", draft_weights, draft_form)
-    named = [("main", locate(main, revision), main_form, weights)]
+    source = locate(main, revision)
+    if (kind := kind_of(source)) is not None:
+        return _export_text_encoder(
+            source, kind, weights, Path(output), trust_remote_code, overwrite, progress,
+            draft=draft, format=main_form, draft_vocab=draft_vocab, adapter=adapter,
+        )  # fmt: skip
+    named = [("main", source, main_form, weights)]
     takes_own = draft is None and may_have_own(named[0][1])
     draft = None if draft == NONE else draft
     if draft is not None:
@@ -107,6 +117,9 @@ def export_bundle(
                 (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
+            for (role, found, form, asked), (_, source, *_) in zip(fetched, named, strict=True):
+                if found.kind != source.kind:
+                    check_route(role, found, form, asked, trust_remote_code=trust_remote_code)
             drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
             if drafter is not None:  # before configurations are read
                 check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
@@ -165,6 +178,28 @@ def export_bundle(
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
     return read_bundle(target.output)
+
+
+def _export_text_encoder(
+    source: Located,
+    kind: TextEncoderKind,
+    weights: str | None,
+    output: Path,
+    trust_remote_code: bool,
+    overwrite: bool,
+    progress: Progress,
+    **others: object,
+) -> Bundle:
+    """The export of a model that writes no text. others: options that such models have not."""
+    check_options(source, kind, weights, others)
+    try:
+        with Target(output, overwrite) as target:
+            weights = weights or MAIN_WEIGHTS["main"]
+            return export_text_encoder(
+                source, kind, target, weights=weights, trust_remote_code=trust_remote_code, progress=progress
+            )
+    except OSError as error:
+        raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
 
 
 def _plan_head(

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from layouts import LAYOUTS, write
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.config import Config
+from outrider.errors import ExportError
 from outrider.models.part import parts_of
 from outrider_export import export_bundle
 from outrider_export.cut import describe_whole, write_slice
@@ -25,6 +27,13 @@ from shapes import make_model, save_model
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def test_layers_that_differ_in_their_sizes_are_not_cut(tmp_path: Path) -> None:
+    """Keys of layers that are left out would be missing."""
+    folder = write(LAYOUTS["gemma-4-e2b-it"], tmp_path / "gemma-4")
+    with pytest.raises(ExportError, match="gemma-4 cannot be cut into slices: its layers differ in their sizes"):
+        describe_whole(locate(folder))
 
 
 @pytest.mark.parametrize("kind", ["folder", "gguf"])

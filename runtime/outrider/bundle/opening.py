@@ -42,7 +42,7 @@ def open_bundle(
         check_no_draft(model.folder, draft)
         return model
     folder = as_folder(model)
-    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not (folder / "config.json").is_file()):
+    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not is_model(folder)):
         bundle = read_bundle(folder)
         check_no_draft(folder, draft)
         return bundle
@@ -50,6 +50,18 @@ def open_bundle(
     with needs(what, "export", ExportError):
         from outrider_export.cached import cached_bundle
     return cached_bundle(model, draft, for_this_machine=for_this_machine, progress=progress)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder has a checkpoint, or GGUF files."""
+    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, or of a folder that has nothing else to load."""
+    if not path.is_dir():
+        return path.is_file() and path.suffix.lower() == ".gguf"
+    return is_model(path) and not any((path / name).is_file() for name in (MANIFEST_NAME, "config.json"))
 
 
 def check_no_draft(bundle: Path, draft: str | Path | None) -> None:

@@ -100,7 +100,6 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     if precision == "auto":
         precision = _cache_precision(part, device, config)
     geometry = part.model.geometry
-    numbers = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_size
     return {
         "role": part.role,
         "weights": part.model.weights,
@@ -110,7 +109,7 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         "works": works,
         "reason": reason,
         "cache_precision": precision,
-        "cache_bytes_per_token": None if precision is None else int(numbers * _BYTES[precision]),
+        "cache_bytes_per_token": None if precision is None else int(geometry.numbers_per_token * _BYTES[precision]),
         "free": device.free,
         "setting": None if setting is None else asdict(setting) | {"exact": setting.exactness.holds},
         "says": None if setting is None else setting.description if part.is_main else str(setting),

@@ -118,12 +118,6 @@ class DeviceConfig(Section):
     draft_num_threads: int | None = option(
         None, _threads, "CPU threads of the draft models", means="as the main model's"
     )
-    top_logits: int | str = option(
-        "auto",
-        integer(0, 4096),
-        "how many of a row's largest logits are copied from the device. 0: all. OpenVINO only",
-        means="128, on CPU 0",
-    )
     npu_max_prompt_tokens: int | None = option(
         None, integer(1), "prompt length that models on an NPU are compiled for", means="1024 or less"
     )
