@@ -176,7 +176,7 @@ checkpoint on a random text, and refuses it if they differ. This is necessary be
 pattern of the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of
 each layer; a graph with other windows is refused at load.
 
-These architectures are refused before anything is converted, and again at load:
+These architectures are refused before weights are downloaded or packages asked for, and again at load:
 
 | architectures | why |
 |---|---|
@@ -194,8 +194,8 @@ GGUF files of Granite 4.0 that have attention in all layers name the architectur
 ## Models that read images, as text models
 
 Checkpoints of Qwen3.5, Ministral 3 and Mistral Small 3 (`mistral3`), EXAONE 4.5 and Muse Glimmer read images: their
-text part is converted, and the bundle reads text only. Ministral 3's instruct checkpoints are published in FP8, which
-is refused: take the BF16 ones, or GGUF files.
+text part is converted, and the bundle reads text only. Checkpoints in FP8, such as Ministral 3's, are read with
+their scales.
 
 ## Gemma 4
 

@@ -104,6 +104,8 @@ def _convert(
         done = run_child(module, job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
+        if plan.chosen:
+            recipe["chosen"] = plan.chosen
         if adapter is not None:
             recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
         geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)

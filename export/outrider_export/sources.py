@@ -60,6 +60,7 @@ _NO_TEXT = (
 )  # fmt: skip
 _OF_TEXT = ("model.language_model.", "language_model.model.")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
+UNQUANTISED = "Export the original checkpoint or a GGUF file."
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
@@ -162,15 +163,16 @@ def fetch(
     return replace(located, path=folder, revision=commit)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
     """A checkpoint's `config.json`, for a language model that can be exported, with unquantised weights.
 
-    For one that reads images, the keys of its language model are among the others; see `text_part`, too.
+    For one that reads images, the keys of its language model are among the others; see `text_part`, too. name: what
+    errors call it.
 
     Raises:
         ExportError: otherwise.
     """
-    path = folder / "config.json"
+    path, name = folder / "config.json", name or str(folder)
     if not path.is_file():
         names = [path.name for path in models_in(folder)]
         hint = f"Name one of its files: {', '.join(names)}." if names else "Name the folder that has it."
@@ -184,20 +186,19 @@ def read_config(folder: Path) -> dict[str, Any]:
             config |= config.get("text_config") or {}
     elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
         raise ExportError(
-            f"{folder} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
+            f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
             f"of {IMAGE_MODELS[0]} and {IMAGE_MODELS[1]}: of models that read images, Outrider runs these two."
         )
     known = "CausalLM", "LMHead", *ENCODER_DECODERS
     if architectures and not reads_images and not any(part in name for name in architectures for part in known):
         raise ExportError(
-            f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
+            f"{name} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
             f"{', '.join(ENCODER_DECODERS)}."
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
-        if method == "mxfp4" and config.get("model_type") == "gpt_oss":  # as it is published
-            return config
-        raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
+        if method != "fp8" and (method != "mxfp4" or config.get("model_type") != "gpt_oss"):  # as they are published
+            raise ExportError(f"{name} is quantised already ({method}). {UNQUANTISED}")
     return config
 
 

@@ -13,10 +13,14 @@ from outrider_export.vocabulary import Vocabulary
 # End of turn and end of text under the names that chat models use. As special tokens they end an answer, even if the
 # configuration does not list them (many list one and use two). Not <|end|>: it ends a turn for Phi-3, which lists it,
 # and only a paragraph for others.
-END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>")
+END_TOKENS = (
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
+    "<|return|>", "<|call|>",
+)  # fmt: skip
 
 
-# The tokens of GGUF files that end an answer. Source: llama.cpp, src/llama-vocab.cpp, where it lists EOG tokens.
+# The tokens of GGUF files that end an answer. Source: llama.cpp, src/llama-vocab.cpp, where it lists EOG tokens. There
+# they may be tokens of plain text, too, such as Qwen's "</s>", which is the end of struck-out text in HTML. Not here.
 _GGUF_ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
@@ -56,14 +60,20 @@ def eos_of_gguf(header: GGUFHeader, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Every EOS id of a GGUF file, as llama.cpp finds them: end of sequence, of turn, of message, of a file of code."""
     named = {name: _id_of_gguf(header, vocabulary, name) for name in ("eos", "eot", "eom", *_GGUF_CODE_ENDS)}
     ids = {token_id for token_id in named.values() if token_id is not None}
-    texts = {text: token_id for text in _GGUF_ENDS if (token_id := vocabulary.find(text)) is not None}
+    texts = {text: token_id for text in _GGUF_ENDS if (token_id := _find_added(vocabulary, text)) is not None}
     for without, others in _GGUF_NO_ENDS:
         if texts.keys() >= {without, *others}:
             ids.discard(texts.pop(without))
     for name, spellings in _GGUF_CODE_ENDS.items():
         if named[name] is None:
-            ids |= {token_id for text in spellings if (token_id := vocabulary.find(text)) is not None}
+            ids |= {token_id for text in spellings if (token_id := _find_added(vocabulary, text)) is not None}
     return _complete(ids | {*texts.values()}, vocabulary)
+
+
+def _find_added(vocabulary: Vocabulary, text: str) -> int | None:
+    """The id of a token that is not one of plain text."""
+    token_id = vocabulary.find(text)
+    return token_id if token_id in vocabulary.added_token_ids else None
 
 
 def infill_of(plan: Plan) -> tuple[str, str, str] | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.errors import ExportError, one_line
 from outrider_export.plan import check_extra
-from outrider_export.progress import Progress
+from outrider_export.progress import Progress, Silent
 from outrider_export.tokenizer_files import read_tokenizer
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 
@@ -32,11 +32,12 @@ PROBES = (
 )
 
 
+_PLAIN = (PROBES[0], PROBES[6], PROBES[7])  # without rare characters and runs of blanks
 _PAIR = ("Who goes ahead?", "An outrider goes ahead of the others.")
 _MOST_ADDED = 16  # added tokens that are tried
 
 
-def add_tokenizer(job: dict[str, Any]) -> None:
+def add_tokenizer(job: dict[str, Any], progress: Progress | None = None) -> None:
     """Write openvino_tokenizer and openvino_detokenizer, and check them against tokenizer.json.
 
     Raises:
@@ -47,15 +48,21 @@ def add_tokenizer(job: dict[str, Any]) -> None:
     if encodes_only or not write_tokenizer_ir(folder, decodes_only=decodes_only):
         check_extra("This kind of tokenizer", "openvino")
         _convert_with_transformers(Path(job["model"]), folder, job.get("trust_remote_code", False))
-    check_tokenizer_ir(folder, decodes_only=decodes_only, encodes_only=encodes_only)
+    different = check_tokenizer_ir(folder, decodes_only=decodes_only, encodes_only=encodes_only)
+    if different:
+        (progress or Silent()).note(
+            f"OpenVINO's tokenizer differs from tokenizer.json in {len(different)} of {len(PROBES)} trial texts with "
+            f"rare characters, such as {different[0]!r}: of such texts it gives other numbers than Transformers."
+        )
     if job.get("pairs", False):
         check_pairs(folder)
 
 
-def check_tokenizer_ir(folder: Path, *, decodes_only: bool = False, encodes_only: bool = False) -> None:
+def check_tokenizer_ir(folder: Path, *, decodes_only: bool = False, encodes_only: bool = False) -> list[str]:
     """Check that `folder`'s OpenVINO tokenizer gives the same tokens and texts as its `tokenizer.json`.
 
-    decodes_only: only texts have to be the same. encodes_only: only tokens, with the special ones around a text.
+    decodes_only: only texts have to be the same. encodes_only: only tokens, with the special ones around a text,
+    and the texts with rare characters on which these differ are returned.
 
     Raises:
         ExportError: with the first text on which they differ.
@@ -69,11 +76,14 @@ def check_tokenizer_ir(folder: Path, *, decodes_only: bool = False, encodes_only
     converted = openvino_genai.Tokenizer(folder)
     added = [token.content for _, token in sorted(original.get_added_tokens_decoder().items())]
     step = max(1, len(added) // _MOST_ADDED)
+    different = []
     for text in (*PROBES, *(f"{token}x {token}\n{token}" for token in added[::step])):
         expected = original.encode(text, add_special_tokens=encodes_only).ids
         if not decodes_only:
             found = converted.encode(text, add_special_tokens=encodes_only).input_ids.data[0].tolist()
-            if found != expected:
+            if found != expected and encodes_only and text not in _PLAIN:
+                different.append(text)
+            elif found != expected:
                 raise ExportError(
                     f"OpenVINO's tokenizer turns {text!r} into {found[:12]}, where tokenizer.json says "
                     f"{expected[:12]}; this kind of tokenizer is not supported yet."
@@ -87,6 +97,7 @@ def check_tokenizer_ir(folder: Path, *, decodes_only: bool = False, encodes_only
                     f"OpenVINO's detokenizer turns {expected[:12]} into {ours[:80]!r}, where tokenizer.json says "
                     f"{theirs[:80]!r}; this kind of tokenizer is not supported yet."
                 )
+    return different
 
 
 def check_pairs(folder: Path) -> None:
@@ -113,7 +124,7 @@ def check_pairs(folder: Path) -> None:
 def work(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """The work function of this child process."""
     progress.phase("tokenizer")
-    add_tokenizer(job)
+    add_tokenizer(job, progress)
     return {}
 
 

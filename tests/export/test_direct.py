@@ -26,6 +26,7 @@ from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
+from outrider_export.direct import fp8
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import FORMS
@@ -660,6 +661,44 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
             assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
+
+
+@pytest.mark.parametrize("block", [None, [32, 48]])
+def test_fp8_is_read_with_its_scales(block: list[int] | None, tmp_path: Path) -> None:
+    """Ministral 3 as it is published, with a scale for each matrix, and Qwen3, with one for each block."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model, folder = saved("ministral3", tmp_path / "ministral3")
+    tensors = load_file(folder / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            rows, columns = block or parameter.shape
+            counts = -(-parameter.shape[0] // rows), -(-parameter.shape[1] // columns)
+            scales = torch.rand(counts) + 0.5
+            each = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+            each = each[: parameter.shape[0], : parameter.shape[1]]
+            tensors[name] = (parameter / each).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scales if block else scales.reshape(()).bfloat16()
+            each = each if block else tensors[f"{name}_scale_inv"].float()
+            parameter.data = tensors[name].float() * each
+    save_file(tensors, folder / "model.safetensors")
+    quantised = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}), encoding="utf-8")
+    assert error_of(logits(graph_of(folder, "fp32", tmp_path / "scratch")), logits_of(model, TOKENS)) < 5e-6
+    tensors["model.layers.1.mlp.up_proj.weight_scale_inv"] = torch.ones(7)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=r"7 scales for . blocks of model\.layers\.1\.mlp\.up_proj\.weight"):
+        graph_of(folder, "int8", tmp_path / "again")
+
+
+def test_every_code_of_fp8_is_pytorch_s() -> None:
+    import torch
+
+    codes = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(fp8.unpacked(codes), expected, equal_nan=True)
 
 
 def changed_gguf(path: Path, folder: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:

@@ -220,14 +220,14 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
 NO_CODE = {key: value for key, value in READ.items() if ".fim_" not in key}
 
 
-def ends_of(folder: Path, tokens: list[str], **ids: int) -> list[str]:
+def ends_of(folder: Path, tokens: list[str], kind: int = 3, **ids: int) -> list[str]:
     """The texts of the tokens that end an answer, in a file with these tokens and these ids in its metadata."""
     path = write_raw(
         folder / "ends.gguf",
         NO_CODE
         | {
             "tokenizer.ggml.tokens": array(STRING, [text(token)[1] for token in tokens]),
-            "tokenizer.ggml.token_type": array(UINT32, [struct.pack("<I", 3)] * len(tokens)),
+            "tokenizer.ggml.token_type": array(UINT32, [struct.pack("<I", kind)] * len(tokens)),
             "tokenizer.ggml.merges": array(STRING, []),
         }
         | {f"tokenizer.ggml.{name}_token_id": integer(99) for name in ("bos", "eos", "eot", "eom")}
@@ -245,6 +245,7 @@ def test_tokens_end_an_answer_where_llamacpp_ends_it(tmp_path: Path) -> None:
     harmony = ["<|end|>", "<|return|>", "<|call|>", "<|message|>"]
     assert ends_of(tmp_path, harmony, eos=1) == ["<|return|>", "<|call|>"]
     assert ends_of(tmp_path, harmony, eos=0, eom=3) == ["<|return|>", "<|call|>", "<|message|>"]
+    assert ends_of(tmp_path, ["</s>", "x"], kind=1, eos=1) == ["x"]  # plain text, of HTML
     assert ends_of(tmp_path, ["</s>", "<turn|>", "<|tool_response>"], eos=1) == ["<turn|>", "<|tool_response>"]
 
 

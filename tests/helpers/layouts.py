@@ -86,7 +86,7 @@ _LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "type": "longrope"
 
 
 def _needs(architecture: str) -> str:
-    return f"which has the architecture '{architecture}', needs .*, which is not installed. Run: pip install"
+    return rf"which has the architecture '{architecture}', needs .*, which is not installed.*\. Run: pip install"
 
 
 def _layouts() -> list[Layout]:

@@ -62,18 +62,18 @@ class Attention(Gemma2Attention):  # type: ignore[misc]
         return self.o_proj(found * self.gate_proj(hidden_states).sigmoid()), None
 
 
-class Embedding(nn.Embedding):
+class Embedding(nn.Embedding):  # type: ignore[misc]
     eps = 1e-5
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - PyTorch's name
         return normed(super().forward(input), self.eps)
 
 
-class Norm(nn.RMSNorm):
+class Norm(nn.RMSNorm):  # type: ignore[misc]
     """The last one, whose weights have no offset."""
 
 
-class Head(nn.Linear):
+class Head(nn.Linear):  # type: ignore[misc]
     multiplier = 1.0
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - PyTorch's name

@@ -149,6 +149,6 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bun
         loaded = LoadedModel(part, backend, PassCost((1,), (0.1,), (0.1,)))
         said.append(loaded.setting)
         identities.append(loaded.identity)
-    assert np.allclose(*logits, rtol=0, atol=1e-4 * np.abs(logits[0]).max())
+    assert np.abs(logits[1] - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
     assert said[1] == said[0].replace(", OpenVINO", ", products of 8,224 columns, OpenVINO")
     assert identities[1] == identities[0] | {"columns": "8224"}  # costs and saved prefixes are of one setting

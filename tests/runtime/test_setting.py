@@ -176,7 +176,9 @@ FEW_OF_FIVE = Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 5))
         pytest.param(Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 2)), "chosen", id="two rows"),
         pytest.param(Kind(lambda rows: 12.9 + rows), "exact", id="rounds are as fast as before"),
         pytest.param(Kind(lambda rows: 10.0 + rows * (1 if rows < 50 else 1.1)), "exact", id="prompts are slower"),
-        pytest.param(Kind(lambda rows: 5.0, kernels=FEW_OF_FIVE.kernels), "slower", id="the same rows"),
+        pytest.param(
+            Kind(lambda rows: 5.0, kernels=FEW_OF_FIVE.kernels), "calls need as many rows", id="the same rows"
+        ),
         pytest.param(Kind(lambda rows: 5.0, noise=1.0), "too far from f32", id="too far"),
     ],
 )

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.direct import mxfp4
+from outrider_export.direct import fp8, mxfp4
 from outrider_export.direct.describe import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
 from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat
-from outrider_export.sources import Tensor, name_in_text, tensors_of
+from outrider_export.sources import Tensor, name_in_text, read_json, tensors_of
 
 
 class CheckpointWeights(Weights):
@@ -24,6 +24,7 @@ class CheckpointWeights(Weights):
         # Of a model that reads images, the text's part.
         self._tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
         self._files: dict[Path, NDArray[np.uint8]] = {}
+        self._config = read_json(folder / "config.json")
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
@@ -34,6 +35,8 @@ class CheckpointWeights(Weights):
         tensor = self._tensors.get(stored) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
             return None
+        if tensor.kind == fp8.KIND and len(tensor.shape) == 2:
+            return self._scaled(stored if stored in self._tensors else name, tensor)
         data = self._data(tensor)
         rows = data.reshape(flat(tensor.shape)[0], -1)
         offset = np.float32(self.decoder.form.offset_of(name))
@@ -48,6 +51,24 @@ class CheckpointWeights(Weights):
         if tensor.path not in self._files:
             self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
+
+    def _scaled(self, name: str, tensor: Tensor) -> Stored:
+        """A matrix in FP8, with its scales."""
+        scales = self._tensors.get(f"{name}{fp8.SCALES}")
+        if scales is None:
+            raise self.missing(f"{name}{fp8.SCALES}")
+        codes, numbers = self._data(tensor).reshape(tensor.shape), scales.numbers()
+        shape = (tensor.shape[0], tensor.shape[1])
+        block = fp8.block_of(self._config, shape)
+
+        def read(part: slice | Indices) -> Rows:
+            try:
+                factors = fp8.scales_of_rows(numbers, shape, block, np.arange(shape[0])[part])
+            except ValueError as error:
+                raise ExportError(f"{tensor.path} has {error} of {name}. Download the checkpoint again.") from error
+            return fp8.unpacked(codes[part]) * factors
+
+        return Stored(shape, tensor.size + scales.size, read)
 
     def _clamped(self, name: str) -> Stored | None:
         """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""

@@ -124,6 +124,11 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     form = FORMS.get(str(name))
     if form is None:
         raise NotDirect(f"the architecture {name!r}")
+    return describe_as(form, settled(form, config))
+
+
+def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with Transformers' defaults, and by the names of keys here."""
     config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
     config |= {ours: config[theirs] for ours, theirs in form.keys.items() if theirs in config}
     if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
@@ -134,11 +139,16 @@ def describe(config: Mapping[str, Any]) -> Decoder:
         config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
+    if form.varied:
+        _settle(config)
+    return config
+
+
+def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
+    """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
-    if form.varied:
-        _settle(config)
     if config.get("num_local_experts") and not form.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"

@@ -49,7 +49,11 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
         forget()
     found = find_devices()
     processor = find_processor()
-    tried, placement = _try_models(open_model(bundle, draft, quiet=as_json), config, found) if bundle else ([], {})
+    tried: list[dict[str, Any]] = []
+    placement: dict[str, Any] = {}
+    if bundle:
+        opened = open_model(bundle, draft, quiet=as_json, config=config)
+        tried, placement = _try_models(opened, config, found)
     if as_json:
         listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
         more = {"models": tried, "placement": placement} if bundle else {}

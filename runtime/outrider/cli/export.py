@@ -28,13 +28,18 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft", metavar="DRAFT", help=_DRAFT)
 @click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
-@click.option(
-    "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."
-)
+@click.option("--format", metavar="FORMAT", help="Model format: openvino or onnx.  [default: openvino]")
 @click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
 @click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8]")
 @click.option(
     "--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4, or int8 below 0.2B]"
+)
+@click.option(
+    "--for-this-machine",
+    type=bool,
+    metavar="yes|no",
+    default=True,
+    help="Without --format and --weights, take the fastest form on this CPU that loses little; no: the defaults above.",
 )
 @click.option("--draft-vocab", metavar="N|all", help="How many different tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
@@ -54,7 +59,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
         from outrider_export.find_draft import find_draft
     if draft == "auto":
         with Bars(quiet=as_json) as bars:
-            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"])
+            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"] or "openvino")
         draft = None if found is None else str(found)
     output = output or str(default_output(main, draft))
     make(lambda bars: export_bundle(main, draft, output=output, progress=bars, **options), output, as_json)

@@ -116,7 +116,7 @@ def serve(
     if idle_minutes is not None:
         return_large_buffers()
     config = read_options(options)
-    opened = {name: open_model(path, draft, quiet=as_json).folder for name, path in named.items()}
+    opened = {name: open_model(path, draft, quiet=as_json, config=config).folder for name, path in named.items()}
     app = make_app(opened, settings, config)
     for model in app.state.service.models.all:
         check_drafter(model.bundle, config)

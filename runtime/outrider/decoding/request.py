@@ -128,6 +128,7 @@ class Request:
             observer=observer,
             slot=slot,
             together=together,
+            is_cancelled=self._has_no_use,
         )
 
     @property
@@ -144,6 +145,13 @@ class Request:
                 self.finish("cancelled")
         except Exception as error:  # the tokenizer's, or that of the app's `cancel`
             self.fail(error)
+
+    def _has_no_use(self) -> bool:
+        """Whether nobody waits for the answer any more, for whoever may only stop. Never raises."""
+        try:
+            return self.abandoned or self._is_cancelled()
+        except Exception:  # raised again by `end_if_cancelled`
+            return True
 
     def _is_cancelled(self) -> bool:
         """Whether the app has set `cancel`, an object that may be its own. Raises RequestError if that raises."""

@@ -134,6 +134,8 @@ class Embedder(_TextEncoder):
         config = pipeline.Config()
         config.pooling_type = getattr(pipeline.PoolingType, (entry.pooling or "cls").upper())
         config.normalize = True
+        if entry.pooling == "last_token":
+            config.padding_side = "left"  # else the pipeline looks for it where texts padded there have another one
         config.max_length = self.context_length
         self._pipeline = pipeline(folder, device, config)
         self._tokenizer = openvino_genai.Tokenizer(folder)

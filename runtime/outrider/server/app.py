@@ -150,7 +150,7 @@ async def _openapi(service: Service, _: Request) -> Response:
 
 
 async def _list_models(service: Service, _: Request) -> Response:
-    models = [*service.models.all, *service.models.encoders.by_name.values()]
+    models = service.models.served
     return as_json(ModelList([model.info for model in models]))
 
 
@@ -160,7 +160,7 @@ async def _version(_: Request) -> Response:
 
 
 async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Response:
-    models = [*service.models.all, *service.models.encoders.by_name.values()]
+    models = service.models.served
     return as_json({"models": [tag_of(model) for model in models if not loaded or model.info.loaded]})
 
 

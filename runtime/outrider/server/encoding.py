@@ -79,8 +79,9 @@ async def _embeddings(service: Service, request: Request) -> Response:
         return embedder.embed(texts, dimensions=asked.dimensions, truncate=bool(asked.truncate), cancel=cancel)
 
     made = await _run(service, request, model, embed)
-    encode = _in_base64 if asked.encoding_format == "base64" else np.ndarray.tolist
-    data = [Embedding(i, encode(vector)) for i, vector in enumerate(made.vectors)]
+    in_base64 = asked.encoding_format == "base64"
+    rows = [_in_base64(vector) for vector in made.vectors] if in_base64 else made.vectors.tolist()
+    data = [Embedding(i, row) for i, row in enumerate(rows)]
     return as_json(EmbeddingList(data, model.name, EncodingUsage(made.num_tokens, made.num_tokens)))
 
 

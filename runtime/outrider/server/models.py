@@ -24,7 +24,7 @@ from outrider.inputs.tools import ToolFormat
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
-from outrider.server.text_encoders import TextEncoders, fingerprint_of
+from outrider.server.text_encoders import TextEncoder, TextEncoders, fingerprint_of
 from outrider.system.allocator import return_free_pages
 from outrider.system.progress import listener
 
@@ -130,7 +130,8 @@ class Models:
     def __init__(self, bundles: Mapping[str, str | Path], config: Config, *, strict: bool = False) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
-        opened = {name: open_bundle(path) for name, path in bundles.items()}
+        any_form = config.device.takes_any_form
+        opened = {name: open_bundle(path, for_this_machine=any_form) for name, path in bundles.items()}
         encoders = {name for name, bundle in opened.items() if bundle.manifest.main.text_encoder is not None}
         self._models = {name: Model(name, opened[name], config) for name in opened if name not in encoders}
         self.encoders = TextEncoders(
@@ -142,6 +143,11 @@ class Models:
     def all(self) -> list[Model]:
         """The models that write, in the order they were named in."""
         return list(self._models.values())
+
+    @property
+    def served(self) -> list[Model | TextEncoder]:
+        """All models, those that write first."""
+        return [*self.all, *self.encoders.by_name.values()]
 
     def find(self, name: str) -> Model:
         """The model of this name; a single model answers to any, unless the server is strict.

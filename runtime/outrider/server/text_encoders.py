@@ -118,11 +118,12 @@ class TextEncoders:
         model.num_users += 1
         try:
             async with model.loading:
-                if model.loaded is None:
+                loaded = model.loaded
+                if loaded is None:
                     made = Embedder if model.kind == "embedding" else Reranker
-                    model.loaded = await asyncio.to_thread(made, model.bundle, model.device)
+                    loaded = model.loaded = await asyncio.to_thread(made, model.bundle, model.device)
                     log.info("Loaded %s.", model.name)
-            yield model.loaded
+            yield loaded
         finally:
             model.num_users -= 1
             model.last_used = time.monotonic()

@@ -31,7 +31,7 @@ def can_append(model: ov.Model) -> bool:
     """Whether a decoder has products to be widened, and this adds few weights."""
     shapes = [weight.get_output_shape(0) for _, weight in _products(model, COLUMNS)]
     added = sum(num_rows * (COLUMNS - num_columns) for num_rows, num_columns in shapes)
-    return 0 < added <= _MOST_MORE * sum(math.prod(node.get_output_shape(0)) for node in _weights(model))
+    return bool(0 < added <= _MOST_MORE * sum(math.prod(node.get_output_shape(0)) for node in _weights(model)))
 
 
 def append_columns(model: ov.Model, columns: int) -> None:
@@ -40,6 +40,8 @@ def append_columns(model: ov.Model, columns: int) -> None:
     Only to products with weights in 8 bits with a scale for each row, and not to the output matrix. Their weights are
     copied, one after the other.
     """
+    if not columns:
+        return
     padded: dict[tuple[str, int], ov.Output] = {}
     for product, weight in _products(model, columns):
         num_rows, num_columns = weight.get_output_shape(0)
