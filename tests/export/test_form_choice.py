@@ -148,6 +148,7 @@ def test_small_models_are_not_timed(
         ({"main_device": "GPU"}, False),
         ({"draft_device": "GPU"}, False),
         ({"precision": "bf16"}, False),
+        ({"cache_precision": "u8"}, False),
         ({"main_properties": {"A": "B"}}, False),
     ],
 )
