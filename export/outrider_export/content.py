@@ -20,10 +20,10 @@ from outrider.system.saved import SavedValue
 from outrider_export.gguf_shards import complete_shards
 from outrider_export.hub import ALLOWED
 from outrider_export.progress import Progress
-from outrider_export.sources import OTHER_TEMPLATES, Located
+from outrider_export.sources import OTHER_TEMPLATES, POOLING, Located
 
 # What an export reads of a checkpoint folder, besides: vocabularies that are older than tokenizer.json.
-_READ = (*ALLOWED, OTHER_TEMPLATES, "*.txt")
+_READ = (*ALLOWED, OTHER_TEMPLATES, POOLING, "*.txt")
 # A file that was changed so recently may be changed again within the same tick of the disk's clock: FAT's has 2 s.
 _SETTLED_NS = 3 * 10**9
 

@@ -104,6 +104,8 @@ def _convert(
         done = run_child(module, job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
+        if plan.chosen:
+            recipe["chosen"] = plan.chosen
         if adapter is not None:
             recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
         geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
@@ -177,7 +179,7 @@ def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
         id=plan.source.id,
         kind=plan.source.kind,
         revision=plan.source.revision,
-        recipe=recipe | {name: _version(name) for name in packages},
+        recipe=recipe | {name: version_of(name) for name in packages},
     )
 
 
@@ -215,7 +217,8 @@ def describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet
     )
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package; "unknown" without one."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -26,6 +26,7 @@ from outrider_export.heads.own import find_own
 from outrider_export.plan import Plan, make_plan
 from outrider_export.progress import Progress
 from outrider_export.sources import Located, locate
+from outrider_export.text_encoders.checkpoint import kind_of as kind_of_text
 from outrider_export.vocabulary import Vocabulary
 
 AUTO = "auto"
@@ -67,6 +68,8 @@ def find_draft(
     located = locate(main)
     if located.kind == "hub" and (folder := _hub_folders().get(located.id)) is not None:
         located = Located(located.id, "hub", folder, folder.name)
+    if located.path is not None and kind_of_text(located) is not None:
+        return None  # it writes nothing
     if located.path is not None:
         plan = make_plan("main", located, format, None)
         if find_own(plan, progress) is not None:

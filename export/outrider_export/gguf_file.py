@@ -57,7 +57,12 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
-_BY_LAYER = ".attention.head_count_kv"  # of models whose layers differ
+# Of models whose layers differ.
+_BY_LAYER = {
+    ".attention.head_count_kv": _INTEGERS,
+    ".feed_forward_length": _INTEGERS,
+    ".attention.sliding_window_pattern": _INTEGERS | {7},
+}
 
 
 @dataclass(frozen=True)
@@ -284,7 +289,7 @@ class _Reader:
         for _ in range(num_keys):
             entry = self.at
             key = self.string()
-            read = _INTEGERS if key.endswith(_BY_LAYER) else _READ.get(key, frozenset())
+            read = next((types for end, types in _BY_LAYER.items() if key.endswith(end)), _READ.get(key, frozenset()))
             metadata[key] = self.value(self.scalar("I"), read)
             entries[key] = (entry, self.at)
         tensors: dict[str, TensorInfo] = {}

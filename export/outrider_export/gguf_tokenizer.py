@@ -3,7 +3,7 @@
 Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer: see
 `gguf_pretokenizers`. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.) Of SentencePiece's BPE ("llama"), it
 has scores instead of merges: two tokens are merged where the result is a token, those with the highest score first (as
-in Transformers' `generate_merges`).
+in Transformers' `generate_merges`). Of Gemma 4's ("gemma4"), which has the same spelling, it has merges.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token
 
 _SPACE = "\u2581"  # SentencePiece's spelling of a space
 _PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
+_SENTENCEPIECE = ("llama", "gemma4")
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -32,7 +33,7 @@ def name_of(header: GGUFHeader) -> str:
 
 def is_sentencepiece(header: GGUFHeader) -> bool:
     """Whether the tokens have SentencePiece's spelling."""
-    return header.text("tokenizer.ggml.model") == "llama"
+    return header.text("tokenizer.ggml.model") in _SENTENCEPIECE
 
 
 def check_tokenizer(header: GGUFHeader) -> None:
@@ -43,10 +44,10 @@ def check_tokenizer(header: GGUFHeader) -> None:
     """
     model, pre = header.text("tokenizer.ggml.model"), header.text("tokenizer.ggml.pre", "default")
     instead = "Export the original checkpoint instead."
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", *_SENTENCEPIECE):
         raise ExportError(
-            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama') are "
-            f"those that can be rebuilt from a GGUF file. {instead}"
+            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama', "
+            f"'gemma4') are those that can be rebuilt from a GGUF file. {instead}"
         )
     if model == "gpt2" and pre not in PRE_TOKENIZERS:
         raise ExportError(f"{header.path} has {unknown_name(pre)} {instead}")
@@ -55,7 +56,7 @@ def check_tokenizer(header: GGUFHeader) -> None:
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
     if header.flag("tokenizer.ggml.add_eos_token", False):
         raise ExportError(f"{header.path} has a tokenizer that ends every text with the end token. {instead}")
-    if model == "gpt2":
+    if model in ("gpt2", "gemma4"):
         header.texts("tokenizer.ggml.merges")
     elif len(scores := header.floats("tokenizer.ggml.scores")) != len(tokens):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(scores):,} scores.")
@@ -123,13 +124,12 @@ def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
     rule, post = PRE_TOKENIZERS[header.text("tokenizer.ggml.pre")], BYTE_LEVEL
     if header.flag("tokenizer.ggml.add_bos_token", rule.takes_whole_words):
         post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
-    merges = [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")]
     return {
         "normalizer": {"type": "NFC"} if rule.normalizes else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*rule.steps]},
         "post_processor": post,
         "decoder": BYTE_LEVEL,
-        "model": {"merges": merges, "ignore_merges": rule.takes_whole_words},
+        "model": {"merges": _stored_merges(header), "ignore_merges": rule.takes_whole_words},
     }
 
 
@@ -143,6 +143,7 @@ def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, 
     ]  # fmt: skip
     if is_prefixed:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    has_merges = header.text("tokenizer.ggml.model") != "llama"
     unknown = next((i for i, k in enumerate(header.integers("tokenizer.ggml.token_type")) if k == UNKNOWN), None)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
@@ -153,9 +154,13 @@ def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, 
             "unk_token": None if unknown is None else header.texts("tokenizer.ggml.tokens")[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
-            "merges": _merges(header, vocabulary),
+            "merges": _stored_merges(header) if has_merges else _merges(header, vocabulary),
         },
     }
+
+
+def _stored_merges(header: GGUFHeader) -> list[list[str]]:
+    return [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")]
 
 
 def _merges(header: GGUFHeader, vocabulary: dict[str, int]) -> list[list[str]]:

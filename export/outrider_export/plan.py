@@ -20,6 +20,7 @@ from outrider_export.gguf_holes import check_holes
 from outrider_export.progress import Silent
 from outrider_export.sources import (
     IMAGE_MODELS,
+    UNQUANTISED,
     Located,
     architectures_of,
     configuring,
@@ -82,6 +83,7 @@ class Plan:
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
+    chosen: str = ""  # why it has this form, where this machine chose it; see `outrider_export.form_choice`
 
     @property
     def final_bytes(self) -> int:
@@ -226,6 +228,12 @@ def why_not_onnx(decoder: Decoder) -> str | None:
     """What a model that is converted without PyTorch has that its graph in ONNX has not; None if there is nothing."""
     if decoder.states:
         return "layers with a state that every token changes"
+    if decoder.form.normed_after_rope:
+        return "norms between rotation and attention"
+    if decoder.query_growth:
+        return "queries that grow with their position"
+    if decoder.form.gate:
+        return "gates after attention"
     return "mixtures of experts" if decoder.experts else None
 
 
@@ -237,6 +245,11 @@ def check_extra(why: str, format: str, but: str = "") -> None:  # noqa: A002
     """
     if missing := _missing(format):
         raise ExportError(f"{why} needs {missing[0]}, which is not installed{but}. Run: {install(_EXTRAS[format][0])}")
+
+
+def has_pytorch() -> bool:
+    """Whether the packages are there that convert an architecture without an entry in `direct.forms`."""
+    return not _missing("openvino")
 
 
 def _missing(format: str) -> list[str]:  # noqa: A002
@@ -287,6 +300,10 @@ def make_plan(
         )
     direct = weights != "keep" and vision is None
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
+    if not direct and config.get("quantization_config"):
+        raise ExportError(
+            f"{source.id} is quantised already, and is not converted without PyTorch, which reads FP8. {UNQUANTISED}"
+        )
     plan = Plan(
         role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision, direct
     )

@@ -38,16 +38,30 @@ NONE = "none"  # for --draft: not even the drafter that a model's own files have
 OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 # A quantization may follow, as llama.cpp and Ollama take it: org/name-GGUF:Q4_K_M.
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*)?)?")
+POOLING = "1_Pooling/config.json"  # of sentence-transformers
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
+    "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
+    "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-_NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
+# Other names of text parts' architectures.
+_TEXT_TYPES = {"exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text"}
+# Names of tensors beside a text part: of images, sounds, and a drafter.
+_NO_TEXT = (
+    "model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "model.multi_modal_",
+    "model.audio_", "model.embed_vision.", "model.embed_audio.",
+)  # fmt: skip
+_OF_TEXT = ("model.language_model.", "language_model.model.")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
+UNQUANTISED = "Export the original checkpoint or a GGUF file."
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
@@ -200,9 +214,8 @@ def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
-        if method == "mxfp4" and config.get("model_type") == "gpt_oss":  # as it is published
-            return config
-        raise ExportError(f"{name} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
+        if method != "fp8" and (method != "mxfp4" or config.get("model_type") != "gpt_oss"):  # as they are published
+            raise ExportError(f"{name} is quantised already ({method}). {UNQUANTISED}")
     return config
 
 
@@ -211,11 +224,19 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     part = next((TEXT_PARTS[name] for name in architectures_of(config) if name in TEXT_PARTS), None)
     if part is None:
         return config
-    around = {key: value for key, value in config.items() if not key.endswith(("vision_config", "text_config"))}
+    parts = ("vision_config", "audio_config", "text_config")
+    around = {key: value for key, value in config.items() if not key.endswith(parts)}
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
     text: dict[str, Any] = config["text_config"]
-    return around | text | tied | {"architectures": [part]}
+    kind = text.get("model_type")
+    return around | text | tied | {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
+
+
+def name_in_text(name: str) -> str:
+    """The name in a model's text part of a tensor, without what shows that there is another part."""
+    prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
+    return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
 
 
 @contextmanager

@@ -13,7 +13,10 @@ from outrider_export.vocabulary import Vocabulary
 # End of turn and end of text under the names that chat models use. As special tokens they end an answer, even if the
 # configuration does not list them (many list one and use two). Not <|end|>: it ends a turn for Phi-3, which lists it,
 # and only a paragraph for others.
-END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
+END_TOKENS = (
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
+    "<|return|>", "<|call|>",
+)  # fmt: skip
 
 
 # The tokens of GGUF files that end an answer. Source: llama.cpp, src/llama-vocab.cpp, where it lists EOG tokens. There

@@ -156,6 +156,35 @@ def test_phi3_has_spaces_in_its_special_tokens(
     assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
 
 
+def test_gemma_4_has_merges_and_sentencepiece_s_spelling(build_tokenizer: Any, tmp_path: Path) -> None:
+    """Facts from llama.cpp's conversion/gemma.py, and GemmaTokenizer in Transformers 5.5."""
+    content = json.loads(build_tokenizer("sentencepiece").to_str())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    content["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False,
+    }  # fmt: skip
+    del content["decoder"]["decoders"][-1]  # which strips a prefix
+    content["model"]["merges"].reverse()  # scores would have them in the other order
+    kinds = {token["content"]: 3 if token["special"] else 4 for token in content["added_tokens"]} | {"<unk>": 2}
+    vocabulary = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    metadata = {
+        "general.architecture": "gemma4", "gemma4.context_length": 512, "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": vocabulary, "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.token_type": [kinds.get(each, 6 if each.startswith("<0x") else 1) for each in vocabulary],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": vocabulary.index("<|im_start|>"),
+    }  # fmt: skip
+    write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}, (0, 0)), tmp_path)
+    original, again = Tokenizer.from_str(json.dumps(content)), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert write_tokenizer_ir(tmp_path)
+    converted = openvino_genai.Tokenizer(tmp_path)
+    for text in (*PROBES, "  two  spaces\n\n\n and lines\n", "<|im_end|> <tool_call>"):
+        ids = [vocabulary.index("<|im_start|>"), *original.encode(text).ids]
+        assert again.encode(text).ids == ids
+        assert again.decode(ids) == original.decode(ids)
+        assert converted.encode(text).input_ids.data[0].tolist() == ids
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

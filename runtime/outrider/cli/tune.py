@@ -71,7 +71,8 @@ def tune(
     bundle as a list of these layers, without weights of its own.
 
     With --weights, MODEL is no bundle. Slices of it are exported to OpenVINO and ONNX in int8 and int4, and timed on
-    the CPU. That says how fast the whole model would be in each, how large, and which loses less.
+    the CPU. That says how fast the whole model would be in each, how large, and which loses less. Slices of --draft
+    are timed, too, with its whole output matrix and with smaller ones.
     """
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -83,21 +84,20 @@ def tune(
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
     if weights:
-        others = {"draft": draft, "prompts": prompts, "per-category": per_category, "minutes": minutes}
-        others |= {"layers": layers, "name": name}
+        others = {"prompts": prompts, "per-category": per_category, "minutes": minutes, "layers": layers, "name": name}
         unused = {each.replace("_", "-"): value for each, value in options.items() if each not in _OF_WEIGHTS}
         for option, value in {**others, "dry-run": dry_run, **unused}.items():
             if not (value is None or value is False or value == ()):
                 raise OptionError(
                     f"--{option} does not go with --weights, which measures slices of a model. Leave it out."
                 )
-        tune_weights(bundle, config, as_json=as_json)
+        tune_weights(bundle, draft, config, as_json=as_json)
         return
     if layers and minutes is not None:
         raise OptionError("--minutes does not go with --layers, which measures as long as it needs. Leave it out.")
     if layers:
         tune_layers(
-            open_model(bundle, draft, quiet=as_json),
+            open_model(bundle, draft, quiet=as_json, config=config),
             config,
             prompts,
             per_category,
@@ -111,7 +111,7 @@ def tune(
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
-    opened = open_model(bundle, draft, quiet=as_json)
+    opened = open_model(bundle, draft, quiet=as_json, config=config)
     engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
     auto = config.generation.drafter
     drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto
@@ -302,50 +302,79 @@ def tune_layers(
         out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
 
 
-def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
-    """Predict the speed of a model in each format and weights, from slices of it."""
+def tune_weights(model: str, draft: str | None, config: Config, *, as_json: bool) -> None:
+    """Predict the speed of a model, and of a draft model, in each format and weights, from slices of them."""
     with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_export.form_speed import ACCEPTANCE, DRAFT_SHARE, measure_forms
+        from outrider_export.form_speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, Form, Trial
+        from outrider_export.plan import make_plan
         from outrider_export.sources import fetch, locate
     if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
         raise OptionError(
             f"{model} is a bundle, whose weights are chosen already. Name the model that it was made of: a checkpoint "
             "folder, a hub id or a .gguf file."
         )
-    with terminable(), Bars(quiet=as_json) as bars:
-        source = fetch(locate(model), trust_remote_code=False, progress=bars)
-    with progress_line("Measuring weights.", quiet=as_json):
-        forms, left_out = measure_forms(source, config)
-    draft = DRAFT_SHARE * min(each.seconds[1] for each in forms)
-    best = max(forms, key=lambda each: each.plain), max(forms, key=lambda each: each.auto(draft))
+
+    def predict(role: str, name: str) -> tuple[list[Form], dict[str, str], bool]:
+        with terminable(), Bars(quiet=as_json) as bars:
+            source = fetch(locate(name), trust_remote_code=False, progress=bars)
+        plan = make_plan(role, source, "openvino", None)
+        with progress_line("Measuring weights.", quiet=as_json), Trial(plan, config) as trial:
+            if role == "main":
+                forms = trial.slice_kl(trial.measure(FORMS, ROWS))
+            else:
+                forms = trial.measure(FORMS, (1,), [n for n in CUTS if n < plan.geometry.logits_width])
+            return forms, {form: str(error) for form, error in trial.left_out.items()}, trial.is_settled
+
+    forms, left_out, is_settled = predict("main", model)
+    drafts: list[Form] = []
+    if draft is not None:
+        drafts, _, draft_is_settled = predict("draft", draft)
+        is_settled &= draft_is_settled
+    shares = {form: DRAFT_SHARE * min(each.seconds[1] for each in forms) for form in ("openvino", "onnx")}
+    shares |= {
+        form: min(each.seconds[1] for each in drafts if each.format == form) for form in {d.format for d in drafts}
+    }
+    autos = [each.auto(shares[each.format]) for each in forms]
+    best = max(forms, key=lambda each: each.plain), max(zip(autos, forms, strict=True), key=lambda pair: pair[0])[1]
     commands = [f"outrider export {model} --format {each.format} --weights {each.weights} -o DIR" for each in best]
     if as_json:
-        rows = [asdict(each) | {"plain": each.plain, "auto": each.auto(draft)} for each in forms]
-        print_json({"forms": rows, "left_out": left_out, "plain": commands[0], "auto": commands[1]})
+        rows = [asdict(each) | {"plain": each.plain, "auto": auto} for each, auto in zip(forms, autos, strict=True)]
+        found = {"forms": rows, "drafts": [asdict(each) for each in drafts], "left_out": left_out}
+        print_json(found | {"is_settled": is_settled, "plain": commands[0], "auto": commands[1]})
         return
     counts = list(forms[0].seconds)
-    title = f"{source.id}, predicted from slices: milliseconds of a call by tokens, tokens/s"
+    title = f"{model}, predicted from slices: milliseconds of a call by tokens, tokens/s"
     made = table("weights", "format", *map(str, counts), "plain", "auto", "MB", "slice KL", title=title, text=2)
-    for each in forms:
+    for each, auto in zip(forms, autos, strict=True):
         made.add_row(
             each.weights,
             each.format,
             *(f"{1000 * each.seconds[n]:.1f}" for n in counts),
             f"{each.plain:.1f}",
-            f"{each.auto(draft):.1f}",
+            f"{auto:.1f}",
             f"{each.num_bytes / 1e6:,.0f}",
             f"{each.slice_kl:.4f}",
         )
     out.print(made)
+    how = f"whose token takes {DRAFT_SHARE} of the fastest call of one token" if draft is None else f"as {draft}"
     out.print(
-        f"auto: with a draft model whose token takes {DRAFT_SHARE} of the fastest call of one token, and is accepted "
-        f"with a chance of {ACCEPTANCE}. MB: of the weights, on disk and at least in memory. slice KL: how far the "
-        "probabilities of a slice are from those of its 16-bit weights (KL divergence). It compares forms, and is not "
-        "the whole model's: see docs/export.md.",
+        f"auto: with a draft model {how}, and is accepted with a chance of {ACCEPTANCE}. MB: of the weights, on disk "
+        "and at least in memory. slice KL: how far the probabilities of a slice are from those of its 16-bit weights "
+        "(KL divergence). It compares forms, and is not the whole model's: see docs/export.md.",
         style="dim",
     )
+    if drafts:
+        cuts = [*drafts[0].cut]
+        title = f"{draft}, predicted from slices: milliseconds of a draft token, by the tokens that it proposes"
+        made = table("weights", "format", "all", *(f"{n:,}" for n in cuts), title=title, text=2)
+        for each in drafts:
+            seconds = (each.seconds[1], *each.cut.values())
+            made.add_row(each.weights, each.format, *(f"{1000 * taken:.1f}" for taken in seconds))
+        out.print(made)
     for form, why in left_out.items():
         out.print(f"Left out: {form}. {why}")
+    if not is_settled:
+        out.print("The machine was busy: times of the same calls differ. Repeat this when it is idle.")
     for mode, command in zip(("plain decoding", "auto"), commands, strict=True):
         out.print(f"Fastest for {mode}: {command}", soft_wrap=True)
 
