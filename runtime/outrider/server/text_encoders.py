@@ -118,11 +118,11 @@ class TextEncoders:
         model.num_users += 1
         try:
             async with model.loading:
-                loaded = model.loaded
-                if loaded is None:
+                if model.loaded is None:
                     made = Embedder if model.kind == "embedding" else Reranker
-                    loaded = model.loaded = await asyncio.to_thread(made, model.bundle, model.device)
+                    model.loaded = await asyncio.to_thread(made, model.bundle, model.device)
                     log.info("Loaded %s.", model.name)
+                loaded = model.loaded
             yield loaded
         finally:
             model.num_users -= 1
