@@ -25,6 +25,7 @@ from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
+from outrider_export.form_choice import PORTABLE, choose_forms
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
@@ -53,7 +54,7 @@ def export_bundle(
     draft: str | Path | None = None,
     *,
     output: str | Path,
-    format: str = "openvino",  # noqa: A002 - the option's name
+    format: str | None = None,  # noqa: A002 - the option's name
     draft_format: str | None = None,
     weights: str | None = None,
     draft_weights: str | None = None,
@@ -64,6 +65,7 @@ def export_bundle(
     adapter: str | Path | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
+    for_this_machine: bool = True,
     progress: Progress | None = None,
 ) -> Bundle:
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
@@ -72,9 +74,11 @@ def export_bundle(
 
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
     "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
-    file's weights unconverted. draft_vocab: the number of tokens that the draft model proposes, or "all".
-    draft_vocab_corpus: a file of typical text to choose them by. See `outrider_export.diet`. adapter: the folder of a
-    LoRA adapter, which is merged into the main model; see `outrider_export.adapters`.
+    file's weights unconverted. for_this_machine: a model without these options gets the form that is fastest here, if
+    it is not small; see `outrider_export.form_choice`. False: the defaults above, in OpenVINO. draft_vocab: the number
+    of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
+    `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the main model; see
+    `outrider_export.adapters`.
 
     Raises:
         OptionError: for an invalid option.
@@ -83,7 +87,9 @@ def export_bundle(
     """
     check_packages()
     progress = progress or Silent()
-    main_form, draft_form = check_format("format", format), check_format("draft_format", draft_format or format)
+    is_free = for_this_machine and format is None and weights is None
+    main_form = check_format("format", format or PORTABLE[0])
+    draft_form = check_format("draft_format", draft_format or main_form)
     check_weights("weights", weights, main_form)
     check_weights("draft_weights", draft_weights, draft_form)
     source = locate(main, revision)
@@ -111,6 +117,9 @@ def export_bundle(
                 (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
+            for (role, found, form, asked), (_, source, *_) in zip(fetched, named, strict=True):
+                if found.kind != source.kind:
+                    check_route(role, found, form, asked, trust_remote_code=trust_remote_code)
             drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
             if drafter is not None:  # before configurations are read
                 check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
@@ -140,6 +149,10 @@ def export_bundle(
             for plan, folder in zip(plans, folders, strict=True):
                 if folder is not None:  # before the weights, which take minutes
                     convert_tokenizer(plan, target.new / folder, trust_remote_code, ForModel(progress, plan.role))
+            if is_free:
+                tokenizers = [target.new / (folder or "tokenizer") for folder in folders]
+                plans = choose_forms(plans, tokenizers, draft_format, draft_weights, progress)
+                check_space(target.output.parent, space_needed(plans))
             entries = [
                 convert_model(
                     plan,

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from filelock import FileLock
 
 from exports import check_answers
-from outrider.bundle import Bundle, read_bundle
+from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.drafters.prediction import Costs, Prediction, needed, predict
 from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_bundle
@@ -462,7 +463,14 @@ def test_the_main_model_is_read_from_its_graph_as_it_is_in_the_checkpoint(
         assert all(np.allclose(each, other[name].detach(), atol=1e-3) for name, each in own.items())
 
 
-def test_heads_for_layers_with_states_are_refused_at_once(tmp_path: Path) -> None:
-    main = save_toy_bundle(tmp_path / "toy", states=True, padded=False).folder
-    with pytest.raises(ExportError, match=r"keep a state instead\. Train a draft model"):
-        make_the_plan(Options(str(main), tmp_path / "out", kind="medusa"))
+@pytest.mark.parametrize("kind", ["medusa", "auto"])
+def test_only_main_models_without_hidden_states_are_refused_heads(kind: str, tmp_path: Path) -> None:
+    main = save_toy_bundle(tmp_path / "toy", states=True, padded=False)
+    asked = Options(str(main.folder), tmp_path / "out", kind="medusa")
+    assert make_the_plan(asked).kind == "medusa"
+    geometry = msgspec.structs.replace(main.manifest.main.geometry, architecture="gpt2", num_layers=12, layer_states=())
+    entry = msgspec.structs.replace(main.manifest.main, geometry=geometry)
+    (main.folder / "outrider.json").unlink()
+    write_manifest(main.folder, msgspec.structs.replace(main.manifest, main=entry, drafters=()))
+    with pytest.raises(ExportError, match="architecture 'gpt2', whose hidden states are not found"):
+        make_the_plan(replace(asked, kind=kind))

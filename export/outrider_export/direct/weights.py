@@ -10,27 +10,29 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
-from outrider_export.direct import mxfp4
 from outrider_export.direct.describe import Decoder, Layer
-from outrider_export.direct.experts import DOWN, GATE_UP, ROUTER, Experts
+from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.states import GatedDeltaNet, State
-from outrider_export.sources import Tensor, tensors_of
+from outrider_export.sources import name_in_text
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_OF_TEXT = "model.language_model."
+OUTPUT_GATE = "self_attn.output_gate"
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+# Of decoders whose layers have embeddings of their own: one of all, one below the other by token, and what reads them.
+LAYER_EMBEDDING, LAYER_INPUTS = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
+LAYER_NORM = "model.per_layer_projection_norm"
+LAYER_GATE, LAYER_PROJECTION = "per_layer_input_gate", "per_layer_projection"
 
 
 def layer_name(i: int, part: str) -> str:
@@ -44,6 +46,13 @@ def layer_of(name: str) -> tuple[int | None, str]:
         return None, name
     _, _, i, part = name.split(".", 3)
     return int(i), part
+
+
+def attention_of(layer: Layer) -> list[str]:
+    """The matrices of a layer's attention."""
+    lacking = {"self_attn.v_proj"} if layer.sizes.values_are_keys else set()
+    lacking |= {"self_attn.k_proj", "self_attn.v_proj"} if layer.sizes.keys_of is not None else set()
+    return [name for name in ATTENTION if name not in lacking]
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.form.of_checkpoint(_of_text(name))
+        return self.decoder.form.of_checkpoint(name_in_text(name))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -123,7 +132,8 @@ class Weights(ABC):
         if whole is None or found is None:
             raise self.missing(f"{module}.weight")
         self._check_shape(module, whole.shape, self._shape_of(module))
-        return self._changed(module, found, span)
+        found = self._changed(module, found, span)
+        return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
     def _changed(self, module: str, found: Stored, span: slice | None = None) -> Stored:
         """A module's matrix, or these of its rows, with what an adapter adds."""
@@ -236,19 +246,23 @@ class Weights(ABC):
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
-        hidden, wide = decoder.hidden_size, decoder.mlp_size
-        attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
-        queries = 2 * attended if decoder.form.gated else attended
         layer, (_, part) = self._layer_of(module), layer_of(module)
+        sizes = (layer or decoder.layers[0]).sizes
+        hidden, wide = decoder.hidden_size, sizes.mlp_size
+        attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
+        queries = 2 * attended if decoder.form.gated else attended
+        inputs = decoder.layer_input_size
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:
             return layer.experts.count, hidden
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "output_gate": (attended, hidden), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
-            "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
+            "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide), LAYER_GATE: (inputs, hidden),
+            LAYER_PROJECTION: (hidden, inputs), "embed_tokens_per_layer": (None, inputs * len(decoder.layers)),
+            "per_layer_model_projection": (inputs * len(decoder.layers), hidden),
         }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
 
     def vector(self, name: str) -> Rows | None:
@@ -302,6 +316,18 @@ def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
 
 
+def _one_below_the_other(whole: Stored, count: int) -> Stored:
+    """A matrix whose rows are `count` rows each."""
+    shape = whole.shape[0] * count, whole.shape[1] // count
+
+    def read(part: slice | Indices) -> Rows:
+        rows = np.arange(shape[0])[part]
+        first, last = int(rows[0]) // count, int(rows[-1]) // count + 1
+        return whole.read(slice(first, last)).reshape(-1, shape[1])[rows - first * count]
+
+    return Stored(shape, whole.num_bytes, read)
+
+
 def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     """The module that holds a projection, and which of its rows; None for all."""
     layer, _, part = name.rpartition(".")
@@ -318,16 +344,6 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     return name, None
 
 
-def _of_text(name: str) -> str:
-    """A name in a model's text part, without what shows that there is another part."""
-    return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
-
-
-def _has_offset(name: str) -> bool:
-    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
-    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-
-
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
     """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
 
@@ -337,64 +353,3 @@ def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
     of_head[:rotary_size] = of_head[:rotary_size].reshape(-1, 2).T.reshape(-1)
     order: Indices = (np.arange(num_heads)[:, None] * head_size + of_head).reshape(-1)
     return order
-
-
-class CheckpointWeights(Weights):
-    """The weights of a checkpoint folder with safetensors files, one or several."""
-
-    def __init__(self, folder: Path, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=decoder.form.interleaved)
-        self._folder = folder
-        # Of a model that reads images, the text's part.
-        self._tensors = {_of_text(name): tensor for name, tensor in tensors_of(folder).items()}
-        self._files: dict[Path, NDArray[np.uint8]] = {}
-
-    def stored(self, name: str) -> Stored | None:
-        """See `Weights`. Norms have the architecture's offset."""
-        stored = self.decoder.form.in_checkpoint(name)
-        is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
-        if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
-            return self._clamped(stored)
-        tensor = self._tensors.get(stored) or self._tensors.get(name)
-        if tensor is None or not tensor.shape:
-            return None
-        data = self._data(tensor)
-        rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
-
-        def read(part: slice | Indices) -> Rows:
-            found = tensor.unpacked(np.ascontiguousarray(rows[part]))
-            return found + offset if offset else found
-
-        return Stored(flat(tensor.shape), tensor.size, read)
-
-    def _data(self, tensor: Tensor) -> NDArray[np.uint8]:
-        if tensor.path not in self._files:
-            self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
-        return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
-
-    def _clamped(self, name: str) -> Stored | None:
-        """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
-        blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
-        if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
-            groups = scales.shape[2]
-            codes = self._data(blocks).reshape(-1, groups * mxfp4.GROUP // 2)
-            powers = self._data(scales).reshape(-1, groups)
-            shape, num_bytes = (len(powers), groups * mxfp4.GROUP), blocks.size + scales.size
-            return Stored(shape, num_bytes, lambda part: mxfp4.unpacked(codes[part], powers[part]), is_mxfp4=True)
-        if whole is None or len(whole.shape) != 3:
-            return None
-        count, columns, rows = whole.shape
-        numbers = self._data(whole).reshape(count, columns, rows, -1)
-
-        def read(part: slice | Indices) -> Rows:
-            chosen = np.arange(count * rows)[part]
-            picked = np.ascontiguousarray(numbers[chosen // rows, :, chosen % rows])
-            return whole.unpacked(picked.reshape(len(chosen), -1))
-
-        return Stored((count * rows, columns), whole.size, read)
-
-    def missing(self, name: str) -> ExportError:
-        """See `Weights`."""
-        name = self.decoder.form.in_checkpoint(name)
-        return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

@@ -3,7 +3,8 @@
     teacher = read_teacher(read_bundle("my-bundle"))
 
 Weights are found by what the graph does with them, as names differ with the program that wrote it. Compressed ones are
-unpacked to float32. Heads need only the ends of the model: embedding, output matrix, final norm, and its last layers.
+unpacked to float32. Heads need only the ends of the model: embedding, output matrix, final norm, and its last layers
+with attention, which is what heads have, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from outrider.system.core import new_core
 from outrider_export.distill.writer import check_format
 from outrider_export.train.layers import NUM_LAYERS, Shape, Teacher
 
+_MATRIX_AXES = 2  # axes; the matrices of all experts have one more
 _ROWS = 4096  # embeddings that one call reads
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 _SMALLEST = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}  # where a graph does not show them
@@ -37,13 +39,16 @@ def read_teacher(bundle: Bundle) -> Teacher:
     Raises:
         ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
     """
-    main, geometry, graph = bundle.manifest.main, bundle.manifest.main.geometry, _Graph.of(bundle)
+    main, geometry, graph = bundle.manifest.main, bundle.manifest.main.geometry, MainGraph.of(bundle)
     import torch
 
-    layers = [graph.layer(i) for i in range(max(geometry.num_layers - NUM_LAYERS, 0), geometry.num_layers)]
+    kinds = geometry.layer_states or ("",) * geometry.num_layers
+    attending = [i for i, kind in enumerate(kinds) if not kind]
+    # Where there are fewer, the first one stands twice.
+    layers = [graph.starting_layer(i) for i in (attending[:1] * NUM_LAYERS + attending)[-NUM_LAYERS:]]
     shape = Shape(
         hidden_size=geometry.hidden_size,
-        intermediate_size=len(layers[-1]["mlp.gate_proj.weight"]),
+        intermediate_size=graph.mlp_width(attending[-1], geometry.num_active_experts),
         num_heads=geometry.num_heads,
         num_kv_heads=geometry.num_kv_heads,
         head_size=geometry.head_size,
@@ -69,27 +74,28 @@ def read_layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
     Raises:
         ExportError: as `read_teacher`.
     """
-    graph = _Graph.of(bundle)
+    graph = MainGraph.of(bundle)
     import torch
 
     for index in range(bundle.manifest.main.geometry.num_layers):
         yield {name: torch.from_numpy(each) for name, each in graph.layer(index).items()}
 
 
-class _Graph:
-    """A decoder's graph, and where its weights are. attended: numbers of the heads' outputs, side by side."""
+class MainGraph:
+    """A decoder's graph, and where its weights are. num_heads, head_size: of queries."""
 
     @staticmethod
-    def of(bundle: Bundle) -> _Graph:
+    def of(bundle: Bundle) -> MainGraph:
         """That of a bundle's main model."""
         check_format(bundle)
         geometry = bundle.manifest.main.geometry
         model = read_ir(new_core(), _path(bundle))
-        return _Graph(model, geometry.num_layers, geometry.num_heads * geometry.head_size)
+        return MainGraph(model, geometry.num_layers, geometry.num_heads, geometry.head_size)
 
-    def __init__(self, model: ov.Model, num_layers: int, attended: int) -> None:
-        self._model, self._num_layers, self._attended = model, num_layers, attended
-        self._layers: list[dict[str, Projection]] = []  # once they are asked for
+    def __init__(self, model: ov.Model, num_layers: int, num_heads: int, head_size: int) -> None:
+        self._model, self._num_layers = model, num_layers
+        self._num_heads, self._attended = num_heads, num_heads * head_size
+        self._layers: dict[int, dict[str, Projection]] = {}  # those that were asked for
         self._states = hidden_states_of(model, num_layers)
         matrix = output_matrix_of(model)
         if not self._states or matrix is None:
@@ -101,12 +107,7 @@ class _Graph:
 
     def layer(self, index: int) -> dict[str, NDArray[np.float32]]:
         """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products."""
-        if not self._layers:
-            try:
-                self._layers = projections_of(self._model, self._num_layers, attended=self._attended)
-            except BundleError as error:
-                raise ExportError(f"{error} Train a draft model: --kind draft --from DRAFT.") from error
-        named = self._layers[index]
+        named = self._products(index)
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
         matrices = _unpacked([found.node for found in named.values()])
         weights = {f"{name}.weight": matrix for name, matrix in zip(named, matrices, strict=True)}
@@ -114,9 +115,40 @@ class _Graph:
         weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
 
+    def starting_layer(self, index: int) -> dict[str, NDArray[np.float32]]:
+        """What of a layer with attention a head can start from, as `layer` has it.
+
+        Gates of attention are left out (Qwen3.5: their rows follow those of each head's queries), and experts.
+        """
+        found = {name: weight for name, weight in self.layer(index).items() if weight.ndim <= _MATRIX_AXES}
+        for kind in ("weight", "bias"):
+            queries = found.get(name := f"self_attn.q_proj.{kind}")
+            if queries is not None and len(queries) == 2 * self._attended:
+                by_head = queries.reshape(self._num_heads, 2, -1, *queries.shape[1:])
+                found[name] = by_head[:, 0].reshape(self._attended, *queries.shape[1:]).copy()
+        return found
+
+    def mlp_width(self, index: int, num_active: int) -> int:
+        """Numbers of a token between the products of a layer's feed-forward part. num_active: of its experts."""
+        gate = self._products(index)["mlp.gate_proj"]
+        is_dense = len(gate.node.input_value(1).get_partial_shape()) == _MATRIX_AXES
+        return gate.num_out * (1 if is_dense else max(num_active, 1))
+
+    def _products(self, index: int) -> dict[str, Projection]:
+        if index not in self._layers:
+            try:
+                (self._layers[index],) = projections_of(
+                    self._model, self._num_layers, attended=self._attended, layers=(index,)
+                )
+            except BundleError as error:
+                raise ExportError(f"{error} Train a draft model: --kind draft --from DRAFT.") from error
+        return self._layers[index]
+
     def norm_before(self, product: ov.Node) -> NDArray[np.float32]:
         """The weights float32 [h] of the norm whose output a product reads. Graphs lack those that are all 1."""
         node = multiplied_by(product).get_node()
+        while node.get_type_name() in ("Reshape", "Tile"):  # rows for each expert
+            node = node.input_value(0).get_node()
         factors = list(node.input_values()) if node.get_type_name() == "Multiply" else []
         for value in factors:
             if (found := _constant(value)) is not None and found.size > 1:

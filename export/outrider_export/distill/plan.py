@@ -23,6 +23,7 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.memory import system_memory
 from outrider.system.files import reading, usable, write_whole
+from outrider_export.architectures import ARCHITECTURES
 from outrider_export.distill.data import bytes_per_token, feature_names, needs_of, tap_names
 from outrider_export.distill.recipe import USUAL_ANSWER
 from outrider_export.distill.writer import check_format
@@ -156,10 +157,11 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
         ExportError: when the main model or a file of prompts cannot be read, does not fit, or the disk lacks room.
     """
     geometry, size, is_bundle = _look_at(options.main, progress or Silent())
-    if options.kind not in ("auto", "draft") and any(geometry.layer_states):
+    known = ARCHITECTURES.get(geometry.architecture)
+    if known is not None and not known.features and options.kind != "draft":
         raise ExportError(
-            f"Heads of kind {options.kind} are trained from layers with attention, and some layers of {options.main} "
-            "keep a state instead. Train a draft model: --kind draft --from DRAFT."
+            f"{options.main} has the architecture '{geometry.architecture}', whose hidden states are not found in its "
+            "graph, and heads read them. Train a draft model: --kind draft --from DRAFT."
         )
     if "taps" in options.needs:
         tap_names(geometry.num_layers)

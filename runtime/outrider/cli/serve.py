@@ -11,6 +11,7 @@ import click
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of, read_bundle
+from outrider.bundle.opening import is_model
 from outrider.cli.console import err, out, print_json
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
@@ -115,7 +116,7 @@ def serve(
     if idle_minutes is not None:
         return_large_buffers()
     config = read_options(options)
-    opened = {name: open_model(path, draft, quiet=as_json).folder for name, path in named.items()}
+    opened = {name: open_model(path, draft, quiet=as_json, config=config).folder for name, path in named.items()}
     app = make_app(opened, settings, config)
     for model in app.state.service.models.all:
         check_drafter(model.bundle, config)
@@ -171,7 +172,7 @@ def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str
 def _name_of(model: str) -> str:
     """A bundle's folder; for a model, the name that an export gives to its bundle."""
     folder = Path(model).resolve()
-    if folder.is_dir() and not (folder / "config.json").exists():
+    if folder.is_dir() and not is_model(folder):
         return folder.name
     try:
         from outrider_export.sources import default_name

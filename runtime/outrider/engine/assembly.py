@@ -102,7 +102,11 @@ def assemble(
 
     # The draft models may be those of another bundle, in another format perhaps.
     device = config.device
-    draft_bundle = bundle if device.draft_bundle is None else open_bundle(device.draft_bundle)
+    draft_bundle = (
+        bundle
+        if device.draft_bundle is None
+        else open_bundle(device.draft_bundle, for_this_machine=device.takes_any_form)
+    )
     bundled = draft_models_of(draft_bundle, bundle)
     wanted = config.generation.drafter
     named = [entry for entry in bundled if entry.name == wanted]

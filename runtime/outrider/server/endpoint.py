@@ -181,7 +181,7 @@ def _with_infill(choice: Choice, engine: Engine) -> Choice:
     """A choice whose prompt is laid out for this model."""
     if not isinstance(choice.prompt, Infill):
         return choice
-    prompt, needed = choice.prompt.laid_out(engine.tokenizer)
+    prompt, needed = choice.prompt.laid_out(engine.tokenizer, engine.bundle.manifest.tokenizer.infill)
     stops = (*choice.options.get("stop_token_ids", ()), *needed["stop_token_ids"])
     return Choice(prompt, choice.options | {"stop_token_ids": stops})
 

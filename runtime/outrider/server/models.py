@@ -130,7 +130,8 @@ class Models:
     def __init__(self, bundles: Mapping[str, str | Path], config: Config, *, strict: bool = False) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
-        opened = {name: open_bundle(path) for name, path in bundles.items()}
+        any_form = config.device.takes_any_form
+        opened = {name: open_bundle(path, for_this_machine=any_form) for name, path in bundles.items()}
         encoders = {name for name, bundle in opened.items() if bundle.manifest.main.text_encoder is not None}
         self._models = {name: Model(name, opened[name], config) for name in opened if name not in encoders}
         self.encoders = TextEncoders(

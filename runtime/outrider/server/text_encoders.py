@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -118,11 +118,11 @@ class TextEncoders:
         model.num_users += 1
         try:
             async with model.loading:
-                if model.loaded is None:
-                    made = Embedder if model.kind == "embedding" else Reranker
-                    model.loaded = await asyncio.to_thread(made, model.bundle, model.device)
+                if (loaded := model.loaded) is None:
+                    made: Callable[..., Embedder | Reranker] = Embedder if model.kind == "embedding" else Reranker
+                    found = await asyncio.to_thread(made, model.bundle, model.device)
+                    model.loaded = loaded = found
                     log.info("Loaded %s.", model.name)
-                loaded = model.loaded
             yield loaded
         finally:
             model.num_users -= 1

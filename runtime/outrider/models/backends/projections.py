@@ -5,8 +5,7 @@ They are found by what the graph does with them: names of nodes differ with the 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import openvino as ov
@@ -38,20 +37,23 @@ class Projection:
         return multiplied_by(self.node)
 
 
-def projections_of(model: ov.Model, num_layers: int, *, attended: int) -> list[dict[str, Projection]]:
+def projections_of(
+    model: ov.Model, num_layers: int, *, attended: int, layers: Sequence[int] | None = None
+) -> list[dict[str, Projection]]:
     """The products of each layer, by `NAMES`, in a decoder with its own cache or a paged one.
 
-    attended: numbers of all heads' outputs, side by side.
+    attended: numbers of all heads' outputs, side by side. layers: the numbers of those that are wanted; by default all.
 
     Raises:
-        BundleError: when the graph has another form than Llama's or Qwen's.
+        BundleError: when the graph has another form than Llama's or Qwen's, or a wanted layer keeps a state.
     """
     states = hidden_states_of(model, num_layers)
     if not states:
         raise BundleError(f"{_UNKNOWN}It is no chain of residual additions.")
     hidden = states[after_layers(0)].get_partial_shape()[2].get_length()
     sums = [states[after_layers(i)].get_node() for i in range(num_layers + 1)]
-    return [_layer(before, after, hidden, attended) for before, after in itertools.pairwise(sums)]
+    wanted = range(num_layers) if layers is None else layers
+    return [_layer(sums[i], sums[i + 1], hidden, attended) for i in wanted]
 
 
 def _layer(before: ov.Node, after: ov.Node, hidden: int, attended: int) -> dict[str, Projection]:
@@ -62,7 +64,8 @@ def _layer(before: ov.Node, after: ov.Node, hidden: int, attended: int) -> dict[
     down = product_before(_added(after, middle))
     gate, up = _gate_and_up(multiplied_by(down))
     output = product_before(_added(middle, before))
-    attention = nearest(multiplied_by(output), lambda node: node.get_type_name() in _ATTENTIONS)
+    # Not beyond the layer's own input: a layer with a state has no attention, and the one before it may have.
+    attention = nearest(multiplied_by(output), lambda node: node.get_type_name() in _ATTENTIONS, before)
     queries, keys, values = (product_before(attention.input_value(i)) for i in range(3))
     nodes = dict(zip(NAMES, (queries, keys, values, output, gate, up, down), strict=True))
     if len({node.get_name() for node in nodes.values()}) < len(nodes):
@@ -98,9 +101,9 @@ def is_product(node: ov.Node) -> bool:
     return node.get_type_name() == "MatMul" and is_weight(node.input_value(1))
 
 
-def nearest(value: ov.Output, wanted: Callable[[ov.Node], bool]) -> ov.Node:
-    """The nearest node of a kind, at or before a value; raises BundleError if there is none."""
-    for node in backwards(value, wanted):
+def nearest(value: ov.Output, wanted: Callable[[ov.Node], bool], last: ov.Node | None = None) -> ov.Node:
+    """The nearest node of a kind, at or before a value, and not before `last`; raises BundleError if there is none."""
+    for node in backwards(value, lambda each: wanted(each) or each == last):
         if wanted(node):
             return node
     raise BundleError(f"{_UNKNOWN}One of these is missing.")
