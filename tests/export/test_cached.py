@@ -182,7 +182,7 @@ def test_without_links_files_are_stored_again(file: Path, files: list[Path], mon
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(bundle_cache, "_LARGE", 1)
-    monkeypatch.setattr(bundle_cache.os, "link", refused)
+    monkeypatch.setattr(os, "link", refused)
     bundles = [opened(file)[0], opened(file, files[1])[0]]
     assert not {*inodes(bundles[0].folder).values()} & {*inodes(bundles[1].folder).values()}
     assert not list(bundles[1].folder.rglob("*.linked"))
