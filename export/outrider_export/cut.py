@@ -16,10 +16,11 @@ import numpy as np
 
 from outrider.errors import ExportError
 from outrider_export.direct.convert import open_weights
-from outrider_export.direct.describe import FULL, NotDirect
+from outrider_export.direct.describe import NotDirect
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE
 from outrider_export.direct.gguf_config import config_of
 from outrider_export.direct.pack import matrices_of
+from outrider_export.direct.sizes import FULL
 from outrider_export.direct.states import STATE_KINDS
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name, place_of
 from outrider_export.gguf_file import read_header
