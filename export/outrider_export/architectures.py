@@ -68,6 +68,7 @@ _ALL = (
     Architecture("ministral", "Ministral 8B", "sliding", like="mistral"),
     Architecture("mistral", "Mistral 7B, Nemo", "sliding", onnx=True),
     Architecture("mixtral", "Mixtral", "sliding", experts=True),
+    Architecture("nemotron_h", "Nemotron-H, Nemotron Nano 2 (dense)", states="Mamba-2", features=False),
     Architecture("olmo", "OLMo 1", onnx=True),
     Architecture("olmo2", "OLMo 2", onnx=True),
     Architecture("olmoe", "OLMoE", experts=True),

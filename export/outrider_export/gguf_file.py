@@ -53,7 +53,7 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
-_BY_LAYER = ".attention.head_count_kv"  # of models whose layers differ
+_BY_LAYER = (".attention.head_count_kv", ".feed_forward_length")  # of models whose layers differ
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
+from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.states import STATES, State
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_OF_LAYERS = "model.layers."
 _ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
     "silu": "silu",
@@ -24,6 +26,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+_UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
 _SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention")
 
@@ -33,13 +36,14 @@ class Layer:
     """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None.
 
     state: what it keeps instead of keys and values; None for attention, which has the others. experts: None for a dense
-    feed-forward part.
+    feed-forward part. feeds: whether it has a feed-forward part.
     """
 
     window: int
     rope: str | None
     state: State | None = None
     experts: Experts | None = None
+    feeds: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Decoder:
     eps: of norms. attention_scale: of products of queries and keys. embedding_scale, residual_scale, logit_scale: of
     embeddings, of what each part adds to the residual stream, of logits. logit_cap: logits become
     cap · tanh(logits / cap); 0 for none. context_length: in tokens, where it is not config.json's.
+    blocks: the numbers of the layers' parts in files, where these are not those of the layers.
     """
 
     form: Form
@@ -68,6 +73,24 @@ class Decoder:
     logit_cap: float = 0.0
     tied: bool = False
     context_length: int | None = None
+    blocks: Blocks | None = None
+
+    def in_file(self, name: str) -> str:
+        """A tensor's or a module's name with the number that its part has in files."""
+        if self.blocks is None or not name.startswith(_OF_LAYERS):
+            return name
+        layer, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        feeds = part.startswith(("mlp.", f"{self.form.norms.before_mlp}."))
+        number = self.blocks.number(int(layer), feeds=feeds)
+        return name if number is None else f"{_OF_LAYERS}{number}.{part}"
+
+    def of_file(self, name: str) -> str:
+        """The opposite: a module's name with the number of its layer."""
+        if self.blocks is None or not name.startswith(_OF_LAYERS):
+            return name
+        number, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        layer = self.blocks.layer(int(number)) if number.isdecimal() else None
+        return name if layer is None else f"{_OF_LAYERS}{layer}.{part}"
 
     @property
     def windows(self) -> list[int]:
@@ -113,16 +136,18 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
         step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
         config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
+    activations = ACTIVATIONS | _UNGATED if form.ungated else ACTIVATIONS
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
     if config.get("num_local_experts") and not form.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
-    if given not in ACTIVATIONS:
-        raise NotDirect(f"the activation {given!r}")
+    for each in (given, config.get("mamba_hidden_act", "silu")):
+        if each not in activations:
+            raise NotDirect(f"the activation {each!r}")
     try:
-        return _decoder(form, config, ACTIVATIONS[given])
+        return _decoder(form, config, activations[given])
     except KeyError as error:
         raise NotDirect(f"no {error.args[0]!r} in its configuration") from error
     except (TypeError, ValueError) as error:
@@ -130,6 +155,15 @@ def describe(config: Mapping[str, Any]) -> Decoder:
 
 
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
+    blocks = None
+    if form.in_blocks:
+        kinds = block_kinds(config)
+        blocks = Blocks.of(kinds)
+        mixing = [kinds[number] for number in blocks.mixing]
+        if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP)]:
+            raise ValueError(f"layers of the kind {unknown[0]!r}")
+        size = config.get("head_dim", config.get("attention_head_dim"))
+        config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     head_size = int(config.get("head_dim") or hidden // heads)
     if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
@@ -137,6 +171,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     states = _states(config)
     experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
+    feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
     if form.shared and any(experts) and not all(experts):
         raise ValueError("layers with and without experts beside a shared one")
     ropes, context = _ropes(form, config, head_size)
@@ -152,9 +187,9 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         activation=activation,
         ropes=ropes,
         layers=tuple(
-            Layer(window if state is None else 0, rope if state is None else None, state, mixture)
-            for window, rope, state, mixture in zip(
-                windows, _rotations(form, config, windows), states, experts, strict=True
+            Layer(window if state is None else 0, rope if state is None else None, state, mixture, feeds)
+            for window, rope, state, mixture, feeds in zip(
+                windows, _rotations(form, config, windows), states, experts, feeding, strict=True
             )
         ),
         attention_scale=float(scale),
@@ -164,6 +199,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=context,
+        blocks=blocks,
     )
 
 
@@ -234,6 +270,8 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
         return [SLIDING if window else FULL for window in windows]
     if form.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
+    if form.rotated == "none":
+        return [None] * len(windows)
     if form.rotated == "position_embedding_type":
         return [FULL if config.get(form.rotated) == "rope" else None] * len(windows)
     if form.rotated == "no_rope_layers":

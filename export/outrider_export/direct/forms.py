@@ -40,9 +40,11 @@ class Form:
     scale_embedding: embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys
     and values (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding
     window where `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but
-    each n-th. rotated: which layers rotate queries and keys: "all", "sliding", by `no_rope_layers`, or by
+    each n-th. rotated: which layers rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, or by
     `position_embedding_type`. local_theta: layers with a window rotate by frequencies of their own. gated: what
-    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. names: what checkpoints call
+    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. in_blocks: attention, states
+    and feed-forward parts are numbered each on their own, see `Blocks`. ungated: feed-forward parts are down(act(up)),
+    by the square of ReLU, too. names: what checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
     expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
     `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
@@ -63,6 +65,8 @@ class Form:
     rotated: str = "all"
     local_theta: bool = False
     gated: bool = False
+    in_blocks: bool = False
+    ungated: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
@@ -150,6 +154,22 @@ _OF_QWEN3_5 = {
 _OF_QWEN3_5_MOE: dict[str, Any] = _OF_QWEN3_5 | {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
 }  # fmt: skip
+_NAMES_OF_NEMOTRON_H = {
+    **{f"self_attn.{name}_proj": f"mixer.{name}_proj" for name in "qkvo"},
+    **{f"mlp.{name}_proj": f"mixer.{name}_proj" for name in ("up", "down")},
+    **{f"mamba.{name}": f"mixer.{name}" for name in ("in_proj", "out_proj", "conv1d", "norm", "A_log", "dt_bias", "D")},
+    "input_layernorm": "norm", "post_attention_layernorm": "norm", "model.embed_tokens": "model.embeddings",
+    "model.norm": "model.norm_f",
+}  # fmt: skip
+_KEYS_OF_NEMOTRON_H = {
+    "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "mlp_hidden_act", "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim", "mamba_n_groups": "n_groups", "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "conv_kernel",
+}  # fmt: skip
+_OF_NEMOTRON_H: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "hidden_act": "relu2", "mamba_hidden_act": "silu", "mamba_n_heads": 128, "mamba_d_head": 64,
+    "mamba_n_groups": 8, "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_norm_by_group": True,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
@@ -203,6 +223,10 @@ FORMS: dict[str, Form] = {
         Form(
             "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
             defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        ),
+        Form(
+            "nemotron_h", "nemotron_h", rotated="none", in_blocks=True, ungated=True, names=_NAMES_OF_NEMOTRON_H,
+            keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
         ),
         Form("olmo", norm="layer", defaults={"layer_norm_eps": 1e-5}),
         Form("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),

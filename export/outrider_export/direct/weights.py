@@ -29,8 +29,15 @@ Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_OF_TEXT = "model.language_model."
+_OF_TEXT, _OF_MAMBA = "model.language_model.", "backbone."
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def feed_forward_of(decoder: Decoder, layer: Layer) -> tuple[str, ...]:
+    """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
+    if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
+        return ()
+    return FEED_FORWARD[1:] if decoder.form.ungated else FEED_FORWARD
 
 
 def layer_name(i: int, part: str) -> str:
@@ -88,7 +95,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.form.of_checkpoint(_of_text(name))
+        return self.decoder.of_file(self.decoder.form.of_checkpoint(_of_text(name)))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -319,7 +326,9 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
 
 
 def _of_text(name: str) -> str:
-    """A name in a model's text part, without what shows that there is another part."""
+    """A name in a model's text part, without what shows that there is another part; or in what began as Mamba."""
+    if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
+        return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
     return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
 
 
@@ -351,7 +360,7 @@ class CheckpointWeights(Weights):
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
-        stored = self.decoder.form.in_checkpoint(name)
+        stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
         if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             return self._clamped(stored)
