@@ -27,7 +27,6 @@ from outrider_export.direct.weights import (
     FINAL_NORM,
     HEAD,
     Weights,
-    feed_forward_of,
     layer_name,
     place_of,
 )
@@ -163,7 +162,7 @@ def _modules_of(layer: Layer, decoder: Decoder) -> list[str]:
     norms = decoder.form.norms
     around = {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp} - {""}
     experts = layer.experts
-    fed = [*feed_forward_of(decoder, layer), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]
+    fed = [*decoder.feed_forward_of(layer), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]
     return [*mixing, *fed, *sorted(around)]
 
 

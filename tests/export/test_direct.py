@@ -477,6 +477,35 @@ def test_adapters_change_recurrences(name: str, targets: tuple[str, ...], is_ggu
     assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "module", "shape", "says"),
+    [
+        ("lfm2", "layers.0.conv.conv", (64, 3), "which is no linear layer. Only linear layers"),
+        ("qwen3_5_text", "layers.0.linear_attn.conv1d", (160, 4), "which is no linear layer"),
+        ("nemotron_h", "layers.0.mixer.conv1d", (176, 4), "which is no linear layer"),
+        ("qwen3_next", "layers.0.mlp.shared_expert_gate", (1, 64), ""),
+    ],
+)
+def test_no_adapter_is_without_effect(
+    name: str, module: str, shape: tuple[int, int], says: str, tmp_path: Path
+) -> None:
+    """Filters of convolutions have the shape of matrices, too, and a matrix of one row is not rounded."""
+    model, path = saved(name, tmp_path / name)
+    rows, columns = shape
+    change = Change(np.full((2, columns), 0.5, np.float32), np.full((rows, 2), 0.3, np.float32), 1.0)
+    weights = open_weights(path, is_gguf=False)
+    adapter = LoraAdapter("adapter", "", {f"model.{module}": change}, None)
+    if says:
+        with pytest.raises(ExportError, match=says):
+            weights.merge(adapter)
+        return
+    weights.merge(adapter)
+    model.get_submodule(f"model.{module}").weight.data += torch_of(change.up @ change.down)
+    packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
+    save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
+    assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
+
+
 def test_blocks_become_layers_of_two_parts() -> None:
     blocks = Blocks.of(["mamba", "mlp", "mamba", "attention", "mlp"])
     assert blocks == Blocks((0, 2, 3), (1, None, 4))

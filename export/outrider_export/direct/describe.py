@@ -16,6 +16,7 @@ from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.states import STATES, State
 
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 SLIDING, FULL = "sliding_attention", "full_attention"
 _OF_LAYERS = "model.layers."
 _ATTENTION = (SLIDING, FULL, "attention")
@@ -91,6 +92,12 @@ class Decoder:
         number, part = name.removeprefix(_OF_LAYERS).split(".", 1)
         layer = self.blocks.layer(int(number)) if number.isdecimal() else None
         return name if layer is None else f"{_OF_LAYERS}{layer}.{part}"
+
+    def feed_forward_of(self, layer: Layer) -> tuple[str, ...]:
+        """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
+        if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
+            return ()
+        return FEED_FORWARD[1:] if self.form.ungated else FEED_FORWARD
 
     @property
     def windows(self) -> list[int]:

@@ -21,7 +21,7 @@ import numpy as np
 from outrider_export.codes import pack as pack_codes
 from outrider_export.codes import paired, rounded
 from outrider_export.direct import mxfp4
-from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, feed_forward_of, layer_name
+from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, layer_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,7 +157,7 @@ def matrices_of(weights: Weights) -> list[str]:
         for i, layer in enumerate(decoder.layers)
         for part in (
             *(ATTENTION if layer.state is None else layer.state.matrices),
-            *feed_forward_of(decoder, layer),
+            *decoder.feed_forward_of(layer),
             *(() if layer.experts is None else layer.experts.shapes),
         )
     ]

@@ -1,4 +1,4 @@
-"""The graphs of layers with a state: LFM2's short convolution, Qwen3.5's gated delta net, Granite 4.0-H's and Nemotron-H's Mamba-2.
+"""The graphs of layers with a state: LFM2's short convolution, Qwen3.5's gated delta net, Mamba-2.
 
     parts = Parts(number, states, project, …)              # of a layer: its place, its matrices and other weights
     found = state_layer(GatedDeltaNet(…), parts, x)        # float32 [batch, tokens, width], as x

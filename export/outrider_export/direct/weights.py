@@ -10,19 +10,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
-from outrider_export.direct import mxfp4
 from outrider_export.direct.describe import Decoder, Layer
-from outrider_export.direct.experts import DOWN, GATE_UP, ROUTER, Experts
+from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.states import GatedDeltaNet, State
-from outrider_export.sources import Tensor, tensors_of
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -30,14 +27,6 @@ Indices = NDArray[np.int64]
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _OF_TEXT, _OF_MAMBA = "model.language_model.", "backbone."
-FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-
-
-def feed_forward_of(decoder: Decoder, layer: Layer) -> tuple[str, ...]:
-    """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
-    if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
-        return ()
-    return FEED_FORWARD[1:] if decoder.form.ungated else FEED_FORWARD
 
 
 def layer_name(i: int, part: str) -> str:
@@ -83,6 +72,11 @@ class Weights(ABC):
 
         def find(name: str) -> tuple[int, ...] | str | None:
             name = self._own(name)
+            layer, (_, part) = self._layer_of(name), layer_of(name)
+            if layer is not None and layer.state is not None and f"{part}.weight" in layer.state.others:
+                return "is no linear layer"
+            if layer is not None and layer.experts is not None and part in (*layer.experts.shapes, GATE_UP):
+                return "has the matrices of all experts"
             module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
             if module is not None and name == EMBEDDING:
                 return "is an Embedding"
@@ -95,7 +89,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.of_file(self.decoder.form.of_checkpoint(_of_text(name)))
+        return self.decoder.of_file(self.decoder.form.of_checkpoint(of_text(name)))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -262,7 +256,9 @@ class Weights(ABC):
         """A norm or a bias, float32 [n], by its whole name; None if the file does not have it."""
         module, _, kind = name.rpartition(".")
         found = self._part(module, kind)
-        return None if found is None else found.read(slice(None)).reshape(-1)
+        if found is None:
+            return None
+        return (self._changed(module, found) if kind == "weight" else found).read(slice(None)).reshape(-1)
 
     def numbers(self, name: str, count: int) -> Rows:
         """A tensor that has to be there, float32 [count], by its whole name.
@@ -325,16 +321,11 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     return name, None
 
 
-def _of_text(name: str) -> str:
+def of_text(name: str) -> str:
     """A name in a model's text part, without what shows that there is another part; or in what began as Mamba."""
     if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
         return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
     return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
-
-
-def _has_offset(name: str) -> bool:
-    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
-    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
 
 
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
@@ -346,64 +337,3 @@ def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
     of_head[:rotary_size] = of_head[:rotary_size].reshape(-1, 2).T.reshape(-1)
     order: Indices = (np.arange(num_heads)[:, None] * head_size + of_head).reshape(-1)
     return order
-
-
-class CheckpointWeights(Weights):
-    """The weights of a checkpoint folder with safetensors files, one or several."""
-
-    def __init__(self, folder: Path, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=decoder.form.interleaved)
-        self._folder = folder
-        # Of a model that reads images, the text's part.
-        self._tensors = {_of_text(name): tensor for name, tensor in tensors_of(folder).items()}
-        self._files: dict[Path, NDArray[np.uint8]] = {}
-
-    def stored(self, name: str) -> Stored | None:
-        """See `Weights`. Norms have the architecture's offset."""
-        stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
-        is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
-        if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
-            return self._clamped(stored)
-        tensor = self._tensors.get(stored) or self._tensors.get(name)
-        if tensor is None or not tensor.shape:
-            return None
-        data = self._data(tensor)
-        rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
-
-        def read(part: slice | Indices) -> Rows:
-            found = tensor.unpacked(np.ascontiguousarray(rows[part]))
-            return found + offset if offset else found
-
-        return Stored(flat(tensor.shape), tensor.size, read)
-
-    def _data(self, tensor: Tensor) -> NDArray[np.uint8]:
-        if tensor.path not in self._files:
-            self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
-        return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
-
-    def _clamped(self, name: str) -> Stored | None:
-        """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
-        blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
-        if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
-            groups = scales.shape[2]
-            codes = self._data(blocks).reshape(-1, groups * mxfp4.GROUP // 2)
-            powers = self._data(scales).reshape(-1, groups)
-            shape, num_bytes = (len(powers), groups * mxfp4.GROUP), blocks.size + scales.size
-            return Stored(shape, num_bytes, lambda part: mxfp4.unpacked(codes[part], powers[part]), is_mxfp4=True)
-        if whole is None or len(whole.shape) != 3:
-            return None
-        count, columns, rows = whole.shape
-        numbers = self._data(whole).reshape(count, columns, rows, -1)
-
-        def read(part: slice | Indices) -> Rows:
-            chosen = np.arange(count * rows)[part]
-            picked = np.ascontiguousarray(numbers[chosen // rows, :, chosen % rows])
-            return whole.unpacked(picked.reshape(len(chosen), -1))
-
-        return Stored((count * rows, columns), whole.size, read)
-
-    def missing(self, name: str) -> ExportError:
-        """See `Weights`."""
-        name = self.decoder.form.in_checkpoint(name)
-        return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

@@ -1,0 +1,81 @@
+"""The weights of a checkpoint folder, by the names that `outrider_export.direct.weights` has for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ExportError
+from outrider_export.direct import mxfp4
+from outrider_export.direct.describe import Decoder
+from outrider_export.direct.experts import DOWN, GATE_UP
+from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat, of_text
+from outrider_export.sources import Tensor, tensors_of
+
+
+class CheckpointWeights(Weights):
+    """The weights of a checkpoint folder with safetensors files, one or several."""
+
+    def __init__(self, folder: Path, decoder: Decoder) -> None:
+        super().__init__(decoder, interleaved=decoder.form.interleaved)
+        self._folder = folder
+        # Of a model that reads images, the text's part.
+        self._tensors = {of_text(name): tensor for name, tensor in tensors_of(folder).items()}
+        self._files: dict[Path, NDArray[np.uint8]] = {}
+
+    def stored(self, name: str) -> Stored | None:
+        """See `Weights`. Norms have the architecture's offset."""
+        stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
+        is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
+        if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
+            return self._clamped(stored)
+        tensor = self._tensors.get(stored) or self._tensors.get(name)
+        if tensor is None or not tensor.shape:
+            return None
+        data = self._data(tensor)
+        rows = data.reshape(flat(tensor.shape)[0], -1)
+        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
+
+        def read(part: slice | Indices) -> Rows:
+            found = tensor.unpacked(np.ascontiguousarray(rows[part]))
+            return found + offset if offset else found
+
+        return Stored(flat(tensor.shape), tensor.size, read)
+
+    def _data(self, tensor: Tensor) -> NDArray[np.uint8]:
+        if tensor.path not in self._files:
+            self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
+        return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
+
+    def _clamped(self, name: str) -> Stored | None:
+        """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
+        blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
+        if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
+            groups = scales.shape[2]
+            codes = self._data(blocks).reshape(-1, groups * mxfp4.GROUP // 2)
+            powers = self._data(scales).reshape(-1, groups)
+            shape, num_bytes = (len(powers), groups * mxfp4.GROUP), blocks.size + scales.size
+            return Stored(shape, num_bytes, lambda part: mxfp4.unpacked(codes[part], powers[part]), is_mxfp4=True)
+        if whole is None or len(whole.shape) != 3:
+            return None
+        count, columns, rows = whole.shape
+        numbers = self._data(whole).reshape(count, columns, rows, -1)
+
+        def read(part: slice | Indices) -> Rows:
+            chosen = np.arange(count * rows)[part]
+            picked = np.ascontiguousarray(numbers[chosen // rows, :, chosen % rows])
+            return whole.unpacked(picked.reshape(len(chosen), -1))
+
+        return Stored((count * rows, columns), whole.size, read)
+
+    def missing(self, name: str) -> ExportError:
+        """See `Weights`."""
+        name = self.decoder.form.in_checkpoint(name)
+        return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")
+
+
+def _has_offset(name: str) -> bool:
+    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
