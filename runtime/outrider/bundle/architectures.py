@@ -1,4 +1,4 @@
-"""Architectures that do not run, the rule against each, and a program that runs it; `docs/models.md` lists those that do.
+"""Architectures that do not run, the rule against each, and what runs it; `docs/models.md` lists those that do.
 
 A round appends draft tokens to the cache, and drops the rejected ones again. So a model has to keep its past in keys
 and values, one pair for each token, or in a state that OpenVINO stores after each token.
