@@ -77,7 +77,7 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`, and all but `chat` and `peer-draft` have `--json` for one machine-readable object.
+Every command has `--help`, and all but `chat` have `--json` for one machine-readable object.
 Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
@@ -118,18 +118,22 @@ LAYOUTS = (
         "R1-Distill-Llama, a Llama saved by Transformers 5",
         "exported",
     ),
-    ("2023–2025", "Mistral 7B v0.1 and v0.3, Mixtral, Zephyr, Nemo, Ministral 8B; LFM2", "exported"),
+    ("2023–2025", "Mistral 7B v0.1 and v0.3, Mixtral, Zephyr, Nemo, Ministral 8B, Ministral 3; LFM2", "exported"),
     ("2024–2026", "Qwen1.5, Qwen2.5, QwQ, R1-Distill-Qwen, Qwen3, also saved by Transformers 5", "exported"),
     (
         "2023–2025",
-        "Phi 3, 3.5, 4-mini; Gemma 1, 2, 3, also by others; SmolLM3, OLMo 1 and 2, Granite 3.1, ERNIE 4.5, StableLM 3B "
-        "and 2",
+        "Phi 3, 3.5, 4-mini; Gemma 1, 2, 3, also by others; SmolLM3, OLMo 1, 2 and 3, Granite 3.1, ERNIE 4.5, "
+        "StableLM 3B and 2, Hunyuan, GLM-4",
+        "exported",
+    ),
+    (
+        "2025–2026",
+        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer",
         "exported",
     ),
     (
         "2019–2025",
-        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Command R, StarCoder2, Hunyuan, T5, Flan-T5, "
-        "Whisper, MarianMT",
+        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Command R, StarCoder2, T5, Flan-T5, Whisper, MarianMT",
         "tokenizer converted; weights need `.[export]`",
     ),
     (
@@ -151,7 +155,7 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 60 models
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 71 models
 (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
@@ -172,7 +176,7 @@ checkpoint on a random text, and refuses it if they differ. This is necessary be
 pattern of the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of
 each layer; a graph with other windows is refused at load.
 
-These architectures are refused before anything is converted, and again at load:
+These architectures are refused before weights are downloaded or packages asked for, and again at load:
 
 | architectures | why | what runs them |
 |---|---|---|
@@ -194,8 +198,31 @@ the feed-forward part after it, so `outrider inspect` shows fewer layers than `c
 with the limits of time steps of `time_step_limit`, as in NVIDIA's kernels; Transformers without these kernels takes
 `time_step_min` as the least, and differs from its own text token by token beyond `chunk_size` tokens.
 
-Checkpoints of Qwen3.5 (`qwen3_5`) read images: their text part is converted, and the bundle reads text only. GGUF files
-of Granite 4.0 that have attention in all layers name the architecture `granite`.
+GGUF files of Granite 4.0 that have attention in all layers name the architecture `granite`.
+
+## Models that read images, as text models
+
+Checkpoints of Qwen3.5, Ministral 3 and Mistral Small 3 (`mistral3`), EXAONE 4.5 and Muse Glimmer read images: their
+text part is converted, and the bundle reads text only. Checkpoints in FP8, such as Ministral 3's, are read with
+their scales.
+
+## Gemma 4
+
+E2B, E4B, 12B, 31B and 26B-A4B, from checkpoints and GGUF files (`gemma4`). The checkpoints read images and sounds:
+their text part is converted, and the bundle reads text only. The 12B's classes have names of their own
+(`gemma4_unified`), which Transformers 5.5 does not know; its text part is read as the 31B's.
+
+- **Layers differ.** Layers with full attention have heads of 512 numbers and fewer of them, those with a sliding window
+  have 256. Each layer has a cache of its own size, and of the last 20 layers of E2B and 18 of E4B none has any: they
+  read the cache of the last layer of their kind before them. A token takes 9,216 numbers in E2B and 28,672 in E4B
+  (37 and 115 kB in f32), where 21,504 and 50,176 would be needed if each layer had its own. Layers with a window keep
+  the keys of the whole text: the window limits what they read.
+- **Embeddings by layer.** Half of E2B's 4.6 billion weights, and 2.8 of E4B's 7.5, are embeddings that each layer has
+  of its own. They are stored in 8 bits, with a scale for each token and layer, and are looked up there: of this part of
+  the file, the operating system reads the rows of tokens that occur, and a call takes no more time for it.
+- Logits are within float error of Transformers' in float32, with and without shared keys, embeddings by layer and
+  experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
+- A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
 
 ## LongRoPE
 

@@ -15,6 +15,7 @@ import pytest
 from adapters import write_adapter
 from outrider_export.demo_model import FILE
 from serving import TEMPLATE, serving
+from text_encoders import write_toy
 from tiny_vision import add_toy_encoder, picture
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +86,9 @@ def test_blocks_run_in_their_order(page: str, folder: Path, tiny: Path) -> None:
     program = program.replace(place, first + place, 1)
     if page == "adapters.md":
         folder = add_adapters(folder)
+    if page == "embeddings.md":
+        write_toy(folder / "bge-small", tiny, "embedding")
+        write_toy(folder / "bge-reranker", tiny, "rerank")
     if page == "vision.md":
         add_toy_encoder(tiny, folder / "my-eyes")
         image = pytest.importorskip("PIL.Image", reason="the extra [vision]")

@@ -15,7 +15,6 @@ takes models that are in ONNX already; see `outrider_export.take_in`. `add_draft
 reads the main model's hidden states or a draft model, and `pack` takes one out; see `outrider_export.heads`.
 `add_adapter` adds a LoRA adapter that requests may choose, and `adapter=` merges one into the main model; see
 `outrider_export.adapters`.
-`write_for_ovms` writes a bundle's models for OpenVINO Model Server; see `outrider_export.ovms`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from outrider_export.drafters import add_drafter as add_drafter
     from outrider_export.export import export_bundle as export_bundle
     from outrider_export.heads.packed import pack as pack
-    from outrider_export.ovms import Serving as Serving
-    from outrider_export.ovms import write_for_ovms as write_for_ovms
     from outrider_export.progress import Progress as Progress
     from outrider_export.progress import Silent as Silent
     from outrider_export.sources import default_output as default_output
@@ -39,13 +36,11 @@ _MODULE_OF = {
     "Progress": "progress",
     "add_adapter": "adapters.add",
     "add_drafter": "drafters",
-    "Serving": "ovms",
     "Silent": "progress",
     "default_output": "sources",
     "export_bundle": "export",
     "import_bundle": "take_in",
     "pack": "heads.packed",
-    "write_for_ovms": "ovms",
 }
 __all__ = [*_MODULE_OF]
 

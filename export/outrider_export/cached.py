@@ -21,13 +21,20 @@ from outrider.system.progress import report
 from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.find_draft import AUTO, find_draft
+from outrider_export.form_choice import machine_key
 from outrider_export.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import NONE, Located, default_name, fetch, locate
 
 
-def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress: Progress | None = None) -> Bundle:
-    """The bundle of a model, and of a draft model for it, with the weights that an export gives them unless told.
+def cached_bundle(
+    main: str | Path,
+    draft: str | Path | None = None,
+    *,
+    for_this_machine: bool = True,
+    progress: Progress | None = None,
+) -> Bundle:
+    """The bundle of a model, and of a draft model for it, in the forms that an export gives them unless told.
 
     draft: "auto" looks for one; see `outrider_export.find_draft`. "none": without the MTP module that the model's own
     files may have. `main` may also be the name of a bundle in the cache.
@@ -45,8 +52,9 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
     has_draft = len(sources) > 1
     key = {
         "version": __version__,
-        "main": [sources[0].content, DEFAULT_WEIGHTS["main"]],
-        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
+        "main": [_identity(sources[0]), DEFAULT_WEIGHTS["main"]],
+        "draft": [_identity(sources[1]), DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
+        "for": machine_key() if for_this_machine else None,
     }
 
     def make(output: Path) -> Bundle:
@@ -68,6 +76,7 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
             output=output,
             revision=commits[0],
             draft_revision=commits[-1] if has_draft else None,
+            for_this_machine=for_this_machine,
             progress=progress,
         )
         for path, stamps in zip(paths, before, strict=True):
@@ -75,6 +84,12 @@ def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress
         return made
 
     return cache.get(default_name(main, draft if has_draft else None), key, sources, make, progress)
+
+
+def _identity(source: Source) -> str:
+    """What the weights come from: of a hub id with a quantization, one of several files of a commit."""
+    tag = source.name.partition(":")[2] if source.kind == "hub" else ""
+    return f"{source.content}:{tag}" if tag else source.content
 
 
 def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:
@@ -88,7 +103,7 @@ def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress)
         return Source(role, gone.kind, gone.name, gone.content)
     located = _locate(name, path)
     if located.kind != "hub":
-        return Source(role, located.kind, str(path), content_of(located, cache.sources, progress))
+        return Source(role, located.kind, str(absolute(located.fetched)), content_of(located, cache.sources, progress))
     if (known := cache.recorded(located.id)) is not None:
         return Source(role, "hub", located.id, known.content)
     return Source(role, "hub", located.id, fetch(located, trust_remote_code=False, progress=progress).revision or "")

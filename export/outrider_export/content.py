@@ -17,12 +17,13 @@ from outrider.bundle.hashes import sha256_of
 from outrider.errors import ExportError
 from outrider.system.files import shown, why
 from outrider.system.saved import SavedValue
+from outrider_export.gguf_shards import complete_shards
 from outrider_export.hub import ALLOWED
 from outrider_export.progress import Progress
-from outrider_export.sources import OTHER_TEMPLATES, Located
+from outrider_export.sources import OTHER_TEMPLATES, POOLING, Located
 
 # What an export reads of a checkpoint folder, besides: vocabularies that are older than tokenizer.json.
-_READ = (*ALLOWED, OTHER_TEMPLATES, "*.txt")
+_READ = (*ALLOWED, OTHER_TEMPLATES, POOLING, "*.txt")
 # A file that was changed so recently may be changed again within the same tick of the disk's clock: FAT's has 2 s.
 _SETTLED_NS = 3 * 10**9
 
@@ -76,13 +77,14 @@ def is_changed(path: Path, content: str, folder: Path) -> bool:
 
 
 def stamps_of(path: Path) -> list[Stamp]:
-    """The folder entries of a model's files. path: of a file, or of a checkpoint folder.
+    """The folder entries of a model's files. path: of a file, or one of its parts, or of a checkpoint folder.
 
     Raises:
         ExportError: when one cannot be found.
     """
     try:
-        files = sorted({file for pattern in _READ for file in path.glob(pattern)}) if path.is_dir() else [path]
+        found = {file for pattern in _READ for file in path.glob(pattern)} if path.is_dir() else complete_shards(path)
+        files = sorted(found)
         stamps = []
         for file in files:
             stat = file.stat()
@@ -118,4 +120,4 @@ def _saved(path: Path, folder: Path) -> SavedValue[_Known]:
 
 
 def _file(path: Path, stamp: Stamp) -> Path:
-    return path / stamp.name if path.is_dir() else path
+    return path / stamp.name if path.is_dir() else path.with_name(stamp.name)

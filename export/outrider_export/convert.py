@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import struct
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from outrider.system.core import new_core
 from outrider_export.adapters.peft_format import LoraAdapter, check_fits, read_adapter
 from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS, describe_layers, settle_positions
 from outrider_export.comparison import Comparison
-from outrider_export.gguf_file import aligned, is_array, read_header
+from outrider_export.gguf_copy import write_slim_copy
 from outrider_export.keep import move_model
 from outrider_export.progress import Progress
 
@@ -93,31 +92,6 @@ def load_model(job: dict[str, Any]) -> Any:
     if job.get("adapter"):
         merge(model, read_adapter(Path(job["adapter"])))
     return model
-
-
-def write_slim_copy(source: Path, target: Path) -> None:
-    """Copy a GGUF file without its tokenizer's lists, whose length goes into `<architecture>.vocab_size`."""
-    header = read_header(source)
-    size_key = header.of_architecture("vocab_size").encode()
-    tokens = "tokenizer.ggml.tokens"
-    vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
-    spans = [span for key, span in header.entries.items() if not is_array(header.metadata[key])]
-    with source.open("rb") as old, target.open("wb") as new:
-
-        def copy(first: int, end: int) -> None:
-            old.seek(first)
-            new.write(old.read(end - first))
-
-        add_size = vocab_size > 0 and size_key.decode() not in header.entries
-        new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(spans) + add_size))
-        for span in spans:
-            copy(*span)
-        if add_size:
-            new.write(struct.pack("<Q", len(size_key)) + size_key + struct.pack("<II", 4, vocab_size))
-        copy(*header.infos)
-        new.write(b"\0" * (aligned(new.tell(), header.alignment) - new.tell()))
-        old.seek(header.data_start)
-        shutil.copyfileobj(old, new, 1 << 24)
 
 
 def merge(model: Any, adapter: LoraAdapter) -> None:

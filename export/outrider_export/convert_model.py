@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from outrider.bundle.hashes import sha256_of
+from outrider.bundle.hashes import sha256_of, sha256_of_all
 from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, Format, Geometry, ModelEntry, Source, TokenizerEntry
 from outrider.errors import ExportError
 from outrider.system.together import start
@@ -19,6 +19,7 @@ from outrider_export.child import run_child
 from outrider_export.diet import Diet, put_on_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.geometry import check_ir
+from outrider_export.gguf_shards import shards_of
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.marian_tokenizer import is_marian
 from outrider_export.marian_tokenizer import write_tokenizer as write_marian_tokenizer
@@ -27,7 +28,7 @@ from outrider_export.pairing import Pairing
 from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
 from outrider_export.progress import Progress
 from outrider_export.sources import read_json, read_templates
-from outrider_export.special_tokens import eos_of, token_of_config
+from outrider_export.special_tokens import eos_of, infill_of, token_of_config
 from outrider_export.target import NoRoom, Target
 from outrider_export.tokenizer_files import copy_files
 
@@ -57,7 +58,7 @@ def convert_model(
         ExportError: when it cannot be converted. A full disk is named: the libraries' message is "iostream error".
     """
     try:
-        hashes = [] if plan.header is None else [partial(sha256_of, plan.path)]
+        hashes = [] if plan.header is None else [partial(sha256_of_all, shards_of(plan.path))]
         with start(hashes) as hashed:  # a conversion does not keep all processors busy
             entry = _convert(plan, target, trust_remote_code, progress, adapter)
         digest = hashed[0].result() if hashed else None
@@ -82,10 +83,10 @@ def _convert(
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
     if plan.weights == "keep":
         recipe = {"route": "keep"}
-        run_child("outrider_export.keep", job | {"gguf": str(plan.path.resolve())}, what, progress)
+        run_child("outrider_export.keep", job | {"gguf": str(plan.path.absolute())}, what, progress)
     else:
         job |= {
-            "model": str(plan.path.resolve()),
+            "model": str(plan.path.absolute()),  # links keep their names, which say of parts which they are
             "gguf": plan.header is not None,
             "format": plan.format,
             "weights": plan.weights,
@@ -103,6 +104,8 @@ def _convert(
         done = run_child(module, job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
+        if plan.chosen:
+            recipe["chosen"] = plan.chosen
         if adapter is not None:
             recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
         geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
@@ -176,7 +179,7 @@ def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
         id=plan.source.id,
         kind=plan.source.kind,
         revision=plan.source.revision,
-        recipe=recipe | {name: _version(name) for name in packages},
+        recipe=recipe | {name: version_of(name) for name in packages},
     )
 
 
@@ -190,6 +193,7 @@ def describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
         bos_token_id=token_of_config(config, "bos", plan.vocabulary),
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
         chat_template=bool(read_templates(folder).by_name),
+        infill=infill_of(plan),
     )
 
 
@@ -213,7 +217,8 @@ def describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet
     )
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package; "unknown" without one."""
     try:
         return version(package)
     except PackageNotFoundError:

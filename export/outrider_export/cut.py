@@ -1,15 +1,14 @@
 """A checkpoint of a model's first layers, to be exported and timed in place of the whole model.
 
-    num_layers = count_layers(source)
-    write_slice(source, 2, folder)    # a checkpoint folder: two layers, embedding, output matrix, tokenizer
+    num_layers, is_tied = describe_whole(source)
+    write_slice(source, 2, folder, token_ids)    # a checkpoint folder: two layers, embedding, output matrix
 
-Only times and sizes of such a model stand for the whole one's: its logits mean nothing.
+Only times and sizes of such a model stand for the whole one's: its logits mean nothing. It has no tokenizer.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +17,11 @@ import numpy as np
 from outrider.errors import ExportError
 from outrider_export.direct.blocks import MLP
 from outrider_export.direct.convert import open_weights
-from outrider_export.direct.describe import FULL, NotDirect
+from outrider_export.direct.describe import NotDirect
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE
 from outrider_export.direct.gguf_config import config_of
+from outrider_export.direct.pack import matrices_of
+from outrider_export.direct.sizes import FULL
 from outrider_export.direct.states import STATE_KINDS
 from outrider_export.direct.weights import (
     EMBEDDING,
@@ -31,7 +32,6 @@ from outrider_export.direct.weights import (
     place_of,
 )
 from outrider_export.gguf_file import read_header
-from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.sources import Located, read_config
 
 if TYPE_CHECKING:
@@ -43,25 +43,26 @@ if TYPE_CHECKING:
     from outrider_export.direct.weights import Indices, Stored
 
 _ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
-_WEIGHTS = (".safetensors", ".index.json", ".bin", ".gguf")
 
 
-def count_layers(source: Located) -> int:
-    """The number of layers of a model that is on this machine.
+def describe_whole(source: Located) -> tuple[int, bool]:
+    """The number of layers of a model that is on this machine, and whether its embedding is its output matrix.
 
     Raises:
         ExportError: when it is not converted without PyTorch: its layers have no names that are known.
     """
-    return len(_open(source).decoder.layers)
+    weights = _open(source)
+    return len(weights.decoder.layers), HEAD not in matrices_of(weights)
 
 
-def write_slice(source: Located, num_layers: int, folder: Path) -> None:
-    """Write a checkpoint of `num_layers` layers to a new folder, with the tokenizer.
+def write_slice(source: Located, num_layers: int, folder: Path, token_ids: Indices | None = None) -> int:
+    """Write a checkpoint of `num_layers` layers to a new folder. Returns how many weights it has.
 
     They are the first ones; of a model with states the first layer with attention, and those from the first on.
+    token_ids: int64 [n], the tokens that embedding and output matrix have, by their new ids; None for all.
 
     Raises:
-        ExportError: as `count_layers`, or when the model is damaged.
+        ExportError: as `describe_whole`, or when the model is damaged.
         OSError: when the disk is full.
     """
     weights, path = _open(source), _path(source)
@@ -73,19 +74,23 @@ def write_slice(source: Located, num_layers: int, folder: Path) -> None:
         config["vocab_size"] = weights.matrix(EMBEDDING).shape[0]
         name = config["model_type"]
         config["architectures"] = [_ARCHITECTURES.get(name, f"{name.capitalize()}ForCausalLM")]
-        write_tokenizer(header, folder)
     else:
         config = read_config(path)
-        for file in path.iterdir():
-            if file.is_file() and not file.name.endswith(_WEIGHTS):
-                shutil.copyfile(file, folder / file.name)
-    (folder / "config.json").write_text(json.dumps(_cut(config, weights.decoder, chosen)), encoding="utf-8")
-    _save(_tensors(weights, chosen), folder / "model.safetensors")
+    cut = _cut(config, weights.decoder, chosen)
+    if token_ids is not None:
+        cut["vocab_size"] = len(token_ids)
+    (folder / "config.json").write_text(json.dumps(cut), encoding="utf-8")
+    tensors = _tensors(weights, chosen, token_ids)
+    _save(tensors, folder / "model.safetensors")
+    return sum(tensor.size for tensor in tensors.values())
 
 
 def _open(source: Located) -> Weights:
     try:
-        return open_weights(_path(source), source.kind == "gguf")
+        weights = open_weights(_path(source), source.kind == "gguf")
+        if weights.decoder.form.varied:
+            raise NotDirect("its layers differ in their sizes")
+        return weights
     except NotDirect as error:
         raise ExportError(
             f"{source.id} cannot be cut into slices: {error}. Export it in each form, and compare: outrider bench."
@@ -121,14 +126,15 @@ def _cut(config: dict[str, Any], decoder: Decoder, chosen: list[int]) -> dict[st
     return cut | {"num_hidden_layers": len(chosen)}
 
 
-def _tensors(weights: Weights, chosen: list[int]) -> dict[str, NDArray[np.float16]]:
-    """All tensors of some layers, and those around them, by the names of Llama's checkpoints."""
+def _tensors(weights: Weights, chosen: list[int], token_ids: Indices | None) -> dict[str, NDArray[np.float16]]:
+    """All tensors of some layers, and those around them for some tokens, by the names of Llama's checkpoints."""
     made: dict[str, NDArray[np.float16]] = {}
 
     def add(name: str, stored: Stored | None, rows: Indices | None = None) -> None:
         if stored is not None and name not in made:
             read = stored.read(slice(None) if rows is None else rows)
-            made[name] = np.ascontiguousarray(read.astype(np.float16)).reshape(stored.shape)
+            shape = stored.shape if rows is None else (len(rows), *stored.shape[1:])
+            made[name] = np.ascontiguousarray(read.astype(np.float16)).reshape(shape)
 
     def add_module(name: str, new: str) -> None:
         module, _ = place_of(name, weights.decoder)
@@ -136,6 +142,7 @@ def _tensors(weights: Weights, chosen: list[int]) -> dict[str, NDArray[np.float1
             stored = weights.stored(f"{module}.{kind}")
             whole = stored is None or module != name
             rows = None if whole or stored is None else weights.rows_of(name, stored.shape[0])
+            rows = token_ids if name in (EMBEDDING, HEAD) else rows
             add(f"{place_of(new, weights.decoder)[0]}.{kind}", stored, rows)
 
     for name in (EMBEDDING, FINAL_NORM, *([] if weights.decoder.tied else [HEAD])):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider import __version__
+from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
@@ -59,6 +60,7 @@ def add_drafter(
     progress = progress or Silent()
     old = read_bundle(bundle)
     main = old.manifest.main
+    check_writes(old.manifest, old.folder)
     if main.encoder is not None:
         raise ExportError(
             f"{old.folder} has an encoder-decoder model, and heads such as EAGLE draft for decoders only. Export it "

@@ -15,6 +15,7 @@ from outrider.bundle.manifest import (
     DrafterEntry,
     Manifest,
     ModelEntry,
+    TextEncoderKind,
     write_manifest,
 )
 from outrider.config.files import user_path
@@ -24,11 +25,13 @@ from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
+from outrider_export.form_choice import PORTABLE, choose_forms
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
 from outrider_export.heads.write import check_head_weights
 from outrider_export.pairing import Pairing, pair_vocabularies
+from outrider_export.plan import DEFAULT_WEIGHTS as MAIN_WEIGHTS
 from outrider_export.plan import (
     Plan,
     check_format,
@@ -42,6 +45,8 @@ from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import NONE, Located, check_packages, fetch, locate
 from outrider_export.special_tokens import eos_of
 from outrider_export.target import NoRoom, Target, check_space
+from outrider_export.text_encoders.checkpoint import kind_of
+from outrider_export.text_encoders.export import check_options, export_text_encoder
 
 
 def export_bundle(
@@ -49,7 +54,7 @@ def export_bundle(
     draft: str | Path | None = None,
     *,
     output: str | Path,
-    format: str = "openvino",  # noqa: A002 - the option's name
+    format: str | None = None,  # noqa: A002 - the option's name
     draft_format: str | None = None,
     weights: str | None = None,
     draft_weights: str | None = None,
@@ -60,6 +65,7 @@ def export_bundle(
     adapter: str | Path | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
+    for_this_machine: bool = True,
     progress: Progress | None = None,
 ) -> Bundle:
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
@@ -68,9 +74,11 @@ def export_bundle(
 
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
     "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
-    file's weights unconverted. draft_vocab: the number of tokens that the draft model proposes, or "all".
-    draft_vocab_corpus: a file of typical text to choose them by. See `outrider_export.diet`. adapter: the folder of a
-    LoRA adapter, which is merged into the main model; see `outrider_export.adapters`.
+    file's weights unconverted. for_this_machine: a model without these options gets the form that is fastest here, if
+    it is not small; see `outrider_export.form_choice`. False: the defaults above, in OpenVINO. draft_vocab: the number
+    of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
+    `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the main model; see
+    `outrider_export.adapters`.
 
     Raises:
         OptionError: for an invalid option.
@@ -79,10 +87,18 @@ def export_bundle(
     """
     check_packages()
     progress = progress or Silent()
-    main_form, draft_form = check_format("format", format), check_format("draft_format", draft_format or format)
+    is_free = for_this_machine and format is None and weights is None
+    main_form = check_format("format", format or PORTABLE[0])
+    draft_form = check_format("draft_format", draft_format or main_form)
     check_weights("weights", weights, main_form)
     check_weights("draft_weights", draft_weights, draft_form)
-    named = [("main", locate(main, revision), main_form, weights)]
+    source = locate(main, revision)
+    if (kind := kind_of(source)) is not None:
+        return _export_text_encoder(
+            source, kind, weights, Path(output), trust_remote_code, overwrite, progress,
+            draft=draft, format=main_form, draft_vocab=draft_vocab, adapter=adapter,
+        )  # fmt: skip
+    named = [("main", source, main_form, weights)]
     takes_own = draft is None and may_have_own(named[0][1])
     draft = None if draft == NONE else draft
     if draft is not None:
@@ -101,6 +117,9 @@ def export_bundle(
                 (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
+            for (role, found, form, asked), (_, source, *_) in zip(fetched, named, strict=True):
+                if found.kind != source.kind:
+                    check_route(role, found, form, asked, trust_remote_code=trust_remote_code)
             drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
             if drafter is not None:  # before configurations are read
                 check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
@@ -130,6 +149,10 @@ def export_bundle(
             for plan, folder in zip(plans, folders, strict=True):
                 if folder is not None:  # before the weights, which take minutes
                     convert_tokenizer(plan, target.new / folder, trust_remote_code, ForModel(progress, plan.role))
+            if is_free:
+                tokenizers = [target.new / (folder or "tokenizer") for folder in folders]
+                plans = choose_forms(plans, tokenizers, draft_format, draft_weights, progress)
+                check_space(target.output.parent, space_needed(plans))
             entries = [
                 convert_model(
                     plan,
@@ -155,6 +178,28 @@ def export_bundle(
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
     return read_bundle(target.output)
+
+
+def _export_text_encoder(
+    source: Located,
+    kind: TextEncoderKind,
+    weights: str | None,
+    output: Path,
+    trust_remote_code: bool,
+    overwrite: bool,
+    progress: Progress,
+    **others: object,
+) -> Bundle:
+    """The export of a model that writes no text. others: options that such models have not."""
+    check_options(source, kind, weights, others)
+    try:
+        with Target(output, overwrite) as target:
+            weights = weights or MAIN_WEIGHTS["main"]
+            return export_text_encoder(
+                source, kind, target, weights=weights, trust_remote_code=trust_remote_code, progress=progress
+            )
+    except OSError as error:
+        raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
 
 
 def _plan_head(

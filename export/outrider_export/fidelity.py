@@ -59,7 +59,7 @@ def compare_with_checkpoint(
             "role": role,
             "scheduler": asdict(config.scheduler) | {"answer_store": None},
             "device": asdict(config.device.of(role)) | {"main_device": device, "draft_bundle": None},
-            "model": str(source.fetched.resolve()),
+            "model": str(source.fetched.absolute()),
             "gguf": source.kind == "gguf",
             "scratch": scratch,
             "trust_remote_code": False,

@@ -20,11 +20,13 @@ from typing import Any
 from outrider.bundle.manifest import Format
 from outrider.errors import OutriderError
 from outrider_export.bundle_cache import BundleCache
+from outrider_export.gguf_shards import models_in, shards_of
 from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.heads.own import find_own
 from outrider_export.plan import Plan, make_plan
 from outrider_export.progress import Progress
 from outrider_export.sources import Located, locate
+from outrider_export.text_encoders.checkpoint import kind_of as kind_of_text
 from outrider_export.vocabulary import Vocabulary
 
 AUTO = "auto"
@@ -66,6 +68,8 @@ def find_draft(
     located = locate(main)
     if located.kind == "hub" and (folder := _hub_folders().get(located.id)) is not None:
         located = Located(located.id, "hub", folder, folder.name)
+    if located.path is not None and kind_of_text(located) is not None:
+        return None  # it writes nothing
     if located.path is not None:
         plan = make_plan("main", located, format, None)
         if find_own(plan, progress) is not None:
@@ -146,7 +150,9 @@ def _local(main: Path, cache: BundleCache) -> Iterator[Path]:
     """Models that may be drafters, from the nearest on."""
     beside = main.resolve().parent
     with contextlib.suppress(OSError):
-        yield from sorted(path for path in beside.iterdir() if _is_model(path))
+        yield from sorted(
+            [*(path for path in beside.iterdir() if (path / "config.json").is_file()), *models_in(beside)]
+        )
     for entry in cache.entries():
         yield from (
             Path(source.name) for source in entry.sources if source.kind != "hub" and Path(source.name).exists()
@@ -154,13 +160,9 @@ def _local(main: Path, cache: BundleCache) -> Iterator[Path]:
     yield from _hub_folders().values()
 
 
-def _is_model(path: Path) -> bool:
-    return (path / "config.json").is_file() if path.is_dir() else path.suffix.lower() == ".gguf"
-
-
 def _size(path: Path) -> int:
     """Bytes of a model's weights."""
-    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    files = path.glob("*.safetensors") if path.is_dir() else shards_of(path)
     return sum(file.stat().st_size for file in files)
 
 
@@ -175,7 +177,8 @@ def _hub_folders() -> dict[str, Path]:
     newest = {
         repo.repo_id: max(repo.revisions, key=lambda each: each.last_modified) for repo in found if repo.revisions
     }
-    return {name: Path(each.snapshot_path) for name, each in newest.items() if _is_model(Path(each.snapshot_path))}
+    folders = {name: Path(each.snapshot_path) for name, each in newest.items()}
+    return {name: folder for name, folder in folders.items() if (folder / "config.json").is_file()}
 
 
 def _is_reachable(name: str) -> bool:

@@ -1,142 +1,206 @@
-"""Which weights are fastest on this machine: `outrider tune --weights`.
+"""How fast a model is in each form on this machine, and what it loses, from slices of it.
 
-    source = locate("model.gguf")
-    forms, left_out = measure_forms(source, config)
-    forms[0].seconds[1]    # of a call of one row, of the whole model
+    with Trial(plan, config) as trial:
+        forms = trial.measure([("openvino", "int8"), ("onnx", "int4")])
+        forms[0].seconds[1]    # of a call of one row, of the whole model
+        trial.slice_kl(forms[1])
 
-Two slices of the model are exported in each form, loaded as any bundle is, with the settings that are best for it, and
-timed. A layer's time is their difference; the whole model's is that of all its layers and of what is around them.
-Before each call the processor's cache is filled with other data: a slice would stay in it, and no whole model does.
-What a form loses is measured on the large slice, against the same slice in 16 bits.
+Slices are converted to each form, and timed in turns; see `form_slices`. Their tokens are those of a text, and the
+vocabulary's first. What a form loses is measured on the larger slice, against the same slice in 16 bits.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from outrider.bundle import read_bundle
+from outrider.bundle.manifest import Source
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import ExportError
-from outrider.models.measure.cost import NEAR, time_calls
 from outrider.models.measured import Subject
-from outrider.models.part import parts_of
-from outrider.models.reference import Reference
-from outrider.models.trials import choose
+from outrider.models.reference import NUM_SAMPLED, SAMPLE, Reference
 from outrider.system.progress import report
-from outrider_export.cut import count_layers, write_slice
-from outrider_export.export import export_bundle
+from outrider_export.convert_model import copy_tokenizer
+from outrider_export.cut import describe_whole, write_slice
+from outrider_export.form_slices import Checkpoint, FormSlices, Whole, time_slices
+from outrider_export.plan import check_route
+from outrider_export.tokenizer_files import read_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+    from types import TracebackType
 
+    from outrider.bundle.manifest import Format
     from outrider.config import Config
-    from outrider_export.sources import Located
+    from outrider_export.plan import Plan
 
-FORMS = (("openvino", "int8"), ("openvino", "int4"), ("onnx", "int8"), ("onnx", "int4"))
+FORMS: tuple[tuple[Format, str], ...] = (
+    ("openvino", "int8"),
+    ("openvino", "int4"),
+    ("onnx", "int8"),
+    ("onnx", "int4"),
+)
 ROWS = (1, 2, 4, 8)
-SMALL, LARGE = 1, 5  # layers of the slices
+CUTS = (65_536, 32_768)  # sizes of a draft model's output matrix, in tokens
 # What `auto` is predicted for: a draft model whose token takes this share of the fastest form's call of one row, and
 # whose tokens are accepted as often as this.
 DRAFT_SHARE, ACCEPTANCE = 0.25, 0.6
-_MAX_TOKENS = 512
-_PATIENCE, _TURNS = 0.03, 4  # seconds that each call is repeated for, at least, in each turn
-_CACHE_BYTES = 128_000_000  # more than processors' caches have
+_MOST_SECONDS = 40.0  # of calls that are timed
+_VOCABULARY = 8_192  # tokens of the slices
+_MOST_MORE = 4  # layers that the larger slice has more than the smaller one
+_MORE_WEIGHTS = 80_000_000  # that these have at least; in small models, where they are fewer, all `_MOST_MORE`
 
 
 @dataclass(frozen=True)
 class Form:
     """The whole model in one form, as predicted.
 
-    seconds: of a call, by rows. num_bytes: of its weights, on disk and at least in memory. slice_kl: the mean KL
-    divergence of the large slice's distributions from those in 16-bit weights, calculated in f32, in nats.
+    seconds: of a call, by rows. cut: seconds of a call of one row with an output matrix for so many tokens. num_bytes:
+    of its weights, on disk and at least in memory. slice_kl: the mean KL divergence of the large slice's distributions
+    from those in 16-bit weights, calculated in f32, in nats; None: not measured.
     """
 
-    format: str
+    format: Format
     weights: str
     seconds: dict[int, float]
+    cut: dict[int, float]
     num_bytes: int
     setting: str
-    slice_kl: float
+    slice_kl: float | None = None
 
     @property
     def plain(self) -> float:
         """Tokens a second of plain decoding."""
         return 1 / self.seconds[1]
 
-    def auto(self, draft: float) -> float:
+    def auto(self, draft: float, acceptance: float = ACCEPTANCE) -> float:
         """Tokens a second with the draft length that is best. draft: seconds of a draft token."""
-
-        rows = range(1, ROWS[-1] + 1)
+        most = max(self.seconds)
+        rows = range(1, most + 1)
         check = np.interp(rows, [*self.seconds], [*self.seconds.values()]).tolist()
         costs = Costs(check, [draft * length for length in rows])
-        return self.plain * predict([ACCEPTANCE] * ROWS[-1], costs).speed_up
+        return self.plain * predict([acceptance] * most, costs).speed_up
 
 
-def measure_forms(
-    source: Located, config: Config, forms: Seq[tuple[str, str]] = FORMS
-) -> tuple[list[Form], dict[str, str]]:
-    """Measure slices of a model in these forms, (format, weights). Returns them, and why a format was left out.
+class Trial:
+    """A model's slices, in a folder that is deleted in the end.
+
+    tokenizer: the folder of its tokenizer, if it was converted already. left_out: why it cannot have a format.
+    is_settled: whether times of the same call agreed; see `time_slices`.
 
     Raises:
-        ExportError: when the model cannot be cut, or not be exported to any of the formats.
-        DeviceError: when the processor fails.
+        ExportError: when the model cannot be cut.
     """
-    num_layers = count_layers(source)
-    sizes = (SMALL, min(LARGE, num_layers))
-    with tempfile.TemporaryDirectory(prefix="outrider-slices-", ignore_cleanup_errors=True) as scratch:
-        slices = [Path(scratch, f"of-{count}") for count in sizes]
-        for count, folder in zip(sizes, slices, strict=True):
-            write_slice(source, count, folder)
-        report(f"A slice of {source.id} is exported in 16 bits, to compare with.")
-        exact = export_bundle(slices[1], output=Path(scratch, "exact"), format="openvino", weights="fp16")
-        reference = Reference(Subject(parts_of(exact, exact)[0], "CPU", config.device.of("main"), None))
-        made: list[Form] = []
-        left_out: dict[str, ExportError] = {}
+
+    is_settled = True
+
+    def __init__(self, plan: Plan, config: Config, tokenizer: Path | None = None) -> None:
+        self._plan, self._config, self._tokenizer = plan, config, tokenizer
+        self._role = "main" if plan.role == "main" else "draft"
+        self._made: dict[tuple[str, str], FormSlices] = {}
+        self.left_out: dict[str, ExportError] = {}
+        self._num_layers, self._is_tied = describe_whole(plan.source)
+
+    def __enter__(self) -> Self:
+        self._scratch = tempfile.TemporaryDirectory(prefix="outrider-slices-", ignore_cleanup_errors=True)
+        try:
+            self._folder = Path(self._scratch.name)
+            self._text, self._checkpoints = self._write()
+        except BaseException:
+            self._scratch.cleanup()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._made.clear()
+        gc.collect()  # a file that is mapped cannot be deleted on Windows
+        self._scratch.cleanup()
+
+    def measure(self, forms: Seq[tuple[Format, str]] = FORMS, rows: Seq[int] = ROWS, cuts: Seq[int] = ()) -> list[Form]:
+        """The model in these forms, but those whose format it cannot have: `left_out` says why.
+
+        cuts: sizes of the output matrix, in tokens.
+
+        Raises:
+            ExportError: when it can have none of them.
+            DeviceError: when the processor fails.
+        """
+        source = self._plan.source
         for form, weights in forms:
-            if form in left_out:
+            if form in self.left_out:
                 continue
-            report(f"Slices of {source.id} are exported and timed: {weights}, {form}.")
-            bundles = [Path(scratch, f"{form}-{weights}-{count}") for count in sizes]
+            report(f"Slices of {source.id} are converted: {weights}, {form}.")
             try:
-                for folder, bundle in zip(slices, bundles, strict=True):
-                    export_bundle(folder, output=bundle, format=form, weights=weights)
+                check_route(self._role, source, form, weights)
+                self._made[form, weights] = self._convert(form, weights)
             except ExportError as error:
-                left_out[form] = error
-                continue
-            times = (num_layers - sizes[0]) / max(sizes[1] - sizes[0], 1)
-            made.append(_measure(bundles, config, form, weights, times, reference))
+                self.left_out[form] = error
+        made = [self._made[each] for each in forms if each in self._made]
         if not made:
-            raise next(iter(left_out.values()))
-        said = {form: str(error) for form, error in left_out.items()}
-        for folder in slices:  # their names say nothing to a reader
-            said = {form: text.replace(folder.name, source.id) for form, text in said.items()}
-        return made, said
+            raise next(iter(self.left_out.values()))
+        report(f"Slices of {source.id} are timed.")
+        self.is_settled &= time_slices(made, rows, _MOST_SECONDS)
+        return [
+            Form(
+                each.format,
+                each.weights,
+                {count: each.seconds(count, eight) for count in rows},
+                {size: each.seconds(1, eight, size) for size in cuts},
+                each.size + self._missing_bytes,
+                each.setting,
+            )
+            for each in made
+            for eight in [self._made.get((each.format, "int8"), each)]
+        ]
 
+    @property
+    def _missing_bytes(self) -> int:
+        """Of embedding and output matrix, in 8 bits, for the tokens that slices lack."""
+        rows = (self._plan.geometry.logits_width - self._checkpoints[0].num_tokens) * (1 if self._is_tied else 2)
+        return rows * self._plan.geometry.hidden_size
 
-def _measure(bundles: Seq[Path], config: Config, form: str, weights: str, times: float, reference: Reference) -> Form:
-    """The whole model's figures from those of two slices. times: layers it has more than the small slice, by theirs."""
-    small, large = (parts_of(opened, opened)[0] for opened in map(read_bundle, bundles))
-    setting = choose(large, "CPU", config.device.of("main")).choice.setting
-    gc.collect()
-    backends = [part.compile(setting.options(config.device.of("main")), "CPU") for part in (small, large)]
-    calls = [(rows, NEAR) for rows in ROWS]
-    taken: list[dict[tuple[int, int], float]] = [dict.fromkeys(calls, math.inf) for _ in backends]
-    for backend in backends:
-        backend.allocate(_MAX_TOKENS)
-        backend.use(setting.exactness)
-    other_data = np.ones(_CACHE_BYTES // 4, np.float32)  # zeros would be one page of memory
-    for _ in range(_TURNS):  # so that noise meets both alike
-        for backend, known in zip(backends, taken, strict=True):
-            new = time_calls(backend, calls, patience=_PATIENCE, before=other_data.max)
-            known.update({call: min(known[call], new[call]) for call in calls})
-    first, second = taken
-    seconds = {rows: first[rows, NEAR] + times * max(second[rows, NEAR] - first[rows, NEAR], 0.0) for rows in ROWS}
-    num_bytes = round(small.size + times * (large.size - small.size))
-    return Form(form, weights, seconds, num_bytes, str(setting), reference.kl(backends[1]))
+    def slice_kl(self, forms: Seq[Form]) -> list[Form]:
+        """Forms that were measured, with what they lose."""
+        report(f"Slices of {self._plan.source.id} are compared with 16 bits.")
+        exact = self._convert("openvino", "fp16", self._checkpoints[1:])
+        reference = Reference(Subject(exact.parts[0], "CPU", self._config.device.of(self._role), None), self._text)
+        return [
+            replace(each, slice_kl=reference.kl(self._made[each.format, each.weights].backends[1])) for each in forms
+        ]
+
+    def _convert(self, form: Format, weights: str, checkpoints: Seq[Checkpoint] = ()) -> FormSlices:
+        geometry = self._plan.geometry
+        whole = Whole(self._num_layers, geometry.logits_width, geometry.hidden_size)
+        source = Source(self._plan.source.id, self._plan.source.kind)
+        folder = self._folder / f"{form}-{weights}{'-alone' if checkpoints else ''}"
+        return FormSlices.make(
+            checkpoints or self._checkpoints, (form, weights), folder, self._config, whole, self._role, source
+        )
+
+    def _write(self) -> tuple[list[int], list[Checkpoint]]:
+        """A text in the slices' tokens, and the slices."""
+        plan, geometry = self._plan, self._plan.geometry
+        tokenizer = self._tokenizer or self._folder / "tokenizer"
+        if self._tokenizer is None:
+            copy_tokenizer(plan, tokenizer)
+        text = read_tokenizer(tokenizer).encode(SAMPLE).ids[:NUM_SAMPLED]
+        width, num_layers = geometry.logits_width, self._num_layers
+        order = np.array([*dict.fromkeys([*text, *range(width)])], np.int64)
+        token_ids = np.sort(order[:_VOCABULARY])
+        more = _MOST_MORE
+        if not geometry.layer_states:
+            of_layers = plan.num_weights - (1 if self._is_tied else 2) * width * geometry.hidden_size
+            more = min(max(-(-_MORE_WEIGHTS * num_layers // max(of_layers, 1)), 1), _MOST_MORE)
+        made = []
+        for number, count in enumerate((1, min(1 + more, num_layers))):
+            folder = self._folder / f"slice-{number}"
+            num_weights = write_slice(plan.source, count, folder, token_ids)
+            made.append(Checkpoint(folder, count, len(token_ids), num_weights))
+        return np.searchsorted(token_ids, np.array(text, np.int64)).tolist(), made

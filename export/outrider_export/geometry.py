@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
 from outrider_export.direct.blocks import block_kinds
 from outrider_export.direct.describe import NotDirect
+from outrider_export.direct.forms import FORMS
 from outrider_export.direct.gguf_config import kv_heads_of
 from outrider_export.gguf_file import GGUFHeader, is_array
 from outrider_export.sources import configuring
@@ -78,7 +80,8 @@ def check_architecture(config: dict[str, Any], where: Path) -> None:
     if refusal := refusal_of(str(config.get("model_type")), kinds):
         raise ExportError(f"{where} cannot be exported. {refusal}")
     size, of_full = (config.get(name) for name in ("head_dim", "global_head_dim"))
-    if of_full and of_full != size:
+    is_known = any(form.varied for form in (FORMS.get(str(config.get("model_type"))),) if form)
+    if of_full and of_full != size and not is_known:
         raise ExportError(
             f"{where} cannot be exported: its layers have heads of {size} and of {of_full} numbers (architecture "
             f"'{config.get('model_type')}'), and Outrider runs models whose layers are alike. Choose a model of "
@@ -125,9 +128,10 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     if refusal := refusal_of(header.architecture):
         raise ExportError(f"{header.path} cannot be exported. {refusal}")
     try:
-        kv_heads = kv_heads_of(header).get("num_key_value_heads")
+        by_layer = kv_heads_of(header)
     except NotDirect:
-        kv_heads = 0
+        by_layer = {"num_key_value_heads": 0}
+    kv_heads, head_size = (by_layer.get(key) for key in ("num_key_value_heads", "head_dim"))
     if kv_heads == 0 or is_array(header.metadata.get(header.of_architecture("attention.head_count"))):
         raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
     heads, hidden = of("attention.head_count"), of("embedding_length")
@@ -139,11 +143,18 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
         num_layers=header.num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads or of("attention.head_count_kv", heads),
-        head_size=of("attention.key_length", hidden // heads),
+        head_size=head_size or of("attention.key_length", hidden // heads),
         hidden_size=hidden,
         context_length=of("context_length"),
         logits_width=matrix.shape[0],
     )
+
+
+def _said(logits: Any, shapes: list[tuple[str, str]]) -> str:
+    """What a graph has, in words. shapes: of its cache tensors."""
+    counts = [f"{count} of {shape}" for shape, count in sorted(Counter(shapes).items())]
+    of_each = sorted({*shapes}) if len(counts) == 1 else ", ".join(counts)
+    return f"{logits} logits, {len(shapes)} cache tensors, (heads, head size) {of_each}"
 
 
 def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
@@ -164,10 +175,8 @@ def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
     logits = model.output("logits").get_partial_shape()[-1]
     states = [node.get_output_partial_shape(0) for node in model.get_ops() if node.get_type_name() == "ReadValue"]
     caches = [shape for shape in states if shape.rank.get_length() == 4 and shape[2].is_dynamic]
-    heads = {(str(shape[1]), str(shape[3])) for shape in caches}
-    found = f"{logits} logits, {len(caches)} cache tensors, (heads, head size) {sorted(heads)}"
-    cache, count = [(str(geometry.num_kv_heads), str(geometry.head_size))], geometry.num_attention_layers
-    promised = f"{geometry.logits_width} logits, {2 * count} cache tensors, (heads, head size) {cache}"
+    found = _said(logits, [(str(shape[1]), str(shape[3])) for shape in caches])
+    promised = _said(geometry.logits_width, [(str(heads), str(size)) for heads, size in 2 * geometry.cache_shapes])
     try:
         to_paged_attention(model)
     except BundleError as error:

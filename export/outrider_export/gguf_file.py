@@ -1,6 +1,6 @@
 """Reads the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
 
-Reads nothing but the header (0.2 s for a vocabulary of 151,936), without any package. Every length in the file is
+Reads nothing but the header (0.2 s for a vocabulary of 151,936), without the package gguf. Every length in the file is
 checked before it is used, and every value's type when it is accessed. So a cut or damaged file raises an `ExportError`,
 and does not crash. Of arrays, which may be as long as the file, only the needed ones are read.
 
@@ -16,12 +16,16 @@ import struct
 from collections import Counter
 from collections.abc import Sequence as Seq
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.errors import ExportError
+from outrider_export.gguf_shards import check_split, complete_shards, shards_of
 
 # id: name, weights per block, bytes per block
 TENSOR_TYPES = {
@@ -53,7 +57,12 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
-_BY_LAYER = (".attention.head_count_kv", ".feed_forward_length")  # of models whose layers differ
+# Of models whose layers differ.
+_BY_LAYER = {
+    ".attention.head_count_kv": _INTEGERS,
+    ".feed_forward_length": _INTEGERS,
+    ".attention.sliding_window_pattern": _INTEGERS | {7},
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,8 @@ class TensorInfo:
 
     type: str  # "F32", "Q4_K", …
     shape: tuple[int, ...]  # rows first, as in NumPy; GGUF stores the reverse order
-    offset: int  # of its data, in bytes from the header's `data_start`
+    path: Path  # the file that has its data
+    begin: int  # of its data in that file, in bytes
 
     @property
     def num_weights(self) -> int:
@@ -89,26 +99,29 @@ class TensorInfo:
         """Bytes of its data."""
         return self.num_weights // _BLOCKS[self.type][0] * self.block_bytes
 
+    def stored(self) -> NDArray[np.uint8]:
+        """Its bytes, as the file has them: uint8 [num_bytes], mapped."""
+        return np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
+
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """The header of a GGUF file."""
+    """The header of a GGUF file; of a model in several files, the first one's with the tensors of all."""
 
     path: Path
     metadata: dict[str, Any]  # arrays as lists of str, memoryviews of numbers, or `UnreadArray`
     tensors: dict[str, TensorInfo]
     entries: dict[str, tuple[int, int]]  # where each key with its value lies in the file: first byte, one past the last
-    infos: tuple[int, int]  # the same for the list of tensors
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in shards_of(self.path))
 
     @property
     def alignment(self) -> int:
         """Alignment of tensors, in bytes."""
         return self.integer("general.alignment", 32, least=1)
-
-    @property
-    def data_start(self) -> int:
-        """The position of the first tensor's data."""
-        return aligned(self.infos[1], self.alignment)
 
     @property
     def architecture(self) -> str:
@@ -220,19 +233,34 @@ def _is_utf8(text: str) -> bool:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header of the GGUF file at `path`.
+    """Read the header of the GGUF file at `path`; if it is one part of several, of all of them.
 
     Raises:
-        ExportError: if it is not a GGUF file, is damaged or cut short, or is one part of several.
+        ExportError: if it is not a GGUF file, is damaged or cut short, or a part is missing or of another model.
     """
+    paths = complete_shards(path)
+    headers = [_read_one(each) for each in paths]
+    for number, header in enumerate(headers):
+        said = header.integer("split.count", 1), header.integer("split.no", number)
+        check_split(header.path, number, len(paths), *said)
+    first, tensors = headers[0], {name: each for header in headers for name, each in header.tensors.items()}
+    if not tensors:
+        raise ExportError(f"{path} holds no tensors, so it is not a model.")
+    promised = first.integer("split.tensors.count", len(tensors))
+    if len(tensors) != sum(len(header.tensors) for header in headers) or promised not in (0, len(tensors)):
+        raise ExportError(
+            f"{path} and its other parts hold {len(tensors):,} tensors, and {promised:,} belong to the model: they are "
+            "not of one model. Download all parts again."
+        )
+    return replace(first, tensors=tensors)
+
+
+def _read_one(path: Path) -> GGUFHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header = _Reader(path, data).header()
+            return _Reader(path, data).header()
     except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
         raise ExportError(f"{path} cannot be read: {error}.") from error
-    if (parts := header.integer("split.count", 0)) > 1:
-        raise ExportError(f"{path} is one of {parts} parts. Merge them first with 'llama-gguf-split --merge'.")
-    return header
 
 
 def aligned(position: int, alignment: int) -> int:
@@ -261,12 +289,10 @@ class _Reader:
         for _ in range(num_keys):
             entry = self.at
             key = self.string()
-            read = _INTEGERS if key.endswith(_BY_LAYER) else _READ.get(key, frozenset())
+            read = next((types for end, types in _BY_LAYER.items() if key.endswith(end)), _READ.get(key, frozenset()))
             metadata[key] = self.value(self.scalar("I"), read)
             entries[key] = (entry, self.at)
-        infos = self.at
         tensors: dict[str, TensorInfo] = {}
-        spans: list[tuple[int, int]] = []
         for _ in range(num_tensors):
             name = self.string()
             dimensions = self.scalar("I")
@@ -277,22 +303,23 @@ class _Reader:
             if type_id not in TENSOR_TYPES:
                 raise ExportError(f"{self.path} stores {name} in tensor type {type_id}, which is not known here.")
             type_name, _, _ = TENSOR_TYPES[type_id]
-            tensors[name] = TensorInfo(type_name, shape, offset)
-            spans.append((offset, offset + tensors[name].num_bytes))
-        if not tensors:
-            raise ExportError(f"{self.path} holds no tensors, so it is not a model.")
-        header = GGUFHeader(self.path, metadata, tensors, entries, (infos, self.at))
-        end = max(end for _, end in spans)
-        if header.data_start + end > len(self.data):
+            if name in tensors:
+                raise self.damaged(f"it has two tensors {name!r}")
+            tensors[name] = TensorInfo(type_name, shape, self.path, offset)
+        header = GGUFHeader(self.path, metadata, {}, entries)
+        start = aligned(self.at, header.alignment)
+        tensors = {name: replace(each, begin=start + each.begin) for name, each in tensors.items()}
+        spans = [(each.begin, each.begin + each.num_bytes) for each in tensors.values()]
+        if (end := max((end for _, end in spans), default=0)) > len(self.data):
             raise ExportError(
-                f"{self.path} is cut short: it has {len(self.data):,} bytes and its header promises "
-                f"{header.data_start + end:,}. Fetch it again."
+                f"{self.path} is cut short: it has {len(self.data):,} bytes and its header promises {end:,}. Fetch it "
+                "again."
             )
         # Tensors that share bytes could take many times the file's size in memory.
         for (_, end), (begin, _) in pairwise(sorted(span for span in spans if span[0] < span[1])):
             if end > begin:
-                raise self.damaged(f"two tensors have the bytes from {header.data_start + begin:,} on")
-        return header
+                raise self.damaged(f"two tensors have the bytes from {begin:,} on")
+        return replace(header, tensors=tensors)
 
     def damaged(self, why: str) -> ExportError:
         return ExportError(f"{self.path} is damaged: {why} (at byte {self.at:,}). Fetch it again.")

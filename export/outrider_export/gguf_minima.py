@@ -159,13 +159,12 @@ def _make_zero_points_exact(matrix: _Matrix, minima: NDArray[np.float32]) -> Non
 
 def _read_minima(header: GGUFHeader) -> Iterator[tuple[str, NDArray[np.float16], NDArray[np.float32]]]:
     """Name, scales float16 and minima float32 [rows, groups] of the file's matrices, rows in the reader's order."""
-    data = np.memmap(header.path, dtype=np.uint8, mode="r", offset=header.data_start)
     read = {"Q4_1": _read_q4_1, "Q4_K": _read_q4_k}
     for name, tensor in header.tensors.items():
         if tensor.type not in TYPES:
             continue
         rows = tensor.shape[0]
-        blocks = data[tensor.offset : tensor.offset + tensor.num_bytes].reshape(rows, -1, tensor.block_bytes)
+        blocks = tensor.stored().reshape(rows, -1, tensor.block_bytes)
         scales, minima = read[tensor.type](blocks)
         order = _row_order(header, name, rows)
         yield name, scales.reshape(rows, -1)[order], minima.reshape(rows, -1)[order]

@@ -1,10 +1,9 @@
 """Builds a tokenizer from a GGUF file's metadata: `tokenizer.json` and `tokenizer_config.json`.
 
-Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer
-(`tokenizer.ggml.pre`). For known names, the expressions are those of the models' own `tokenizer.json`. Other names are
-refused, because a wrong pre-tokenizer gives plausible but wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as
-CodeLlama's.) Of SentencePiece's BPE ("llama"), it has scores instead of merges: two tokens are merged where the result
-is a token, those with the highest score first (as in Transformers' `generate_merges`).
+Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer: see
+`gguf_pretokenizers`. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.) Of SentencePiece's BPE ("llama"), it
+has scores instead of merges: two tokens are merged where the result is a token, those with the highest score first (as
+in Transformers' `generate_merges`). Of Gemma 4's ("gemma4"), which has the same spelling, it has merges.
 """
 
 from __future__ import annotations
@@ -17,48 +16,13 @@ from typing import Any
 from outrider.errors import ExportError
 from outrider.inputs.text.chat_template import DEFAULT
 from outrider_export.gguf_file import GGUFHeader
+from outrider_export.gguf_pretokenizers import BYTE_LEVEL, PRE_TOKENIZERS, unknown_name
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 
-_QWEN2 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
-_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-_CASED = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_O200K = (
-    f"{_CASED[0]}*{_CASED[1]}+{_ENDING}|{_CASED[0]}+{_CASED[1]}*{_ENDING}"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DIGITS: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}, _byte_level(True)]
-
-# name: normalizer, and the steps before the merges.
-PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = {
-    "qwen2": ({"type": "NFC"}, [_split(_QWEN2), _byte_level(False)]),
-    "llama-bpe": (None, [_split(_LLAMA3), _byte_level(False)]),
-    "qwen35": ({"type": "NFC"}, [_split(_QWEN35), _byte_level(False)]),
-    "smollm": (None, _DIGITS),
-    "starcoder": (None, _DIGITS),
-    "refact": (None, _DIGITS),  # Granite's
-    "lfm2": (None, [_split(_LLAMA3), _byte_level(False)]),
-    "dbrx": (None, [_split(_LLAMA3), _byte_level(False)]),  # Granite 4's
-    "gpt-4o": (None, [_split(_O200K), _byte_level(False)]),  # gpt-oss
-    "olmo": ({"type": "NFC"}, [_byte_level(True)]),
-}
-_WHOLE_WORDS = ("llama-bpe", "lfm2")  # take a whole word from the vocabulary before the merges are tried
 _SPACE = "\u2581"  # SentencePiece's spelling of a space
 _PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
+_SENTENCEPIECE = ("llama", "gemma4")
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -69,7 +33,7 @@ def name_of(header: GGUFHeader) -> str:
 
 def is_sentencepiece(header: GGUFHeader) -> bool:
     """Whether the tokens have SentencePiece's spelling."""
-    return header.text("tokenizer.ggml.model") == "llama"
+    return header.text("tokenizer.ggml.model") in _SENTENCEPIECE
 
 
 def check_tokenizer(header: GGUFHeader) -> None:
@@ -79,21 +43,20 @@ def check_tokenizer(header: GGUFHeader) -> None:
         ExportError: with the file's kind and the known ones.
     """
     model, pre = header.text("tokenizer.ggml.model"), header.text("tokenizer.ggml.pre", "default")
-    known = ", ".join(PRE_TOKENIZERS)
     instead = "Export the original checkpoint instead."
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", *_SENTENCEPIECE):
         raise ExportError(
-            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama') are "
-            f"those that can be rebuilt from a GGUF file. {instead}"
+            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama', "
+            f"'gemma4') are those that can be rebuilt from a GGUF file. {instead}"
         )
     if model == "gpt2" and pre not in PRE_TOKENIZERS:
-        raise ExportError(f"{header.path} has the pre-tokenizer {pre!r}; known are {known}. {instead}")
+        raise ExportError(f"{header.path} has {unknown_name(pre)} {instead}")
     tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     if len(tokens) != len(types):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
     if header.flag("tokenizer.ggml.add_eos_token", False):
         raise ExportError(f"{header.path} has a tokenizer that ends every text with the end token. {instead}")
-    if model == "gpt2":
+    if model in ("gpt2", "gemma4"):
         header.texts("tokenizer.ggml.merges")
     elif len(scores := header.floats("tokenizer.ggml.scores")) != len(tokens):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(scores):,} scores.")
@@ -158,18 +121,15 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
 
 def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
     """The parts of a tokenizer.json that are byte-level BPE's own."""
-    pre = header.text("tokenizer.ggml.pre")
-    normalizer, steps = PRE_TOKENIZERS[pre]
-    post: dict[str, Any] = _byte_level(True)
-    if header.flag("tokenizer.ggml.add_bos_token", pre in _WHOLE_WORDS):
+    rule, post = PRE_TOKENIZERS[header.text("tokenizer.ggml.pre")], BYTE_LEVEL
+    if header.flag("tokenizer.ggml.add_bos_token", rule.takes_whole_words):
         post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
-    merges = [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")]
     return {
-        "normalizer": normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "normalizer": {"type": "NFC"} if rule.normalizes else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*rule.steps]},
         "post_processor": post,
-        "decoder": _byte_level(True),
-        "model": {"merges": merges, "ignore_merges": pre in _WHOLE_WORDS},
+        "decoder": BYTE_LEVEL,
+        "model": {"merges": _stored_merges(header), "ignore_merges": rule.takes_whole_words},
     }
 
 
@@ -183,6 +143,7 @@ def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, 
     ]  # fmt: skip
     if is_prefixed:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    has_merges = header.text("tokenizer.ggml.model") != "llama"
     unknown = next((i for i, k in enumerate(header.integers("tokenizer.ggml.token_type")) if k == UNKNOWN), None)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
@@ -193,9 +154,13 @@ def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, 
             "unk_token": None if unknown is None else header.texts("tokenizer.ggml.tokens")[unknown],
             "fuse_unk": True,
             "byte_fallback": True,
-            "merges": _merges(header, vocabulary),
+            "merges": _stored_merges(header) if has_merges else _merges(header, vocabulary),
         },
     }
+
+
+def _stored_merges(header: GGUFHeader) -> list[list[str]]:
+    return [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")]
 
 
 def _merges(header: GGUFHeader, vocabulary: dict[str, int]) -> list[list[str]]:

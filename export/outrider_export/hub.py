@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ExportError
+from outrider_export.gguf_shards import first_files, shards_of, whole_name
 from outrider_export.progress import Progress
 
 # An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never downloaded.
@@ -66,7 +68,7 @@ def download(
             _check_space(repo_id, size)
             if files:  # a branch that moves meanwhile must not mix two versions
                 options["revision"] = files[0].commit_hash
-        begin(size)
+        begin(size or None)
         return Path(huggingface_hub.snapshot_download(repo_id, tqdm_class=_bar(advance), **options))
 
     try:
@@ -76,6 +78,48 @@ def download(
     except Exception as error:
         raise ExportError(_explain(repo_id, revision, error)) from error
     return folder, folder.name
+
+
+def download_gguf(repo_id: str, folder: Path, tag: str, progress: Progress) -> Path | None:
+    """The first file of the GGUF model in a repository that has a tag in its name; None without a GGUF file.
+
+    folder: what `download` returned. tag: "" takes the only one, or Q4_K_M, as llama.cpp does.
+
+    Raises:
+        ExportError: if there are several, or none with this tag, or the download fails.
+    """
+    import huggingface_hub
+
+    commit = folder.name
+    try:
+        names = huggingface_hub.HfApi().list_repo_files(repo_id, revision=commit)
+    except Exception as error:
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]  # downloaded before
+        if tag and not names:
+            raise ExportError(_explain(repo_id, commit, error)) from error
+    first = choose_gguf(repo_id, names, tag)
+    if first is None:
+        return None
+    files = tuple(path.as_posix() for path in shards_of(Path(first)))
+    return download(repo_id, commit, False, progress, files)[0] / first
+
+
+def choose_gguf(repo_id: str, names: list[str], tag: str) -> str | None:
+    """The first file of the model that `download_gguf` takes among a repository's files. Raises as it does."""
+    models = {path.as_posix(): whole_name(path.name) for path in first_files(map(Path, names))}
+    if not models and not tag:
+        return None
+    wanted = re.compile(rf"(?<![a-z0-9]){re.escape(tag or 'Q4_K_M')}(?![a-z0-9_])", re.IGNORECASE)
+    found = [first for first, name in models.items() if wanted.search(name)]
+    if not tag and len(models) == 1:
+        found = [*models]
+    if len(found) != 1:
+        count = f"{len(found)} models have" if found else "no model has"
+        raise ExportError(
+            f"{repo_id}: {count} {tag or 'Q4_K_M'} in the name. Name one by its quantization, as {repo_id}:Q8_0. It "
+            f"has {', '.join(sorted(models.values())) or 'no GGUF file'}."
+        )
+    return found[0]
 
 
 def _interruptible(work: Callable[[Advance, Begin], Path], progress: Progress) -> Path:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.system.core import new_core
+from outrider_export.gguf_copy import write_whole_copy
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_minima import has_minima, restore_minima
+from outrider_export.gguf_shards import shards_of
 from outrider_export.progress import Progress
 
 
@@ -27,10 +29,13 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     scratch.mkdir(parents=True)
     # The reader writes into the folder of the file that it reads, so give it a link in our own folder.
     alias = scratch / "model.gguf"
-    link_or_copy(Path(job["gguf"]), alias)
+    header = read_header(Path(job["gguf"]))
+    if len(shards_of(header.path)) > 1:
+        write_whole_copy(header, alias)
+    else:
+        link_or_copy(header.path, alias)
     # It compiles what it writes. In bf16, with AMX and one thread, OpenVINO 2026.4 would divide by zero.
     openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True, INFERENCE_PRECISION_HINT="f32")
-    header = read_header(Path(job["gguf"]))
     if has_minima(header):
         _move_restored(scratch, output, header)
     else:

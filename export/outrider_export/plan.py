@@ -10,13 +10,17 @@ import msgspec
 
 from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
 from outrider.errors import ExportError, OptionError, install, is_installed, nearest
+from outrider_export.architectures import ARCHITECTURES
 from outrider_export.direct.describe import Decoder, NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, kind_of, vocabulary_of
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.gguf_holes import check_holes
 from outrider_export.progress import Silent
 from outrider_export.sources import (
+    IMAGE_MODELS,
+    UNQUANTISED,
     Located,
     architectures_of,
     configuring,
@@ -79,19 +83,20 @@ class Plan:
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
+    chosen: str = ""  # why it has this form, where this machine chose it; see `outrider_export.form_choice`
 
     @property
     def final_bytes(self) -> int:
         """Estimated bytes of the model in the bundle."""
-        if self.weights == "keep":
-            return int(self.path.stat().st_size * 1.05)
+        if self.header is not None and self.weights == "keep":
+            return int(self.header.num_bytes * 1.05)
         return int(self.num_weights * _BYTES[self.format][self.weights])
 
     @property
     def scratch_bytes(self) -> int:
         """Estimated bytes of temporary files during the conversion."""
-        if self.weights == "keep":
-            return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
+        if self.header is not None and self.weights == "keep":
+            return self.header.num_bytes * 2  # the reader's IR, and a copy of the file if no hard link is possible
         if self.direct:
             return 0 if self.role == "main" else self.final_bytes  # before its output matrix is cut
         # Of a decoder with an encoder there are two graphs, both in float32.
@@ -144,9 +149,12 @@ def check_route(
 ) -> None:
     """Check, before the download of its weights, that `source` can be converted with these options.
 
+    A GGUF file of the hub is checked when it is there.
+
     Raises:
         OptionError: for "keep" with other files than GGUF.
-        ExportError: if packages are missing, with the command that installs them, and the way without them.
+        ExportError: if Outrider does not run such a model; or if packages are missing, with the command that installs
+            them, and the way without them.
     """
     option = _OPTIONS[role]
     if weights == "keep":
@@ -155,15 +163,20 @@ def check_route(
                 f"{option}='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32."
             )
         return
+    header = read_header(source.fetched) if source.kind == "gguf" else None
+    path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
+    if source.kind == "hub" and (":" in source.id or not path.is_file()):  # perhaps of GGUF files: see `fetch`
+        return
+    # First what no package helps.
+    if header is None:
+        read_config(path.parent, source.id)
+    with configuring(path):
+        config = {} if header else text_part(read_json(path))
+    check_architecture({"model_type": header.architecture} if header else config, Path(source.id))
     if format == "onnx":
         check_extra(f"Exporting {source.id} to ONNX", format)
     elif not _missing(format):
         return
-    header = read_header(source.fetched) if source.kind == "gguf" else None
-    path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
-    with configuring(path):
-        config = {} if header else text_part(read_json(path))
-    check_architecture(config, Path(source.id))  # which no package helps
     obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
     if obstacle is None and format == "onnx":
         obstacle = why_not_onnx(describe(config) if header is None else decoder_of(header))
@@ -174,7 +187,10 @@ def check_route(
             f"{source.id} has {obstacle}, which is not converted to ONNX. Leave out --format onnx to have it run by "
             "OpenVINO."
         )
-    check_extra(f"Exporting {source.id}, which has {obstacle},", format)
+    names = {*architectures_of(config)}
+    is_tried = header or kind_of(config) or names & {*IMAGE_MODELS} or config.get("model_type") in ARCHITECTURES
+    untried = "" if is_tried else "; the model is none of docs/models.md, so that it may be refused all the same"
+    check_extra(f"Exporting {source.id}, which has {obstacle},", format, untried)
 
 
 def fetch_config(source: Located) -> Located:
@@ -212,17 +228,28 @@ def why_not_onnx(decoder: Decoder) -> str | None:
     """What a model that is converted without PyTorch has that its graph in ONNX has not; None if there is nothing."""
     if decoder.states:
         return "layers with a state that every token changes"
+    if decoder.form.normed_after_rope:
+        return "norms between rotation and attention"
+    if decoder.query_growth:
+        return "queries that grow with their position"
+    if decoder.form.gate:
+        return "gates after attention"
     return "mixtures of experts" if decoder.experts else None
 
 
-def check_extra(why: str, format: str) -> None:  # noqa: A002
-    """Check that the packages for converting to `format` are installed.
+def check_extra(why: str, format: str, but: str = "") -> None:  # noqa: A002
+    """Check that the packages for converting to `format` are installed. but: what they may not help against.
 
     Raises:
         ExportError: with the command that installs them.
     """
     if missing := _missing(format):
-        raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_EXTRAS[format][0])}")
+        raise ExportError(f"{why} needs {missing[0]}, which is not installed{but}. Run: {install(_EXTRAS[format][0])}")
+
+
+def has_pytorch() -> bool:
+    """Whether the packages are there that convert an architecture without an entry in `direct.forms`."""
+    return not _missing("openvino")
 
 
 def _missing(format: str) -> list[str]:  # noqa: A002
@@ -246,6 +273,7 @@ def make_plan(
     vision: VisionEntry | None = None
     if source.kind == "gguf":
         header = read_header(path)
+        check_holes(header)
         with configuring(path):
             vocabulary, geometry = Vocabulary.of_gguf(header), _checked(geometry_of_gguf(header))
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
@@ -272,6 +300,10 @@ def make_plan(
         )
     direct = weights != "keep" and vision is None
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
+    if not direct and config.get("quantization_config"):
+        raise ExportError(
+            f"{source.id} is quantised already, and is not converted without PyTorch, which reads FP8. {UNQUANTISED}"
+        )
     plan = Plan(
         role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision, direct
     )

@@ -26,7 +26,8 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError, install, is_installed
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
 from outrider.system.files import FAULTS, shown, usable, why
-from outrider_export.hub import download
+from outrider_export.gguf_shards import SUFFIX, models_in, shards_of, whole_name
+from outrider_export.hub import download, download_gguf
 from outrider_export.progress import Progress
 
 TOKENIZER_FILES = (
@@ -34,17 +35,33 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 NONE = "none"  # for --draft: not even the drafter that a model's own files have
 OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
-_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+# A quantization may follow, as llama.cpp and Ollama take it: org/name-GGUF:Q4_K_M.
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*)?)?")
+POOLING = "1_Pooling/config.json"  # of sentence-transformers
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
+    "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
+    "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-_NO_TEXT = ("model.visual.", "mtp.")  # tensors beside a text part: of images, and of a drafter
+# Other names of text parts' architectures.
+_TEXT_TYPES = {"exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text"}
+# Names of tensors beside a text part: of images, sounds, and a drafter.
+_NO_TEXT = (
+    "model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "model.multi_modal_",
+    "model.audio_", "model.embed_vision.", "model.embed_audio.",
+)  # fmt: skip
+_OF_TEXT = ("model.language_model.", "language_model.model.")
+_OF_MAMBA = "backbone."
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
+UNQUANTISED = "Export the original checkpoint or a GGUF file."
 _AGAIN = "Download the checkpoint again."
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
@@ -83,14 +100,20 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
     text, path = str(name), usable(user_path(name))
     if not text.strip():
         raise OptionError("The model's name is empty. Name a .gguf file, a checkpoint folder or a hub id (org/name).")
+    if path.suffix.lower() == SUFFIX and not path.is_file():
+        path = next((each for each in shards_of(path) if each.is_file()), path)
     if path.is_dir() or path.is_file():
         if revision is not None:
             raise OptionError(f"Revision {revision!r} is for hub ids, and {text} is a path. Leave it out.")
         if path.is_dir():
-            return Located(path.resolve().name, "folder", path)
-        if path.suffix.lower() != ".gguf":
+            models = [] if (path / "config.json").is_file() else models_in(path)
+            if len(models) != 1:
+                return Located(path.resolve().name, "folder", path)
+            path = models[0]
+        if path.suffix.lower() != SUFFIX:
             raise ExportError(f"{text} is neither a checkpoint folder nor a .gguf file. Name the folder it is in.")
-        return Located(path.name, "gguf", path)
+        first = shards_of(path)[0]
+        return Located(whole_name(first.name), "gguf", first)
     looks_like_path = isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or "\\" in text
     if looks_like_path or path.suffix.lower() == ".gguf" or text.count("/") > 1:
         raise ExportError(f"There is no {text}. Name a .gguf file, a checkpoint folder or a hub id (org/name).")
@@ -114,7 +137,8 @@ def default_name(main: str | Path, draft: str | Path | None = None) -> str:
     """The name of a bundle that is given none, after the main model."""
     source = usable(user_path(main))
     name = source.resolve().name if source.exists() else re.split(r"[/\\]", str(main))[-1]
-    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
+    name = whole_name(name).lower().removesuffix(SUFFIX)
+    name = re.sub(r"[^a-z0-9._-]+", "-", name).strip("-.") or "bundle"
     return name if draft in (None, NONE) else f"{name}-pair"
 
 
@@ -123,27 +147,36 @@ def fetch(
 ) -> Located:
     """Download a hub id. Other sources are returned unchanged. only: patterns of the files to download.
 
+    One of a repository of GGUF files becomes such a file.
+
     Raises:
         ExportError: if the download fails.
     """
     if located.kind != "hub":
         return located
-    folder, commit = download(located.id, located.revision, trust_remote_code, progress, only)
+    name, _, tag = located.id.partition(":")
+    first = ("config.json",) if tag and only is None else only
+    folder, commit = download(name, located.revision, trust_remote_code, progress, first)
+    if only is None and (tag or not any(folder.glob("*.safetensors"))):
+        file = download_gguf(name, folder, tag, progress)
+        if file is not None:
+            return replace(located, kind="gguf", path=file, revision=commit)
     return replace(located, path=folder, revision=commit)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
     """A checkpoint's `config.json`, for a language model that can be exported, with unquantised weights.
 
-    For one that reads images, the keys of its language model are among the others; see `text_part`, too.
+    For one that reads images, the keys of its language model are among the others; see `text_part`, too. name: what
+    errors call it.
 
     Raises:
         ExportError: otherwise.
     """
-    path = folder / "config.json"
+    path, name = folder / "config.json", name or str(folder)
     if not path.is_file():
-        ggufs = sorted(p.name for p in folder.glob("*.gguf"))
-        hint = f"Name the file itself: {folder / ggufs[0]}." if ggufs else "Name the folder that has it."
+        names = [path.name for path in models_in(folder)]
+        hint = f"Name one of its files: {', '.join(names)}." if names else "Name the folder that has it."
         raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
     with configuring(path):
         config = text_part(read_json(path))
@@ -154,20 +187,19 @@ def read_config(folder: Path) -> dict[str, Any]:
             config |= config.get("text_config") or {}
     elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
         raise ExportError(
-            f"{folder} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
+            f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
             f"of {IMAGE_MODELS[0]} and {IMAGE_MODELS[1]}: of models that read images, Outrider runs these two."
         )
     known = "CausalLM", "LMHead", *ENCODER_DECODERS
     if architectures and not reads_images and not any(part in name for name in architectures for part in known):
         raise ExportError(
-            f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
+            f"{name} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
             f"{', '.join(ENCODER_DECODERS)}."
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
-        if method == "mxfp4" and config.get("model_type") == "gpt_oss":  # as it is published
-            return config
-        raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
+        if method != "fp8" and (method != "mxfp4" or config.get("model_type") != "gpt_oss"):  # as they are published
+            raise ExportError(f"{name} is quantised already ({method}). {UNQUANTISED}")
     return config
 
 
@@ -176,11 +208,21 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     part = next((TEXT_PARTS[name] for name in architectures_of(config) if name in TEXT_PARTS), None)
     if part is None:
         return config
-    around = {key: value for key, value in config.items() if not key.endswith(("vision_config", "text_config"))}
+    parts = ("vision_config", "audio_config", "text_config")
+    around = {key: value for key, value in config.items() if not key.endswith(parts)}
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
     text: dict[str, Any] = config["text_config"]
-    return around | text | tied | {"architectures": [part]}
+    kind = text.get("model_type")
+    return around | text | tied | {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
+
+
+def name_in_text(name: str) -> str:
+    """The name in a model's text part of a tensor, without what shows that there is another part."""
+    if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
+        return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
+    prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
+    return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
 
 
 @contextmanager

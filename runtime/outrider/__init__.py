@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.decoding.results import AnswerToken, Result, TextChunk
     from outrider.engine.chat import Chat, ChatTurn
     from outrider.engine.engine import Engine, load
+    from outrider.engine.text_encoders import Embedder, Embeddings, Ranked, Ranking, Reranker
     from outrider.errors import (
         BundleError,
         DeviceError,
@@ -51,6 +52,8 @@ __all__ = [
     "DeviceError",
     "DeviceWarning",
     "DrafterError",
+    "Embedder",
+    "Embeddings",
     "Engine",
     "ExactnessWarning",
     "ExportError",
@@ -59,7 +62,10 @@ __all__ = [
     "OptionError",
     "OutriderError",
     "Prompt",
+    "Ranked",
+    "Ranking",
     "RequestError",
+    "Reranker",
     "Result",
     "SchedulerConfig",
     "Stats",
@@ -76,6 +82,7 @@ _MODULES = {
     "engine.chat": ("Chat", "ChatTurn"),
     "config": ("Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig"),
     "engine.engine": ("Engine", "load"),
+    "engine.text_encoders": ("Embedder", "Embeddings", "Ranked", "Ranking", "Reranker"),
     "errors": (
         "BundleError",
         "DeviceError",

@@ -1,6 +1,7 @@
 """Models that are named in place of bundles: made into one once, and found again."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -23,7 +24,8 @@ from outrider.cli.serve import name_bundles
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider_export import content
-from outrider_export.bundle_cache import BundleCache
+from outrider_export.bundle_cache import BundleCache, Source
+from outrider_export.cached import _identity
 from outrider_export.plan import DEFAULT_WEIGHTS
 from outrider_export.sources import Located
 from tiny import write_checkpoint, write_gguf
@@ -115,6 +117,30 @@ def test_another_name_of_the_same_content_leads_to_the_same_bundle(
     assert not told.exported
     monkeypatch.chdir(moved.parent)
     assert opened(moved.name)[0] == opened(f"./{moved.name}")[0] == first
+
+
+def test_parts_of_a_model_are_one_source_whichever_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", 0)
+    write_gguf(tmp_path / "Model.gguf", tmp_path / "checkpoint", "Q4_1", "qwen2", {}, per_file=12)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) > 1
+    first, told = opened(parts[1])
+    assert told.notes[0].startswith(f"Making a bundle of {parts[0]}, once")
+    assert is_whole(first)
+    assert first.folder.name.startswith("model-")
+    assert first.manifest.main.source.sha256 == hashlib.sha256(b"".join(p.read_bytes() for p in parts)).hexdigest()
+    for name in (parts[0], parts[-1]):
+        again, told = opened(name)
+        assert again == first
+        assert not told.exported
+    parts[-1].rename(tmp_path / "away")
+    with pytest.raises(ExportError, match=f"one of {len(parts)} parts, and {parts[-1].name} is missing"):
+        opened(parts[0])
+
+
+def test_quantizations_of_a_commit_are_different_sources() -> None:
+    names = ("org/m:Q4_K_M", "org/m:Q8_0", "org/m")
+    assert len({_identity(Source("main", "hub", name, "commit")) for name in names}) == 3
 
 
 def test_pairs_are_others_than_their_main_models(file: Path, files: list[Path]) -> None:

@@ -85,6 +85,37 @@ def test_inspect_prints_what_is_inside(bundle: Path, capsys: pytest.CaptureFixtu
     assert "All 8 files have the sha256 of the manifest." in text
 
 
+def test_inspect_reads_the_header_of_a_gguf_file(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("outrider_export.export.export_bundle", lambda *_, **__: pytest.fail("it was converted"))
+    assert run(["inspect", str(gguf_file)]) == 0
+    printed = capsys.readouterr().out
+    for text in (
+        "nothing was converted",
+        "qwen2, ",
+        "Q8_0 (",
+        "gpt2 qwen2",
+        "chat template",
+        "without PyTorch",
+    ):
+        assert text in printed
+    assert run(["inspect", str(gguf_file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["architecture"], found["quantization"], found["chat_template"]) == ("qwen2", "Q8_0", True)
+    assert (found["becomes"], found["needs_pytorch_for"], found["ends_with"]) == (
+        "int8",
+        None,
+        ["<|endoftext|>", "<|im_end|>"],
+    )
+    strange = tmp_path / "strange.gguf"
+    strange.write_bytes(gguf_file.read_bytes().replace(b"qwen2.", b"rwkv7.").replace(b"qwen2", b"rwkv7", 1))
+    assert run(["inspect", str(tmp_path)]) == 0  # its folder, too
+    assert "nothing: " in capsys.readouterr().out
+    assert run(["inspect", str(gguf_file), "--check"]) == 2
+    assert "--check is for bundles" in one_line(capsys)
+
+
 def test_inspect_speaks_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", str(bundle), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -1,5 +1,6 @@
 """Conversion without PyTorch, judged by Transformers on the same weights."""
 
+import dataclasses
 import json
 import math
 import re
@@ -14,8 +15,9 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
-from llamacpp_orders import add_sizes, rewritten
+from llamacpp_orders import add_sizes, add_varied_sizes, rewritten
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -23,10 +25,12 @@ from outrider.models.backends.projections import projections_of
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
+from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
-from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.forms import FORMS
+from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
@@ -34,7 +38,7 @@ from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
 from outrider_export.geometry import geometry_of_gguf
 from outrider_export.gguf_file import read_header
-from shapes import CONFIGS, logits_of, make_model
+from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
@@ -44,6 +48,8 @@ STATEFUL = [
     or "linear_num_key_heads" in CONFIGS[name]
 ]
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
+# Of Gemma 4, whose queries are not scaled, single precision is ten times as far from double: Transformers' own, too.
+MOST = {"gemma4_text": 5e-5}
 
 
 def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Path]:
@@ -101,7 +107,7 @@ def divergence(found: Any, expected: Any) -> float:
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "fp32", tmp_path / "scratch")
-    assert error_of(logits(graph), logits_of(model, TOKENS)) < 5e-6
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -120,7 +126,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
-    if decoder.states or products:
+    if decoder.states or products or decoder.form.varied:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
 
@@ -170,10 +176,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "no window": ("mistral", {"sliding_window": None}),
+    "no window, all rotated": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "alpha": (
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
+    ),
+    "scaled but for windows": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64,
+                "attention_factor": 1.2,
+            }
+        },
+    ),
+    "five layers, the last one global": ("muse_glimmer_text", {"num_hidden_layers": 5}),
     "convolution bias": ("lfm2", {"conv_bias": True, "tie_word_embeddings": True, "conv_L_cache": 4}),
     "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
     "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
     "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+    "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
+    "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
+    "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
     "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
 
@@ -182,8 +206,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_variants(variant: str, tmp_path: Path) -> None:
     name, changes = VARIANTS[variant]
     model, folder = saved(name, tmp_path / name, **changes)
+    if name == "olmo3":
+        do_not_scale_windows(model)
     found = logits(graph_of(folder, "fp32", tmp_path / "scratch"))
-    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+    assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
 @pytest.mark.parametrize(("weights", "most"), [("fp16", 1e-5), ("int8", 5e-3), ("int4", 0.5)])
@@ -320,7 +346,7 @@ def merged_experts(folder: Path) -> dict[str, Any]:
         if found := re.fullmatch(r"(.*\.experts)\.\d+\.(.*)", name):
             target = f"{found[1]}.{_OF_LFM2.get(found[2], found[2]) if '.feed_forward.' in name else found[2]}"
             made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
-        elif found := re.fullmatch(r"(model\.layers.*\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
+        elif found := re.fullmatch(r"(model\.layers.*\.mlp\.experts\.)(gate_up|down)_proj(_bias)?", name):  # gpt-oss
             values = values if found[3] else values.swapaxes(1, 2)
             halves = {"gate": values[:, ::2], "up": values[:, 1::2]} if found[2] == "gate_up" else {"down": values}
             for part, half in halves.items():
@@ -341,7 +367,8 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     decoder, form = found.decoder, FORMS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     in_gguf = form.gguf or "llama"  # Mixtral's, too
-    architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == in_gguf))
+    known = "afmoe" if in_gguf == "muse-glimmer" else in_gguf  # which the package gguf has from 0.20 on
+    architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
     kinds = block_kinds(config) or [layer.state and layer.state.kind for layer in decoder.layers]
     names = gguf.get_tensor_name_map(architecture, len(kinds))
     writer = gguf.GGUFWriter(path, in_gguf)
@@ -350,16 +377,20 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
     widths = [decoder.mlp_size * (kind == MLP) for kind in kinds]
-    writer.add_feed_forward_length(
-        widths if decoder.blocks else config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size
-    )
+    if not form.varied:
+        writer.add_feed_forward_length(
+            widths if decoder.blocks else config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size
+        )
     writer.add_head_count(decoder.num_heads)
     kv_heads = [decoder.num_kv_heads if kind in (None, "attention") else 0 for kind in kinds]
-    writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
+    if form.varied:
+        add_varied_sizes(writer, decoder, config)
+    else:
+        writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
+        writer.add_key_length(decoder.head_size)
     add_sizes(writer, decoder, config)
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_key_length(decoder.head_size)
     writer.add_layer_norm_rms_eps(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
     if experts := decoder.experts:
@@ -376,6 +407,11 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if any(decoder.windows):
         writer.add_sliding_window(config["sliding_window"])
+        if name in _WITH_PATTERN:
+            writer.add_sliding_window_pattern([window > 0 for window in decoder.windows])
+    if growth := rope.get("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(growth)
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if decoder.logit_cap:
         writer.add_final_logit_softcapping(decoder.logit_cap)
     if form.name.startswith("granite"):
@@ -383,11 +419,23 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if name == "muse_glimmer_text":
+        writer.add_logit_scale(config["output_multiplier"])
+        for i in range(len(decoder.layers)):
+            for part, weight in (("q", config["qk_scale_factor"]), ("k", 1)):
+                writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", np.full(decoder.head_size, weight, np.float32))
     for weight, array in merged_experts(folder).items():
         values = array.astype(np.float32)
-        if form.gguf.startswith("gemma") and weight.endswith("norm.weight"):
-            values = values + 1
-        if form.gguf_interleaved and ".self_attn." in weight and weight.split(".")[-2] in "q_proj k_proj":
+        if ((form.gguf.startswith("gemma") and form.norm_offset) or form.gguf == "muse-glimmer") and weight.endswith(
+            "norm.weight"
+        ):
+            values = values + (weight != "model.norm.weight" or form.gguf != "muse-glimmer")
+        if (
+            form.gguf_interleaved
+            and not form.interleaved
+            and ".self_attn." in weight
+            and weight.split(".")[-2] in "q_proj k_proj"
+        ):
             heads = decoder.num_heads if ".q_proj." in weight else decoder.num_kv_heads
             halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
@@ -396,7 +444,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         if weight.endswith("expert_bias"):
             weight += ".bias"
         for part, numbers in rewritten(weight, values, decoder):
-            target = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part
@@ -407,6 +455,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     finish(writer)
 
 
+_WITH_PATTERN = ("exaone4", "muse_glimmer_text", "olmo3")  # whose files say which layers have windows
 # What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
 _IN_GGUF: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32},
@@ -414,16 +463,58 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": False},
     "smollm3": {"no_rope_layer_interval": 4},
     "mixtral": {"sliding_window": None},
+    "muse_glimmer_text": {"post_norm_eps": 1e-8},
     "qwen2_moe": {"norm_topk_prob": False},
 }
 
 
-@pytest.mark.parametrize("name", [*(form.name for form in BY_GGUF.values()), "mixtral"])
+@pytest.mark.parametrize("name", [*(form.name for form in FORMS.values() if form.gguf), "mixtral"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
-    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+    assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
+
+
+@pytest.mark.parametrize("changes", [GEMMA4_DENSE, GEMMA4_EXPERTS], ids=["dense", "experts"])
+def test_gguf_files_of_gemma_4_s_larger_models_give_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    model, folder = saved("gemma4_text", tmp_path / "model", **changes)
+    write_gguf(folder, tmp_path / "model.gguf", "gemma4_text")
+    header = read_header(tmp_path / "model.gguf")
+    assert (geometry_of_gguf(header).num_kv_heads, geometry_of_gguf(header).head_size) == (2, 16)
+    found = logits(graph_of(header.path, "fp32", tmp_path / "scratch"))
+    assert error_of(found, logits_of(model, TOKENS)) < MOST["gemma4_text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+        ({"num_kv_shared_layers": 7}, "num_kv_shared_layers=7"),
+        ({"num_kv_shared_layers": 5}, "no layer of the kind 'full_attention' with keys and values of its own"),
+        ({"attention_k_eq_v": True}, "no 'num_global_key_value_heads' in its configuration"),
+        ({"global_head_dim": 1 << 21}, "with heads of 2097152 numbers"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(NotDirect, match=says):
+        describe({"model_type": "gemma4_text", **CONFIGS["gemma4_text"], **changes})
+
+
+def test_layers_whose_sizes_a_config_could_not_say_are_refused(tmp_path: Path) -> None:
+    _, folder = saved("gemma4_text", tmp_path / "model")
+    write_gguf(folder, tmp_path / "model.gguf", "gemma4_text")
+    header = read_header(tmp_path / "model.gguf")
+    for key, numbers, says in (
+        ("feed_forward_length", [96, 96, 64, 96, 96, 96], "feed_forward_length that differs"),
+        ("attention.head_count_kv", [2, 1, 2, 1, 2, 1], "attention.head_count_kv that differs"),
+        ("attention.head_count_kv", [2, 1, 1, 1, 2, 1], "attention.head_count_kv that differs"),
+        ("attention.sliding_window_pattern", [True], "sliding_window_pattern of 1 layers for 6"),
+        ("rope.scaling.type", "yarn", "RoPE of the kind 'yarn'"),
+    ):
+        changed = dataclasses.replace(header, metadata=header.metadata | {f"gemma4.{key}": numbers})
+        with pytest.raises(NotDirect, match=says):
+            decoder_of(changed)
 
 
 def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
@@ -526,6 +617,19 @@ def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
         open_weights(tmp_path / "model.gguf", is_gguf=True)
 
 
+def test_the_weights_of_a_model_in_several_files_are_those_of_one(tmp_path: Path) -> None:
+    tiny.write_checkpoint(tmp_path / "checkpoint")
+    for per_file in (0, 5):
+        tiny.write_gguf(tmp_path / "model.gguf", tmp_path / "checkpoint", "Q8_0", "qwen2", {}, per_file)
+    whole, divided = (
+        open_weights(tmp_path / name, is_gguf=True)
+        for name in ("model.gguf", sorted(path.name for path in tmp_path.glob("model-*.gguf"))[1])
+    )
+    for name in matrices_of(whole):
+        one, other = (weights.matrix(name).read(slice(None)) for weights in (whole, divided))
+        assert np.array_equal(one, other)
+
+
 QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)
 
 
@@ -591,6 +695,44 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
             assert np.array_equal(kept, weights.matrix(name).read(slice(None)))
     found = logits(graph_of(folder, "int8", tmp_path / "again"))
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
+
+
+@pytest.mark.parametrize("block", [None, [32, 48]])
+def test_fp8_is_read_with_its_scales(block: list[int] | None, tmp_path: Path) -> None:
+    """Ministral 3 as it is published, with a scale for each matrix, and Qwen3, with one for each block."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    model, folder = saved("ministral3", tmp_path / "ministral3")
+    tensors = load_file(folder / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            rows, columns = block or parameter.shape
+            counts = -(-parameter.shape[0] // rows), -(-parameter.shape[1] // columns)
+            scales = torch.rand(counts) + 0.5
+            each = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+            each = each[: parameter.shape[0], : parameter.shape[1]]
+            tensors[name] = (parameter / each).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scales if block else scales.reshape(()).bfloat16()
+            each = each if block else tensors[f"{name}_scale_inv"].float()
+            parameter.data = tensors[name].float() * each
+    save_file(tensors, folder / "model.safetensors")
+    quantised = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}), encoding="utf-8")
+    assert error_of(logits(graph_of(folder, "fp32", tmp_path / "scratch")), logits_of(model, TOKENS)) < 5e-6
+    tensors["model.layers.1.mlp.up_proj.weight_scale_inv"] = torch.ones(7)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=r"7 scales for . blocks of model\.layers\.1\.mlp\.up_proj\.weight"):
+        graph_of(folder, "int8", tmp_path / "again")
+
+
+def test_every_code_of_fp8_is_pytorch_s() -> None:
+    import torch
+
+    codes = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(fp8.unpacked(codes), expected, equal_nan=True)
 
 
 def changed_gguf(path: Path, folder: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:

@@ -1,6 +1,7 @@
 """Drafters as openvino-genai reads them: it loads them, keeps the text, and accepts the tokens that we accept."""
 
 import json
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 import outrider
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.cli import run
+from outrider.errors import ExportError, OptionError
 from outrider_export.drafters import add_drafter
 
+SCRIPT = Path(__file__).parents[2] / "bench" / "scripts" / "peer_draft.py"
+write_for_genai = runpy.run_path(str(SCRIPT))["write_for_genai"]
 HIDDEN, WIDE, NUM_TOKENS, NUM_PLACES = 64, 96, 48, 5
 SHAPE = {
     "hidden_size": HIDDEN, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 448, "rms_norm_eps": 1e-5,
@@ -93,7 +97,7 @@ def test_it_accepts_what_we_accept(bundle: Bundle, kind: str, tmp_path: Path) ->
     import openvino as ov
     import openvino_genai as genai
 
-    assert run(["peer-draft", str(bundle.folder), kind, "-o", str(tmp_path / "draft")]) == 0
+    write_for_genai(bundle, kind, tmp_path / "draft")
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.enable_prefix_caching = 1, False
     tokenizer, main = genai.Tokenizer(bundle.tokenizer_path), bundle.folder / bundle.manifest.main.folder
@@ -129,7 +133,7 @@ def test_it_accepts_what_we_accept(bundle: Bundle, kind: str, tmp_path: Path) ->
 def test_the_benchmark_runs_them(bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = []
     for kind in CONFIGS:
-        assert run(["peer-draft", str(bundle.folder), kind, "-o", str(tmp_path / kind)]) == 0
+        write_for_genai(bundle, kind, tmp_path / kind)
         models += ["--peer-model", f"genai-{kind}={tmp_path / kind}"]
     capsys.readouterr()
     modes = "plain,genai-eagle3:3/f32,genai-dflash:5/f32"
@@ -143,26 +147,9 @@ def test_the_benchmark_runs_them(bundle: Bundle, tmp_path: Path, capsys: pytest.
     assert all(row["tokens_per_round"] >= 1 for row in rows)
 
 
-def test_a_model_repository_has_its_eagle3(bundle: Bundle, tmp_path: Path) -> None:
-    import openvino_genai as genai
-
-    options = ["--for", "ovms", "--drafter", "eagle3", "-o", str(tmp_path / "models")]
-    assert run(["export", str(bundle.folder), *options]) == 0
-    served = tmp_path / "models" / "bundle"
-    assert "draft_eagle3_mode: true" in (served / "graph.pbtxt").read_text(encoding="utf-8")
-    extra = {"draft_model": genai.draft_model(served / "draft", "CPU", **EXACT), **EXACT}
-    pipeline = genai.ContinuousBatchingPipeline(served, genai.SchedulerConfig(), "CPU", extra)
-    config = genai.GenerationConfig(max_new_tokens=8, ignore_eos=True, num_assistant_tokens=3)
-    (answer,) = pipeline.generate([pipeline.get_tokenizer().encode("The quick").input_ids], [config])
-    assert len(answer.m_generation_ids[0]) == 8
-
-
-def test_what_it_does_not_have(openvino_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, output = str(openvino_bundle.folder), str(tmp_path / "draft")
-    assert run(["peer-draft", folder, "draft", "-o", output]) == 1
-    error = capsys.readouterr().err
-    assert "'draft' is of kind draft_model, and openvino-genai has only eagle3 and dflash." in error
-    assert error.count("\n") == 1
-    assert run(["peer-draft", folder, "drft", "-o", output]) == 2
-    assert "has no drafter 'drft'. Did you mean 'draft'?" in capsys.readouterr().err
+def test_what_it_does_not_have(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="'draft' is of kind draft_model, and openvino-genai has only eagle3 and dfl"):
+        write_for_genai(openvino_bundle, "draft", tmp_path / "draft")
+    with pytest.raises(OptionError, match=r"has no drafter 'drft'. Did you mean 'draft'\?"):
+        write_for_genai(openvino_bundle, "drft", tmp_path / "draft")
     assert not (tmp_path / "draft").exists()

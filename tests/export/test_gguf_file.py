@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from fuzzing import damaged, few_or_many, fuzz
 from outrider.errors import ExportError, OutriderError
-from outrider_export.convert import write_slim_copy
+from outrider_export.gguf_copy import write_slim_copy, write_whole_copy
 from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.plan import make_plan
 from outrider_export.sources import locate
-from outrider_export.special_tokens import eos_of
+from outrider_export.special_tokens import eos_of, eos_of_gguf, infill_of
+from outrider_export.vocabulary import Vocabulary
 
 # Metadata as the format has it: the number of a type, and a value's bytes.
 Value = tuple[int, bytes]
@@ -39,14 +40,14 @@ def array(item: int, items: list[bytes]) -> Value:
     return ARRAY, struct.pack("<IQ", item, len(items)) + b"".join(items)
 
 
-def write_raw(path: Path, metadata: dict[str, Value]) -> Path:
+def write_raw(path: Path, metadata: dict[str, Value], name: str = "token_embd.weight") -> Path:
     """A GGUF file with this metadata, byte for byte, and one float32 matrix [4, 2]."""
     with path.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 1, len(metadata)))
         for key, (kind, value) in metadata.items():
             file.write(text(key)[1] + struct.pack("<I", kind) + value)
-        file.write(text("token_embd.weight")[1] + struct.pack("<IQQIQ", 2, 2, 4, 0, 0))
-        file.write(b"\0" * (-file.tell() % 32) + bytes(32))
+        file.write(text(name)[1] + struct.pack("<IQQIQ", 2, 2, 4, 0, 0))
+        file.write(b"\0" * (-file.tell() % 32) + bytes(range(32)))
     return path
 
 
@@ -56,6 +57,8 @@ READ: dict[str, Value] = {
     "general.alignment": integer(32),
     "general.file_type": integer(0),
     "split.count": integer(1),
+    "split.no": integer(0),
+    "split.tensors.count": integer(1),
     "llama.block_count": integer(1),
     "llama.context_length": integer(8),
     "llama.embedding_length": integer(2),
@@ -71,6 +74,7 @@ READ: dict[str, Value] = {
     "tokenizer.ggml.merges": array(STRING, [text("a b")[1]]),
     "tokenizer.ggml.add_bos_token": (7, b"\1"),
     **{f"tokenizer.ggml.{name}_token_id": integer(3) for name in ("bos", "eos", "eot", "eom", "padding", "unknown")},
+    **{f"tokenizer.ggml.fim_{name}_token_id": integer(3) for name in ("pre", "suf", "mid", "pad", "rep", "sep")},
     "tokenizer.chat_template": text("{{ messages }}"),
 }
 
@@ -81,6 +85,7 @@ def read_for_conversion(path: Path, folder: Path) -> None:
     plan = make_plan("main", locate(path), "openvino", "int8")
     assert header.quantisation
     eos_of(plan)
+    infill_of(plan)
     write_tokenizer(header, folder)
     write_slim_copy(path, path.with_name("slim.gguf"))
 
@@ -111,6 +116,23 @@ def small(tmp_path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def test_a_hole_that_a_download_left_is_found_before_anything_is_converted(gguf_file: Path, tmp_path: Path) -> None:
+    tensors = read_header(gguf_file).tensors
+    make_plan("main", locate(gguf_file), "openvino", "int8")
+    whole = gguf_file.read_bytes()
+    for name in ("token_embd.weight", "blk.0.ffn_down.weight", "output_norm.weight"):
+        path, begin = tmp_path / "hole.gguf", tensors[name].begin
+        path.write_bytes(whole[:begin] + bytes(tensors[name].num_bytes) + whole[begin + tensors[name].num_bytes :])
+        with pytest.raises(
+            ExportError, match=rf"hole\.gguf has a hole at byte {begin:,}: {name} of {len(tensors)} are"
+        ):
+            make_plan("main", locate(path), "openvino", "int8")
+    begin = tensors["blk.1.attn_q.weight"].begin
+    path.write_bytes(whole[:begin] + bytes(len(whole) - begin))
+    with pytest.raises(ExportError, match=rf"has a hole at byte {begin:,}: \S+ and \d+ more tensors of"):
+        make_plan("main", locate(path), "openvino", "int8")
 
 
 def test_reads_metadata_and_tensors(small: Path) -> None:
@@ -146,7 +168,7 @@ def test_type_table_is_that_of_the_gguf_package() -> None:
 def test_every_truncation_is_noticed(small: Path, tmp_path: Path) -> None:
     whole = small.read_bytes()
     # The writer pads after the last tensor: what is missing there is not missed.
-    last = read_header(small).data_start + 2 * 32 * 4 + 4 * 2 * 34
+    last = max(tensor.begin + tensor.num_bytes for tensor in read_header(small).tensors.values())
     cut = tmp_path / "cut.gguf"
     for size in range(last):
         cut.write_bytes(whole[:size])
@@ -195,10 +217,96 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
         read_header(path)
 
 
-def test_a_part_of_several_is_refused(tmp_path: Path) -> None:
-    path = write_raw(tmp_path / "model-00001-of-00002.gguf", READ | {"split.count": integer(2)})
-    with pytest.raises(ExportError, match="one of 2 parts"):
-        read_header(path)
+NO_CODE = {key: value for key, value in READ.items() if ".fim_" not in key}
+
+
+def ends_of(folder: Path, tokens: list[str], kind: int = 3, **ids: int) -> list[str]:
+    """The texts of the tokens that end an answer, in a file with these tokens and these ids in its metadata."""
+    path = write_raw(
+        folder / "ends.gguf",
+        NO_CODE
+        | {
+            "tokenizer.ggml.tokens": array(STRING, [text(token)[1] for token in tokens]),
+            "tokenizer.ggml.token_type": array(UINT32, [struct.pack("<I", kind)] * len(tokens)),
+            "tokenizer.ggml.merges": array(STRING, []),
+        }
+        | {f"tokenizer.ggml.{name}_token_id": integer(99) for name in ("bos", "eos", "eot", "eom")}
+        | {f"tokenizer.ggml.{name}_token_id": integer(token_id) for name, token_id in ids.items()},
+    )
+    vocabulary = Vocabulary.of_gguf(read_header(path))
+    return [tokens[token_id] for token_id in eos_of_gguf(read_header(path), vocabulary)]
+
+
+def test_tokens_end_an_answer_where_llamacpp_ends_it(tmp_path: Path) -> None:
+    code = ["<|fim_prefix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "x", "y"]
+    assert ends_of(tmp_path, code, eos=4) == ["<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "x"]
+    assert ends_of(tmp_path, code, fim_pad=5) == ["<|repo_name|>", "<|file_sep|>", "y"]  # the key before the text
+    assert ends_of(tmp_path, ["<|user|>", "<|end|>", "</s>", "<|call|>"]) == ["<|end|>", "</s>", "<|call|>"]
+    harmony = ["<|end|>", "<|return|>", "<|call|>", "<|message|>"]
+    assert ends_of(tmp_path, harmony, eos=1) == ["<|return|>", "<|call|>"]
+    assert ends_of(tmp_path, harmony, eos=0, eom=3) == ["<|return|>", "<|call|>", "<|message|>"]
+    assert ends_of(tmp_path, ["</s>", "x"], kind=1, eos=1) == ["x"]  # plain text, of HTML
+    assert ends_of(tmp_path, ["</s>", "<turn|>", "<|tool_response>"], eos=1) == ["<turn|>", "<|tool_response>"]
+
+
+def test_a_file_names_the_tokens_between_which_it_fills_in(tmp_path: Path) -> None:
+    keys = {"fim_pre": 2, "suffix": 1, "fim_mid": 0}  # one by its older name
+    for names, found in ((keys, ("ab", "b", "a")), ({"fim_pre": 2}, None), (keys | {"fim_mid": 9}, None)):
+        metadata = {f"tokenizer.ggml.{name}_token_id": integer(token_id) for name, token_id in names.items()}
+        path = write_raw(tmp_path / "fim.gguf", NO_CODE | metadata)
+        assert infill_of(make_plan("main", locate(path), "openvino", "int8")) == found
+
+
+def part(folder: Path, number: int, count: int = 2, **said: int) -> Path:
+    """One part of a model whose parts have a tensor each. said: what its metadata says otherwise."""
+    split = {"count": count, "no": number - 1, "tensors.count": 2} | said
+    first = READ if number == 1 else {}
+    metadata = first | {f"split.{key}": integer(value) for key, value in split.items()}
+    name = "token_embd.weight" if number == 1 else "output.weight"
+    return write_raw(folder / f"model-{number:05d}-of-{count:05d}.gguf", metadata, name)
+
+
+def test_all_parts_of_a_model_are_read_whichever_is_named(tmp_path: Path) -> None:
+    paths = [part(tmp_path, number) for number in (1, 2)]
+    headers = [read_header(path) for path in paths]
+    for header in headers:
+        assert (header.path, header.architecture) == (paths[0], "llama")
+        assert {name: tensor.path for name, tensor in header.tensors.items()} == {
+            "token_embd.weight": paths[0], "output.weight": paths[1]
+        }  # fmt: skip
+        assert header.num_bytes == sum(path.stat().st_size for path in paths)
+    for named in (paths[1], tmp_path):
+        assert locate(named).fetched == paths[0]
+        assert locate(named).id == "model.gguf"
+    whole = tmp_path / "whole.gguf"
+    write_whole_copy(headers[1], whole)
+    assert read_header(whole).tensors.keys() == headers[0].tensors.keys()
+    assert read_header(whole).metadata["tokenizer.ggml.tokens"] == ["a", "b", "ab", "<s>"]
+
+
+def test_parts_that_are_missing_or_of_another_model_are_named(tmp_path: Path) -> None:
+    second = part(tmp_path, 2)
+    for named in (second, tmp_path, tmp_path / "model-00001-of-00002.gguf"):
+        with pytest.raises(ExportError, match=r"one of 2 parts, and model-00001-of-00002\.gguf is missing\. Download"):
+            read_header(locate(named).fetched)
+    part(tmp_path, 1)
+    part(tmp_path, 2, count=2, no=0)
+    with pytest.raises(
+        ExportError, match=r"00002-of-00002\.gguf says that it is part 1 of 2, and its name says part 2"
+    ):
+        read_header(second)
+    part(tmp_path, 1, **{"tensors.count": 3})
+    part(tmp_path, 2)
+    with pytest.raises(ExportError, match=r"hold 2 tensors, and 3 belong to the model: they are not of one model"):
+        read_header(second)
+    renamed = part(tmp_path, 1).rename(tmp_path / "renamed.gguf")
+    with pytest.raises(ExportError, match=r"one of 2 parts, and its name does not say which\. Give all parts"):
+        read_header(renamed)
+    mixed = part(tmp_path, 1, count=2).rename(tmp_path / "x-00001-of-00003.gguf")
+    for number in (2, 3):
+        part(tmp_path, number, count=3).rename(tmp_path / f"x-{number:05d}-of-00003.gguf")
+    with pytest.raises(ExportError, match=r"x-00001-of-00003\.gguf says that it is part 1 of 2, and its name says"):
+        read_header(mixed)
 
 
 def test_what_is_read_is_all_there(tmp_path: Path) -> None:
@@ -313,7 +421,9 @@ def test_slim_copy_keeps_all_but_the_lists(small: Path, tmp_path: Path) -> None:
     slim = tmp_path / "slim.gguf"
     write_slim_copy(small, slim)
     old, new = read_header(small), read_header(slim)
-    assert new.tensors == old.tensors
+    assert {name: (t.type, t.shape) for name, t in new.tensors.items()} == {
+        name: (t.type, t.shape) for name, t in old.tensors.items()
+    }
     assert new.metadata == {k: v for k, v in old.metadata.items() if not is_array(v)} | {"llama.vocab_size": 3}
     assert set(old.metadata) - set(new.metadata) == {
         "tokenizer.ggml.tokens",

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer as Original
 
 from layout_tokenizers import FAMILIES, sentencepiece, text_of
 from layouts import DIRECT, LAYOUTS, config_of, write, write_configs
+from muse_glimmer import register
 from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
@@ -28,7 +30,7 @@ from outrider_export.tokenizer_files import copy_files
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 from outrider_export.tokenizer_job import PROBES, add_tokenizer, check_tokenizer_ir
 from outrider_export.vocabulary import Vocabulary
-from shapes import cosines, logits_of
+from shapes import cosines, do_not_scale_windows, logits_of
 
 LETTERS = "ab1 \n'é\u0301日\t\r.,!?…،|[(]^_\u2581-–\u00a0\u3000\u200d🙂AZ९Ⅷ½²ﬁİ<>"
 PROMPT = np.random.default_rng(3).integers(0, 300, size=40).tolist() * 2
@@ -150,8 +152,13 @@ def test_model_answers(name: str, no_torch: None, tmp_path: Path) -> None:
     folder = write(LAYOUTS[name], tmp_path / name)
     assert count_weights(fetch_config(locate(folder)).fetched) > 0
     bundle = export_bundle(folder, output=tmp_path / "bundle", weights="fp32")
+    register()
+    changes = {key: value for key, value in LAYOUTS[name].changes.items() if key != "model_type"}
+    folder = write(replace(LAYOUTS[name], whole="", changes=changes), tmp_path / "text")
     model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not told["missing_keys"]
+    if model.config.model_type == "olmo3":
+        do_not_scale_windows(model)
     engine = Engine(bundle, Config().replace(cache_size=0.02, precision="f32"))
     try:
         rows = read(engine.main, PROMPT, [40, 40], len(PROMPT))

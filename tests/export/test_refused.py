@@ -12,6 +12,8 @@ from outrider.errors import ExportError
 from outrider_export import export_bundle
 from outrider_export.architectures import ARCHITECTURES, describe_layers, settle_positions
 from outrider_export.geometry import geometry_of_config
+from outrider_export.plan import check_route
+from outrider_export.sources import locate
 from shapes import CONFIGS, WINDOW
 
 WHERE = Path("folder")
@@ -33,7 +35,7 @@ GPT2 = {"model_type": "gpt2", "n_head": 8, "n_layer": 3, "n_embd": 64, "vocab_si
         ),
         ({"model_type": "mamba2"}, "only in models that have attention, too. Run it with llama.cpp"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME*E"}, "its experts have no gate"),
-        ({"model_type": "olmo3"}, "ignores the window of its local attention"),
+        ({"model_type": "gpt_neo"}, "ignores the window of its local attention"),
         ({"head_dim": 16, "global_head_dim": 32}, "heads of 16 and of 32 numbers"),
     ],
 )
@@ -50,6 +52,51 @@ def test_nothing_is_written_for_a_refused_architecture(
         export_bundle(source, output=tmp_path / "bundle")
     assert "docs/models.md" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "deepseek_v3"}, "'deepseek_v3' is not supported"),
+        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "holds a BertForMaskedLM; Outrider runs causal"),
+        (
+            {"architectures": ["GlmImageForConditionalGeneration"], "vision_config": {}},
+            "images are laid out in another",
+        ),
+        ({"quantization_config": {"quant_method": "awq"}}, r"is quantised already \(awq\)"),
+    ],
+)
+@pytest.mark.parametrize("form", ["openvino", "onnx"])
+def test_what_no_package_helps_is_said_before_packages_are_asked_for(
+    form: Any, changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
+    with pytest.raises(ExportError, match=says) as caught:
+        check_route("main", locate(tmp_path), form, None)
+    assert "pip install" not in str(caught.value)
+
+
+def test_the_message_about_packages_says_that_they_may_not_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
+    new = {"model_type": "new", "architectures": ["NewForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | new), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"needs torch, .*; the model is none of docs/models\.md, so"):
+        check_route("main", locate(tmp_path), "openvino", None)
+
+
+def test_a_gguf_file_that_does_not_run_asks_for_no_package(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_file.read_bytes().replace(b"qwen2", b"rwkv7"))
+    with pytest.raises(
+        ExportError, match=r"model\.gguf cannot be exported\. The architecture 'rwkv7' is not supported"
+    ):
+        check_route("main", locate(path), "openvino", None)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from huggingface_hub.utils._paths import filter_repo_objects
 from exports import Recorder
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE
-from outrider_export.sources import locate
+from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf
+from outrider_export.sources import default_name, fetch, locate
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -53,11 +53,57 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         locate(tmp_path / "model.safetensors")
 
 
-def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
+def test_a_folder_of_gguf_files_is_the_only_one_or_names_them(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "x.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ExportError, match=r"no config\.json\. Name the file itself: .*x\.gguf"):
+    for name in ("x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "mmproj-x.gguf"):
+        (tmp_path / "models" / name).write_bytes(b"GGUF")
+    assert locate(tmp_path / "models").fetched.name == "x-00001-of-00002.gguf"
+    assert locate(tmp_path / "models").id == "x.gguf"
+    assert default_name(tmp_path / "models" / "x-00002-of-00002.gguf") == "x"
+    (tmp_path / "models" / "y.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ExportError, match=r"no config\.json\. Name one of its files: x-00001-of-00002\.gguf, y\.gguf"):
         export_bundle(tmp_path / "models", output=tmp_path / "b")
+
+
+_PUBLISHED = ["README.md", "m-Q4_K_M.gguf", "m-Q5_K.gguf", "m-Q5_K_M.gguf", "mmproj-m.gguf"]
+_PUBLISHED += [f"Q8_0/m-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]
+
+
+def test_a_quantization_chooses_among_the_hubs_gguf_files() -> None:
+    assert choose_gguf("org/m", _PUBLISHED, "q8_0") == "Q8_0/m-Q8_0-00001-of-00002.gguf"
+    assert choose_gguf("org/m", _PUBLISHED, "Q5_K") == "m-Q5_K.gguf"
+    assert choose_gguf("org/m", _PUBLISHED, "") == "m-Q4_K_M.gguf"
+    assert choose_gguf("org/m", ["a.gguf"], "") == "a.gguf"
+    assert choose_gguf("org/m", ["model.safetensors"], "") is None
+    assert locate("org/m:Q8_0").kind == "hub"
+    with pytest.raises(ExportError, match=r"org/m: no model has Q6_K in the name\. Name one by .* m-Q8_0\.gguf"):
+        choose_gguf("org/m", _PUBLISHED, "Q6_K")
+    with pytest.raises(ExportError, match=r"no model has Q4_K_M in the name"):
+        choose_gguf("org/m", ["a-Q8_0.gguf", "a-F16.gguf"], "")
+
+
+def test_the_hubs_gguf_file_is_fetched_with_all_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Api:
+        def list_repo_files(self, repo_id: str, revision: str) -> list[str]:
+            assert (repo_id, revision) == ("org/m", "commit")
+            return _PUBLISHED
+
+    def download(repo_id: str, *, allow_patterns: list[str], dry_run: bool = False, **_: Any) -> Any:
+        assert repo_id == "org/m"
+        if dry_run:
+            return []
+        asked.append(allow_patterns)
+        (tmp_path / "commit").mkdir(exist_ok=True)
+        return str(tmp_path / "commit")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    found = fetch(locate("org/m:Q8_0"), trust_remote_code=False, progress=Recorder())
+    assert (found.kind, found.revision, found.id) == ("gguf", "commit", "org/m:Q8_0")
+    assert found.fetched == tmp_path / "commit" / "Q8_0" / "m-Q8_0-00001-of-00002.gguf"
+    assert asked == [["config.json"], [f"Q8_0/m-Q8_0-0000{i}-of-00002.gguf" for i in (1, 2)]]
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -120,8 +166,8 @@ def test_the_resolved_commit_is_recorded(hub: list[dict[str, Any]], tmp_path: Pa
     assert (source.id, source.kind, source.revision) == ("org/tiny", "hub", COMMIT)
     assert told.phases[0] == "download main"
     assert told.num_bytes >= 2000
-    assert [call["revision"] for call in hub] == ["v1", COMMIT]
-    assert hub[1]["allow_patterns"] == list(ALLOWED)
+    assert [call["revision"] for call in hub] == ["v1", COMMIT] * 2  # first config.json alone
+    assert hub[3]["allow_patterns"] == list(ALLOWED)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from tokenizers import Tokenizer
 
 from outrider.errors import ExportError
 from outrider_export.gguf_file import GGUFHeader, read_header
-from outrider_export.gguf_tokenizer import PRE_TOKENIZERS, write_tokenizer
+from outrider_export.gguf_pretokenizers import PRE_TOKENIZERS
+from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 from outrider_export.tokenizer_job import PROBES, check_tokenizer_ir
 
@@ -77,7 +79,26 @@ def test_the_check_passes_and_can_fail(rebuilt: dict[str, Any], pre: str, tmp_pa
         check_tokenizer_ir(mixed)
 
 
-@pytest.mark.parametrize("pre", sorted(set(PRE_TOKENIZERS) - {*PRES, "starcoder", "refact"}))
+def test_names_stand_for_the_rules_of_llamacpp() -> None:
+    """By a name of each rule that is judged by a model's own tokenizer, or converted below."""
+    same = {
+        "llama-bpe": ("llama3", "falcon3", "pixtral", "lfm2"),
+        "dbrx": ("smaug-bpe", "glm4", "chatglm-bpe"),
+        "deepseek-r1-qwen": ("megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
+        "gpt-4o": ("llama4", "kanana2", "minimax-m2"),
+        "smollm": ("starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        "gpt-2": ("phi-2", "gigachat", "a.x-4.0", "exaone4", "jais", "granite-docling"),
+        "olmo": ("mpt",),
+    }
+    for name, others in same.items():
+        assert all(PRE_TOKENIZERS[other] == PRE_TOKENIZERS[name] for other in others)
+    for normal, plain in (("qwen2", "deepseek-r1-qwen"), ("command-r", "smollm"), ("olmo", "gpt-2")):
+        assert PRE_TOKENIZERS[normal] == replace(PRE_TOKENIZERS[plain], normalizes=True)
+    whole = {name for name, rule in PRE_TOKENIZERS.items() if rule.takes_whole_words}
+    assert whole == {*same["llama-bpe"], "llama-bpe", "llama-v3", "falcon-h1", "midm-2.0", "jina-v5-nano", "tekken"}
+
+
+@pytest.mark.parametrize("pre", ["dbrx", "gpt-4o", "gpt-2", "tekken"])
 def test_others_are_converted(pre: str, make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
     """Their expressions, which are the publishers', mean the same in OpenVINO."""
     metadata = {"tokenizer.ggml.bos_token_id": 401}
@@ -135,11 +156,40 @@ def test_phi3_has_spaces_in_its_special_tokens(
     assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
 
 
+def test_gemma_4_has_merges_and_sentencepiece_s_spelling(build_tokenizer: Any, tmp_path: Path) -> None:
+    """Facts from llama.cpp's conversion/gemma.py, and GemmaTokenizer in Transformers 5.5."""
+    content = json.loads(build_tokenizer("sentencepiece").to_str())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
+    content["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False,
+    }  # fmt: skip
+    del content["decoder"]["decoders"][-1]  # which strips a prefix
+    content["model"]["merges"].reverse()  # scores would have them in the other order
+    kinds = {token["content"]: 3 if token["special"] else 4 for token in content["added_tokens"]} | {"<unk>": 2}
+    vocabulary = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    metadata = {
+        "general.architecture": "gemma4", "gemma4.context_length": 512, "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": vocabulary, "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.token_type": [kinds.get(each, 6 if each.startswith("<0x") else 1) for each in vocabulary],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
+        "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": vocabulary.index("<|im_start|>"),
+    }  # fmt: skip
+    write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}, (0, 0)), tmp_path)
+    original, again = Tokenizer.from_str(json.dumps(content)), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert write_tokenizer_ir(tmp_path)
+    converted = openvino_genai.Tokenizer(tmp_path)
+    for text in (*PROBES, "  two  spaces\n\n\n and lines\n", "<|im_end|> <tool_call>"):
+        ids = [vocabulary.index("<|im_start|>"), *original.encode(text).ids]
+        assert again.encode(text).ids == ids
+        assert again.decode(ids) == original.decode(ids)
+        assert converted.encode(text).input_ids.data[0].tolist() == ids
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tokenizer.ggml.pre", "tekken", "has the pre-tokenizer 'tekken'; known are qwen2, llama-bpe"),
-        ("tokenizer.ggml.pre", None, "has the pre-tokenizer 'default'"),
+        ("tokenizer.ggml.pre", "teken", "pre-tokenizer 'teken', which is not known. Did you mean 'tekken'. Export the"),
+        ("tokenizer.ggml.pre", None, "has the pre-tokenizer 'default': the file does not"),
         ("tokenizer.ggml.model", "bert", "has a 'bert' tokenizer"),
         ("tokenizer.ggml.model", "llama", "has no tokenizer.ggml.scores"),
         ("tokenizer.ggml.add_eos_token", True, "ends every text with the end token"),
@@ -156,7 +206,7 @@ def test_what_cannot_be_rebuilt_is_refused(tmp_path: Path, key: str, value: obje
     metadata[key] = value
     metadata = {k: v for k, v in metadata.items() if v is not None}
     with pytest.raises(ExportError, match=message):
-        write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}, (0, 0)), tmp_path / "out")
+        write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

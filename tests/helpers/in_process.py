@@ -15,7 +15,7 @@ from outrider.errors import ExportError
 from outrider_export.child import _one_line
 
 WORK = {"keep": "keep", "tokenizer_job": "work", "compare": "compare"}  # elsewhere it is `convert`
-CALLERS = ("convert_model", "fidelity")
+CALLERS = ("convert_model", "fidelity", "text_encoders.export")
 
 
 class Relay:

@@ -39,6 +39,21 @@ _GEMMA3 = {key: value for key, value in _GEMMA.items() if key != "hidden_act"} |
     "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window": 16,
     "sliding_window_pattern": 3,
 }  # fmt: skip
+_GEMMA4 = {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "attention_bias": False,
+    "attention_dropout": 0.0, "attention_k_eq_v": False, "enable_moe_block": False, "final_logit_softcapping": 30.0,
+    "global_head_dim": 32, "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64,
+    "hidden_size_per_layer_input": 16, "intermediate_size": 96, "max_position_embeddings": 512,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "moe_intermediate_size": None,
+    "num_attention_heads": 4, "num_experts": None, "num_global_key_value_heads": None, "num_hidden_layers": 6,
+    "num_key_value_heads": 1, "num_kv_shared_layers": 3, "rms_norm_eps": 1e-06, "sliding_window": 16,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "tie_word_embeddings": True, "top_k_experts": None, "use_bidirectional_attention": None,
+    "use_double_wide_mlp": True, "vocab_size_per_layer_input": 1024,
+}  # fmt: skip
 _GPT2 = {
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 0,
     "embd_pdrop": 0.1, "eos_token_id": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
@@ -52,6 +67,7 @@ def _causal(kind: str, architecture: str, **changes: Any) -> dict[str, Any]:
     return _USUAL | {"architectures": [architecture], "model_type": kind, **changes}
 
 
+_KINDS = ["sliding_attention"] * 3 + ["full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt_neo": {
@@ -121,6 +137,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
+    "gemma4": _GEMMA4,
     "gemma3-later": {key: value for key, value in _GEMMA3.items() if key not in ("sliding_window_pattern", "use_cache")}
     | {
         "_sliding_window_pattern": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -145,6 +162,48 @@ CONFIGS: dict[str, dict[str, Any]] = {
         embedding_multiplier=12.0, hidden_act="silu", logits_scaling=8.0, mlp_bias=False, residual_multiplier=0.22,
         rms_norm_eps=1e-05, rope_scaling=None, rope_theta=5000000.0, tie_word_embeddings=True,
     ),
+    "exaone4": _causal(
+        "exaone4", "Exaone4ForCausalLM", head_dim=16, hidden_act="silu", layer_types=["full_attention"] * 2,
+        rms_norm_eps=1e-05, rope_theta=1000000, sliding_window=None, sliding_window_pattern=None,
+        tie_word_embeddings=True,
+        rope_scaling={
+            "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 128,
+            "rope_type": "llama3",
+        },
+    ),
+    "glm": _causal(
+        "glm", "GlmForCausalLM", attention_bias=True, head_dim=16, hidden_act="silu", partial_rotary_factor=0.5,
+        rms_norm_eps=1.5625e-07, rope_theta=10000.0, tie_word_embeddings=False,
+    ),
+    "glm4": _causal(
+        "glm4", "Glm4ForCausalLM", attention_bias=True, head_dim=16, hidden_act="silu", partial_rotary_factor=0.5,
+        rms_norm_eps=1e-05, rope_theta=10000.0, tie_word_embeddings=False,
+    ),
+    "olmo3": _causal(
+        "olmo3", "Olmo3ForCausalLM", attention_bias=False, hidden_act="silu", layer_types=_KINDS, num_hidden_layers=4,
+        num_key_value_heads=4, rms_norm_eps=1e-06, rope_theta=500000, sliding_window=16, tie_word_embeddings=False,
+        rope_scaling={
+            "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+            "original_max_position_embeddings": 64, "rope_type": "yarn",
+        },
+    ),
+    "ministral3": _SIZE | {
+        "attention_dropout": 0.0, "head_dim": 16, "hidden_act": "silu", "initializer_range": 0.02,
+        "model_type": "ministral3", "rms_norm_eps": 1e-05, "sliding_window": None, "tie_word_embeddings": True,
+        "use_cache": True,
+        "rope_parameters": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 32, "rope_theta": 1000000.0,
+            "rope_type": "yarn", "type": "yarn",
+        },
+    },
+    "muse_glimmer_text": _SIZE | {
+        "attention_bias": False, "attention_dropout": 0.0, "final_logit_softcapping": 20.0, "head_dim": 16,
+        "hidden_activation": "silu", "layer_rope_theta": [500000.0] * 3 + [0], "layer_types": _KINDS,
+        "model_type": "muse_glimmer_text", "num_hidden_layers": 4, "output_multiplier": 0.5, "post_norm_eps": 1e-08,
+        "qk_scale_factor": 3.87, "rms_norm_eps": 1e-05, "sliding_window": 16, "tie_word_embeddings": False,
+        "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+    },
     "ernie4_5": _causal(
         "ernie4_5", "Ernie4_5ForCausalLM", compression_ratio=1.0, head_dim=16, hidden_act="silu", rms_norm_eps=1e-05,
         rope_scaling=None, rope_theta=500000.0, tie_word_embeddings=True, use_bias=False,
@@ -161,8 +220,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cohere": _causal("cohere", "CohereForCausalLM", logit_scale=0.0625, layer_norm_eps=1e-05, use_qk_norm=False),
     "starcoder2": _causal("starcoder2", "Starcoder2ForCausalLM", norm_epsilon=1e-05, sliding_window=16, use_bias=True),
     "hunyuan_v1_dense": _causal(
-        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", use_qk_norm=True, head_dim=16,
-        rope_scaling={"alpha": 1000.0, "factor": 1.0, "type": "dynamic"},
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", use_qk_norm=True, use_cla=False, head_dim=16,
+        attention_bias=False, mlp_bias=False, hidden_act="silu", rms_norm_eps=1e-05, rope_theta=10000.0,
+        tie_word_embeddings=True,
+        rope_scaling={
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "type": "dynamic",
+        },
     ),
     "t5": {
         "architectures": ["T5ForConditionalGeneration"], "d_ff": 96, "d_kv": 16, "d_model": 64,

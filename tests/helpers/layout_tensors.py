@@ -9,7 +9,8 @@ HIDDEN, WIDE = 64, 96
 
 def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The weights that a Llama-like `config.json` has, float32."""
-    kind, hidden, wide = config["model_type"], config["hidden_size"], config.get("intermediate_size", WIDE)
+    kind = config["model_type"].replace("exaone4_5_text", "exaone4")
+    hidden, wide = config["hidden_size"], config.get("intermediate_size", WIDE)
     heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     head = config.get("head_dim") or hidden // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
@@ -18,19 +19,25 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         sizes = {"q_proj": heads * head, "k_proj": kv * head, "v_proj": kv * head}
         if kind == "phi3":
             shapes[f"{at}self_attn.qkv_proj.weight"] = (sum(sizes.values()), hidden)
-            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
         else:
             shapes |= {f"{at}self_attn.{name}.weight": (size, hidden) for name, size in sizes.items()}
+        if kind in ("phi3", "glm", "glm4"):
+            shapes[f"{at}mlp.gate_up_proj.weight"] = (2 * wide, hidden)
+        else:
             shapes |= {f"{at}mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
             if kind == "lfm2":
                 shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in "qk"}
-        if kind == "qwen2" or config.get("use_qkv_bias"):
+        if kind in ("qwen2", "glm", "glm4") or config.get("use_qkv_bias"):
             shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
         shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
         shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
-        if kind in ("qwen3", "gemma3_text"):
+        if kind in ("qwen3", "gemma3_text", "gemma4_text", "exaone4"):
             shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
-        if kind == "olmo2":
+        if kind == "hunyuan_v1_dense":
+            shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in ("query", "key")}
+        if kind == "muse_glimmer_text":
+            shapes[f"{at}self_attn.gate_proj.weight"] = (heads * head, hidden)
+        if kind in ("olmo2", "olmo3"):
             shapes |= {f"{at}self_attn.q_norm.weight": (heads * head,), f"{at}self_attn.k_norm.weight": (kv * head,)}
         shapes |= {f"{at}{name}.weight": (hidden,) for name in _NORMS.get(kind, _NORMS["llama"])}
         if kind == "stablelm":
@@ -44,11 +51,14 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_lfm2(shapes, config)
     if kind == "mixtral":
         shapes = _of_mixtral(shapes, config["num_local_experts"])
-    offset = 0.0 if kind.startswith("gemma") else 1.0
+    if kind == "gemma4_text":
+        shapes = _of_gemma4(shapes, config)
+    offset = 0.0 if kind.startswith(("gemma", "muse")) and kind != "gemma4_text" else 1.0
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
         drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
-        return (drawn + offset * ("norm" in name and name.endswith("weight"))).astype(np.float32)
+        added = 1.0 if name == "model.norm.weight" and kind.startswith("muse") else offset
+        return (drawn + added * (("norm" in name and name.endswith("weight")) or "scalar" in name)).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
     if config.get("tie_word_embeddings") or config.get("tie_embedding"):
@@ -89,12 +99,46 @@ def _of_mixtral(shapes: _Shapes, num_experts: int) -> _Shapes:
     return made
 
 
+def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those of layers with other sizes, without keys where they are shared, and with inputs by layer."""
+    count, width, hidden = config["num_hidden_layers"], config["hidden_size_per_layer_input"], config["hidden_size"]
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        i = int(name.split(".")[2]) if ".layers." in name else 0
+        times = 2 if i >= count - config["num_kv_shared_layers"] else 1
+        if times > 1 and any(f".{part}." in name for part in ("k_proj", "v_proj", "k_norm")):
+            continue
+        if ".self_attn." in name and config["layer_types"][i] == "full_attention":
+            larger = config["global_head_dim"] // config["head_dim"]
+            shape = (shape[0], larger * shape[1]) if "o_proj" in name else (larger * shape[0], *shape[1:])
+        if ".mlp." in name:
+            shape = (shape[0], times * shape[1]) if "down_proj" in name else (times * shape[0], shape[1])
+        made[name] = shape
+    for i in range(count):
+        at = f"model.layers.{i}."
+        made |= {f"{at}layer_scalar": (1,), f"{at}per_layer_input_gate.weight": (width, hidden)}
+        made |= {
+            f"{at}per_layer_projection.weight": (hidden, width),
+            f"{at}post_per_layer_input_norm.weight": (hidden,),
+        }
+    return made | {
+        "model.embed_tokens_per_layer.weight": (config["vocab_size_per_layer_input"], count * width),
+        "model.per_layer_model_projection.weight": (count * width, hidden),
+        "model.per_layer_projection_norm.weight": (width,),
+    }
+
+
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
 _NORMS: dict[str, tuple[str, ...]] = {
     "llama": ("input_layernorm", "post_attention_layernorm"),
     "lfm2": ("operator_norm", "ffn_norm"),
     "olmo": (),
     "olmo2": _AFTER,
+    "olmo3": _AFTER,
+    "exaone4": _AFTER,
+    "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    "muse_glimmer_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+    "gemma4_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
 }

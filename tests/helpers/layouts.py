@@ -39,6 +39,7 @@ class Layout:
     generation_config.json is "absent", or it and config.json have "one" eos id or a "list" with more_eos. dtype: of the
     weights.
     tied_head: whether the weights have an output matrix though it is tied; inv_freq: buffers of rotary embeddings.
+    whole: the class of a model that reads images, of which this is the text part; text_at: where its tensors are there.
     refused: what an export without PyTorch says.
     """
 
@@ -62,6 +63,8 @@ class Layout:
     shards: int = 1
     tied_head: bool = False
     inv_freq: bool = False
+    whole: str = ""
+    text_at: str = ""
     refused: str = ""
 
 
@@ -83,7 +86,7 @@ _LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "type": "longrope"
 
 
 def _needs(architecture: str) -> str:
-    return f"which has the architecture '{architecture}', needs .*, which is not installed. Run: pip install"
+    return rf"which has the architecture '{architecture}', needs .*, which is not installed.*\. Run: pip install"
 
 
 def _layouts() -> list[Layout]:
@@ -171,6 +174,8 @@ def _layouts() -> list[Layout]:
         make("gemma-3-1b-it", 2025, "gemma", "gemma3", **_BOS_EOS, form="texts", template="text",
              generation="list", more_eos=("<|user|>",)),
         make("gemma-3-270m-unsloth", 2025, "gemma", "gemma3-later", **_BOS_EOS, template="both"),
+        make("gemma-4-e2b-it", 2026, "gemma", "gemma4", **_BOS_EOS, template="file", generation="list",
+             more_eos=("<|user|>",), whole="Gemma4ForConditionalGeneration", text_at="model.language_model."),
         make("smollm3-3b", 2025, "llama3", "smollm3", **_LLAMA3 | {"template": "file"}, pad="<|end_of_text|>"),
         make("olmo-1b-hf", 2024, "neox", "olmo", eos="<|endoftext|>", pad="<|padding|>", dtype="float32"),
         make("olmo-2-0425-1b", 2025, "cl100k", "olmo2", **_GPT2, form="objects"),
@@ -189,8 +194,32 @@ def _layouts() -> list[Layout]:
              template="list", dtype="float16", refused=_needs("cohere")),
         make("starcoder2-3b", 2024, "starcoder", "starcoder2", **_GPT2, dtype="float32",
              refused=_needs("starcoder2")),
-        make("hunyuan-0.5b-instruct", 2025, "qwen", "hunyuan_v1_dense", **_QWEN | {"template": "file"},
-             refused=_needs("hunyuan_v1_dense")),
+        make("hunyuan-0.5b-instruct", 2025, "qwen", "hunyuan_v1_dense", **_QWEN | {"template": "file"}),
+        make("olmo-3-7b-instruct", 2025, "cl100k", "olmo3", **_QWEN | {"template": "file"}),
+        make("exaone-4.0-1.2b", 2025, "cl100k", "exaone4", **_QWEN | {"template": "file"}, bos="<|im_start|>"),
+        make("exaone-4.0-32b", 2025, "cl100k", "exaone4",
+             {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+              "sliding_window": 16, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False},
+             **_QWEN | {"template": "file"}, bos="<|im_start|>", shards=2),
+        make("exaone-4.5-33b", 2026, "cl100k", "exaone4",
+             {"model_type": "exaone4_5_text", "num_hidden_layers": 4, "sliding_window": 16,
+              "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "tie_word_embeddings": False},
+             **_QWEN | {"template": "file"}, bos="<|im_start|>", shards=2,
+             whole="Exaone4_5_ForConditionalGeneration", text_at="model.language_model."),
+        make("granite-4.1-8b", 2026, "cl100k", "granite",
+             {"attention_multiplier": 0.0078125, "logits_scaling": 16.0, "rope_theta": 10000000}, **_GPT2,
+             template="file", shards=2),
+        make("granite-4.2-3b", 2026, "cl100k", "granite",
+             {"embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0}, **_GPT2,
+             template="file"),
+        make("ministral-3-3b-instruct-2512-bf16", 2025, "tekken", "ministral3", bos="<s>", eos="</s>", unk="<unk>",
+             template="file", whole="Mistral3ForConditionalGeneration", text_at="language_model.model."),
+        make("muse-glimmer-30b", 2026, "llama3", "muse_glimmer_text", **_LLAMA3 | {"template": "file"}, shards=2,
+             whole="MuseGlimmerForConditionalGeneration", text_at="model.language_model."),
+        make("glm-4-9b-chat-hf", 2024, "cl100k", "glm", eos="<|im_end|>", pad="<|endoftext|>", template="text",
+             generation="list", more_eos=("<|endoftext|>",), shards=2),
+        make("glm-4-9b-0414", 2025, "cl100k", "glm4", eos="<|im_end|>", pad="<|endoftext|>", template="text",
+             generation="list", more_eos=("<|endoftext|>",), shards=2),
         make("t5-small", 2019, "t5-old", "t5", eos="</s>", pad="<pad>", unk="<unk>", decoder=False,
              dtype="float32", refused=_needs("T5ForConditionalGeneration")),
         make("flan-t5-small", 2022, "t5", "t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -228,12 +257,18 @@ def write_configs(layout: Layout, folder: Path) -> Path:
     """All files but the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = config_of(layout)
-    _save(folder / "config.json", config)
+    _save(folder / "config.json", _around(layout, config) if layout.whole else config)
     if layout.generation != "absent":
         eos = {"eos_token_id": config["eos_token_id"]} if "eos_token_id" in config else {}
         _save(folder / "generation_config.json", {"_from_model_config": True, **eos})
     _write_tokenizer(layout, folder)
     return folder
+
+
+def _around(layout: Layout, config: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a model that reads images, with that of its text part."""
+    vision = {"hidden_size": 32, "model_type": "vision", "num_hidden_layers": 1}
+    return {"architectures": [layout.whole], "text_config": config, "vision_config": vision}
 
 
 def _write_tokenizer(layout: Layout, folder: Path) -> None:
@@ -291,6 +326,10 @@ def write(layout: Layout, folder: Path) -> Path:
         made.pop("lm_head.weight")
     if layout.inv_freq:
         made |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32) for i in range(2)}
+    if layout.whole:
+        made = {name.replace("model.", layout.text_at, 1): values for name, values in made.items()}
+        made |= {"model.vision_tower.patch.weight": np.ones((4, 4), np.float32)}
+        made |= {"mtp.fc.weight": np.ones((4, 4), np.float32)} if "Exaone" in layout.whole else {}
     names = [*made]
     parts = [names[i :: layout.shards] for i in range(layout.shards)]
     files = ["model.safetensors"]

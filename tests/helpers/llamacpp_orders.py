@@ -1,6 +1,6 @@
 """Recurrent layers as llama.cpp's converter writes them to GGUF: names, orders and signs of a checkpoint's tensors.
 
-Facts from its conversion/qwen.py, granite.py, mamba.py and nemotron.py.
+Facts from its conversion/qwen.py, granite.py, mamba.py and nemotron.py. Gemma 4's layers, too, by conversion/gemma.py.
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,35 @@ def add_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any])
     writer.add_ssm_inner_size(state.num_heads * state.head_size)
 
 
+def add_varied_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any]) -> None:
+    """The metadata of Gemma 4's layers."""
+    sliding = [bool(layer.window) for layer in decoder.layers]
+    sizes = dict(zip(sliding, (layer.sizes for layer in decoder.layers), strict=True))
+    writer.add_sliding_window_pattern(sliding)
+    writer.add_feed_forward_length([layer.sizes.mlp_size for layer in decoder.layers])
+    heads = [sizes[each].num_kv_heads for each in sliding]
+    writer.add_head_count_kv(heads if len({*heads}) > 1 else heads[0])
+    writer.add_key_length(sizes[False].head_size)
+    writer.add_key_length_swa(sizes[True].head_size)
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(decoder.layer_input_size)
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    rope = config["rope_parameters"]["full_attention"]
+    turned = int(rope["partial_rotary_factor"] * sizes[False].head_size / 2)
+    divisors = np.full(sizes[False].head_size // 2, 1e30, np.float32)
+    divisors[:turned] = 1
+    writer.add_tensor("rope_freqs.weight", divisors)
+
+
 def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, Any]]:
     """A tensor of a checkpoint as llama.cpp names and stores it; names are still the checkpoint's."""
     name = name.replace("model.language_model.", "model.")
+    if name.endswith("layer_scalar"):
+        name += ".weight"
+    if decoder.form.varied and name.endswith((".router.scale", ".router.per_expert_scale")):
+        part = "ffn_gate_inp.scale" if name.endswith(".router.scale") else "ffn_down_exps.scale"
+        yield f"blk.{name.split('.')[2]}.{part}", values
+        return
     state = next((layer.state for layer in decoder.layers if layer.state is not None), None)
     if isinstance(state, GatedDeltaNet):
         if name.endswith("in_proj_qkvz.weight"):  # by heads of keys

@@ -43,6 +43,12 @@ _GEMMA2 = _GEMMA | {
     "sliding_window": WINDOW,
 }  # fmt: skip
 _SLIDE, _FULL = "sliding_attention", "full_attention"
+_GEMMA4 = _LLAMA | {
+    "num_hidden_layers": 6, "layer_types": [_SLIDE, _FULL, _SLIDE, _FULL, _SLIDE, _FULL], "sliding_window": WINDOW,
+    "head_dim": 16, "global_head_dim": 32, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 448, "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
 # What Transformers' configuration of each architecture is made with.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -63,8 +69,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _LLAMA
     | _GEMMA
     | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
-    "glm": _LLAMA | {"head_dim": 16},
-    "glm4": _LLAMA | {"head_dim": 16},
+    "gemma4_text": _GEMMA4,
+    "glm": _LLAMA | {"head_dim": 32},
+    "glm4": _LLAMA | {"head_dim": 32},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
@@ -84,8 +91,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
     "llama": _LLAMA,
     "ministral": _SLIDING | {"head_dim": 16},
+    "ministral3": _LLAMA
+    | {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 32.0, "original_max_position_embeddings": 16,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "beta_fast": 32.0, "beta_slow": 1.0,
+        },
+    },
     "mistral": _SLIDING,
     "mixtral": _LOCAL_MOE | {"sliding_window": WINDOW},
+    "muse_glimmer_text": _FOUR
+    | {
+        "head_dim": 32, "sliding_window": WINDOW, "final_logit_softcapping": 3.0, "output_multiplier": 0.4,
+        "post_norm_eps": 0.01, "pad_token_id": 0,
+    },
     "nemotron_h": {name: value for name, value in _LLAMA.items() if name != "num_hidden_layers"}
     | {
         "head_dim": 24, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 12,
@@ -94,6 +114,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "olmo": _LLAMA,
     "olmo2": _LLAMA,
+    "olmo3": _MIXED,
     "olmoe": {k: v for k, v in (_LLAMA | _EXPERTS).items() if k != "moe_intermediate_size"},
     "opt": _IDS
     | {
@@ -116,8 +137,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "starcoder2": _SLIDING,
 }  # fmt: skip
 
+# Gemma 4's larger models: keys and values of one product where attention is full, none shared, no inputs by layer.
+GEMMA4_DENSE: dict[str, Any] = {
+    "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1, "use_double_wide_mlp": False, "use_bidirectional_attention": "vision",
+}  # fmt: skip
+GEMMA4_EXPERTS = GEMMA4_DENSE | {
+    "enable_moe_block": True, "num_experts": NUM_EXPERTS, "top_k_experts": NUM_ACTIVE, "moe_intermediate_size": 48,
+}  # fmt: skip
+
 # Changes for ONNX, which has no windows.
 IN_ONNX: dict[str, dict[str, Any]] = {
+    "exaone4": {"sliding_window": None, "layer_types": [_FULL] * 4},
     "mistral": {"sliding_window": None},
     "phi3": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
@@ -130,6 +161,9 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    import muse_glimmer
+
+    muse_glimmer.register()
     config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
@@ -145,7 +179,7 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)
     for name, buffer in model.named_buffers():
-        if name.endswith("expert_bias"):
+        if name.endswith(("expert_bias", "layer_scalar")):
             buffer += 0.3 * torch.randn_like(buffer)
     return model
 
@@ -169,6 +203,23 @@ def _with_dense_parts(model: Any) -> None:
         path.write_text(json.dumps(config), encoding="utf-8")
 
     model.save_pretrained = save_as_published
+
+
+def do_not_scale_windows(model: Any) -> None:
+    """Have an OLMo 3's layers with a sliding window rotate without scaling, as in training.
+
+    Transformers 5.0 to 5.5 scales all of them: see its issue 45945. Later ones do not.
+    """
+    config = type(model.config)(**{**model.config.to_dict(), "rope_parameters": None})
+    config.rope_parameters = {"rope_type": "default", "rope_theta": model.config.rope_parameters["rope_theta"]}
+    plain = type(model.model.rotary_emb)(config)
+
+    def rotate(_: Any, inputs: Any, options: dict[str, Any]) -> Any:
+        return inputs, options | {"position_embeddings": plain(inputs[0], options["position_ids"])}
+
+    for layer, kind in zip(model.model.layers, config.layer_types, strict=True):
+        if kind == _SLIDE:
+            layer.register_forward_pre_hook(rotate, with_kwargs=True)
 
 
 def save_model(model: Any, folder: Path) -> Path:

@@ -160,14 +160,19 @@ def random_q4_k(array: Any) -> Any:
     return blocks.reshape(len(array), -1)
 
 
-def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metadata: dict[str, Any]) -> None:
-    """Write a Qwen2 checkpoint as GGUF, the way its converter does: padded vocabulary, named pre-tokenizer."""
+def write_gguf(
+    path: Path, checkpoint: Path, quantisation: str, pre: str, metadata: dict[str, Any], per_file: int = 0
+) -> None:
+    """Write a Qwen2 checkpoint as GGUF, the way its converter does: padded vocabulary, named pre-tokenizer.
+
+    per_file: the most tensors of a file; with more there are several.
+    """
     import gguf
     from safetensors.numpy import load_file
 
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
-    writer = gguf.GGUFWriter(path, "qwen2")
+    writer = gguf.GGUFWriter(path, "qwen2", split_max_tensors=per_file)
     tokens = {token_id: (token, 1) for token, token_id in tokenizer["model"]["vocab"].items()}
     for token in tokenizer["added_tokens"]:
         tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)

@@ -345,7 +345,7 @@ def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
     ("mode", "message"),
     [
         ("genai-draft", "needs a draft model"),
-        ("genai-eagle3:3", "a folder that 'outrider peer-draft' wrote as --peer-model genai-eagle3=PATH"),
+        ("genai-eagle3:3", "a folder that bench/scripts/peer_draft.py wrote as --peer-model genai-eagle3=PATH"),
         ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
         ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
         ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from outrider.cli import COMMANDS, generate, run
+from outrider.cli.tune import Work
+from outrider.models.measure import PassCost
 from outrider.testing import save_toy_bundle
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
@@ -159,6 +161,23 @@ def test_tune_prints_a_row_for_every_length(model: Path, capsys: pytest.CaptureF
     assert result["rows"][0]["speed_up"] == 1
 
 
+def test_tune_measures_what_fits_in_its_time() -> None:
+    def engine(seconds: float) -> Any:
+        return SimpleNamespace(costs={"main": PassCost((1, 4), (seconds, 2 * seconds), (seconds, 2 * seconds))})
+
+    whole = Work(6, 64, tuple(range(1, 9)), 15)
+    fast, slow, slowest = (
+        whole.within(120, engine(each), keep_prompts=False, keep_length=None) for each in (0.01, 0.1, 3.0)
+    )
+    assert fast == whole
+    assert slow.seconds(engine(0.1)) <= 120 < whole.seconds(engine(0.1))
+    assert slow.num_prompts >= 2
+    assert slow.seconds(engine(0.1)) > 60
+    assert slowest == Work(2, 24, (2, 5), 3)
+    kept = whole.within(120, engine(0.1), keep_prompts=True, keep_length=64)
+    assert (kept.num_prompts, kept.length, kept.lengths) == (6, 64, (2, 5))
+
+
 @pytest.mark.slow
 def test_bench_compares_with_openvino_genai(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -261,6 +280,7 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "tune varies --num-assistant-tokens", ["tune", "b", "--num-assistant-tokens", "3"]),
         (2, "is plain", ["generate", "b", "p", "--compare", "--drafter", "none"]),
         (1, "is not a folder's name", ["inspect", "x" * 5000]),
+        (2, "--minutes does not go with --layers", ["tune", "b", "--layers", "--minutes", "1"]),
         (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
         (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
         (1, "There is no folder b", ["generate", "b", "p"]),

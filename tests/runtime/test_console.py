@@ -100,13 +100,13 @@ def test_a_benchmark_keeps_a_line_for_each_row(width: int, is_whole: bool, monke
 
 
 def test_without_a_terminal_progress_is_a_line_from_time_to_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream, now = io.StringIO(), iter([0.0, 30.0, 70.0, 80.0, 140.0])
+    stream, now = io.StringIO(), iter([0.0, 10.0, 20.0, 30.0, 160.0])
     monkeypatch.setattr(console, "err", Console(file=stream, markup=False, highlight=False))
     monkeypatch.setattr("time.monotonic", lambda: next(now))
     with console.progress_bar("answers measured", 10) as advance:
         for _ in range(4):
             advance()
     assert stream.getvalue().splitlines() == [
-        "answers measured: 2 of 10, about 5 min left",
+        "answers measured: 2 of 10, about 80 s left",
         "answers measured: 4 of 10, about 4 min left",
     ]

@@ -18,12 +18,9 @@ LONG = "x" * 5000
 COMMANDS = {
     "config": ["generate", "no-bundle", "hello", "--config"],
     "prompts": ["tune", "no-bundle", "--prompts"],
-    "profile": ["simulate", "no-bundle", "--profile"],
     "trace": ["trace"],
     "reference": ["generate", "no-bundle", "hello", "--reference"],
 }
-CALLS = "rows = [1, {rows}]\nnear = [1, {near}]\n"
-PROFILE = f"[main]\n{CALLS}[draft]\nrows = [1]\nnear = [1]\n"
 EVENT = '{{"ph": "M", "pid": 1, "tid": {tid}, "name": "thread_name", "ts": 0, "args": {{"name": {name}}}}}'
 LANE = EVENT.format(tid=1, name='"request"')
 ROUND = (
@@ -50,12 +47,6 @@ CHECK = '{"ph": "X", "pid": 1, "tid": 1, "name": "check", "cat": "device", "ts":
         ("prompts", f'\n{{"prompt": "a", "id": {DIGITS}}}', "line 2, cannot be read: a number in it has too many"),
         ("prompts", '{"prompt": "a"', "line 1, cannot be read: it is no JSON: Expecting ',' delimiter, at character"),
         ("prompts", b'{"prompt": "\xe9"}', "it is not in UTF-8"),
-        ("profile", f"name = {DEEP}", "it is nested too deeply"),
-        ("profile", PROFILE.format(rows=DIGITS, near=1), "a number in it has too many digits"),
-        ("profile", PROFILE.format(rows="9" * 4000, near=1), "numbers of rows that ascend, from 1 to below"),
-        ("profile", PROFILE.format(rows=2, near="1e-320"), "a call takes from 1e-09 to 1e+06 seconds"),
-        ("profile", PROFILE.format(rows=2, near=1) + "[host]\nround = 1e300", "round = 1e+300: milliseconds are 0 or"),
-        ("profile", b"name = '\xe9'", "it is not in UTF-8"),
         ("trace", f"[\n{EVENT.format(tid=1, name=DEEP)},\n]\n", "line 2, is no event of a trace: it is nested too"),
         ("trace", f"[\n{EVENT.format(tid=DIGITS, name=1)},\n]\n", "is not a trace of Outrider's"),
         ("trace", EVENT.format(tid=1, name='"é"').join("[]").encode("latin-1"), "is not a trace of Outrider's"),

@@ -1,7 +1,6 @@
 """The state of an answer in its grammar: masks, forced tokens, and what becomes of rejected ones."""
 
 import calendar
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
 from outrider.config import GenerationConfig
 from outrider.errors import BundleError, NoTokenLeft, OptionError
 from outrider.tokens.grammar import Grammars, GrammarState, Source, compiler, fill_masks, with_real_dates
-from outrider.tokens.sampling import LogitsSampler, whole_row
-from outrider.types import Draft, LogitsRow
+from outrider.types import Draft
 from tiny import train_tokenizer
 
 TOKENIZER = train_tokenizer()
@@ -165,22 +163,6 @@ def test_rows_wider_and_narrower_than_the_vocabulary(grammars: Grammars) -> None
         logits = np.zeros(width, dtype=np.float32)
         state.apply(logits, [])
         assert np.flatnonzero(logits == 0).tolist() == [token_id for token_id in whole if token_id < width]
-
-
-def test_with_a_devices_largest_logits(grammars: Grammars) -> None:
-    """The largest allowed logit counts, whether the device has picked it out or not."""
-    config = GenerationConfig(temperature=1.0)
-    rng = np.random.default_rng(3)
-    logits = rng.normal(size=VOCAB_SIZE).astype(np.float32)
-    for listed in ([*range(30)], [*range(300)], [*range(VOCAB_SIZE)]):
-        sampler = LogitsSampler(config, [], grammar=grammars.new_state(Source("regex", "[a-z]+")))
-        order = np.argsort(-logits)[: len(listed)]
-        top = whole_row(np.sort(order), logits[np.sort(order)], VOCAB_SIZE)
-        bound = float(np.sort(logits)[::-1][len(listed)]) if len(listed) < VOCAB_SIZE else -np.inf
-        row = LogitsRow(lambda: logits, dataclasses.replace(top, bound=bound))
-        plain = LogitsRow.of(logits)
-        assert sampler.best(row, []) == sampler.best(plain, [])
-        assert sampler.distribution(row, []).probs.tolist() == sampler.distribution(plain, []).probs.tolist()
 
 
 def test_a_draft_that_breaks_the_matcher_does_not_break_the_answer(grammars: Grammars) -> None:

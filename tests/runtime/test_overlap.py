@@ -1,6 +1,7 @@
 """Overlap: it saves time if the guess is right, and never changes the text."""
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import outrider
 from in_the_loop import new_request
+from in_the_loop import run as run_in_loop
 from outrider.bundle import Bundle
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
@@ -237,6 +239,48 @@ def test_a_draft_model_that_fails_ahead_ends_its_requests_alone() -> None:
     run(main, plain)
     run(FakeBackend(VOCAB_SIZE, memory=MEMORY), alone)
     assert plain.sequence.token_ids == alone.sequence.token_ids
+
+
+# --- stopping ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_draft_ends_between_two_calls_where_its_answer_is_cancelled(gone: bool) -> None:
+    """A draft of many tokens by a slow device would take seconds; another answer in the same call goes on."""
+    stop = threading.Event()
+
+    class Slow(FakeBackend):
+        def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+            if len(self.calls) == 4:
+                stop.set()
+                stopped.abandoned = gone
+            return super().submit(chunks)
+
+    draft, main = Slow(VOCAB_SIZE, memory=MEMORY), FakeBackend(VOCAB_SIZE, memory=MEMORY)
+    model = DraftModel(draft, context_length=1000)
+    fields = {"num_assistant_tokens": 16, "max_new_tokens": 40}
+    stopped = new_request([1, 2], model, cancel=None if gone else stop, **fields)
+    other, alone = new_request([3], model, **fields), new_request([3], None, max_new_tokens=40)
+    found, _ = run_in_loop(main, stopped, other)
+    assert stopped.finish_reason == "cancelled"
+    assert found[:-1] == [1, 2]  # and the first token, of the round that read the prompt
+    assert [len(call) for call in draft.calls[:7]] == [2, 2, 2, 2, 2, 1, 1]  # the call that ran, and none after it
+    assert other.sequence.token_ids == run_in_loop(FakeBackend(VOCAB_SIZE, memory=MEMORY), alone)[0]
+
+
+def test_nothing_is_checked_after_a_cancelled_draft() -> None:
+    stop = threading.Event()
+
+    class Slow(FakeBackend):
+        def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+            if len(self.calls) == 2:
+                stop.set()
+            return super().submit(chunks)
+
+    draft, main = Slow(VOCAB_SIZE, memory=MEMORY), FakeBackend(VOCAB_SIZE, memory=MEMORY)
+    request = new_request([1, 2], DraftModel(draft, context_length=1000), cancel=stop, num_assistant_tokens=16)
+    run_in_loop(main, request)
+    assert (request.finish_reason, len(draft.calls), len(main.calls)) == ("cancelled", 3, 1)  # one read the prompt
 
 
 # --- whether it pays ---------------------------------------------------------------------------------------------

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from outrider.engine.reasoning import Reasoning
 from outrider.inputs.reasoning import ReasoningFormat, Thought
+from outrider.inputs.tools import ToolCall, ToolFormat, source_of_calls
+from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
+from outrider.types import TextTokenizer
+from tiny import train_tokenizer
 
 # A sign of the model's chat template, whether its prompt begins the reasoning, an answer, and what it says.
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -145,3 +152,108 @@ def test_options_name_what_is_wrong() -> None:
     for value in wrong:
         with pytest.raises(OptionError, match="chat_template_kwargs="):
             GenerationConfig(chat_template_kwargs=value)
+
+
+MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+CALL = "<|channel|>commentary to=functions.look_up"
+FINAL, NEXT = "<|channel|>final<|message|>", "<|end|><|start|>assistant"
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {
+    "type": "object", "properties": {"day": {"enum": ["Mon", "Tue"]}}, "required": ["day"]}}}]  # fmt: skip
+
+
+class Marked:
+    """A tokenizer of a chat template, for which some markers are special tokens."""
+
+    def __init__(self, folder: Path, template: str, special: Seq[str] = ()) -> None:
+        self.chat_template, self._tokenizer = template, train_tokenizer(special=["<|endoftext|>", *special])
+        self._tokenizer.save(str(folder / "tokenizer.json"))
+        self.end = self.encode("<|endoftext|>")[0]
+        self._grammars = Grammars(folder, self._tokenizer.get_vocab_size(), [self.end])
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text).ids
+        return token_ids
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+    def allows(self, source: Source, text: str, *, spelled: bool = False) -> bool:
+        """Whether a grammar allows a text and its end. spelled: markers are text."""
+        token_ids = [self.encode(each)[0] for each in text] if spelled else self.encode(text)
+        state = self._grammars.new_state(source)
+        return state.is_complete(token_ids) or state.num_allowed([*token_ids, self.end]) == len(token_ids) + 1
+
+    def reasoning(self, prompt: str = "") -> Reasoning:
+        found = Reasoning.of(cast("TextTokenizer", self), self.encode(prompt))
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Marked:
+    return Marked(tmp_path_factory.mktemp("harmony"), "<|channel|>commentary", MARKS)
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_calls_of_gpt_oss_follow_their_schemas(harmony: Marked, free: bool) -> None:
+    form = ToolFormat.of_template(harmony.chat_template)
+    assert form is not None
+    source = source_of_calls(form, TOOLS, None, cast("TextTokenizer", harmony), free=free)
+    if not free:
+        source = harmony.reasoning("<|start|>assistant").before(source)
+    for head in (CALL, f"{CALL} <|constrain|>json"):
+        call = f'{head}<|message|>{{"day": "Mon"}}<|call|>'
+        assert harmony.allows(source, call)
+        assert harmony.allows(source, f"{ANALYSIS}Which day? Mon.{NEXT}{call}")
+        assert harmony.allows(source, f"{ANALYSIS}A.{NEXT}{ANALYSIS}B.{NEXT}{call}")
+        assert not harmony.allows(source, call.replace("Mon", "Sun"))
+        assert not harmony.allows(source, call.replace("look_up", "look_in"))
+        thoughts, passed = ReasoningFormat.of_template(harmony.chat_template).parse(f"{ANALYSIS}A.{NEXT}{call}")  # type: ignore[union-attr]
+        assert (thoughts, form.parse(passed)[1]) == ("A.", [ToolCall("look_up", '{"day": "Mon"}')])
+    assert harmony.allows(source, f"{ANALYSIS}A.{NEXT}{FINAL}Monday.") == free
+    assert harmony.allows(source, "Monday.") == free
+    assert not harmony.allows(source, f'{CALL}<|message|>{{"day": "Mon"}}<|call|>', spelled=True) or free
+
+
+def test_an_answer_of_gpt_oss_follows_a_grammar_after_its_analyses(harmony: Marked) -> None:
+    source = harmony.reasoning("<|start|>assistant").before(Source("regex", "yes|no"))
+    for text in (
+        f"{FINAL}yes",
+        f"{ANALYSIS}Well, maybe. {NEXT}{FINAL}no",
+        f"{ANALYSIS}A.{NEXT}{ANALYSIS}B.{NEXT}{FINAL}no",
+    ):
+        assert harmony.allows(source, text)
+    for text in ("yes", f"{FINAL}maybe", f"{ANALYSIS}yes", f"{ANALYSIS}A.{NEXT}{FINAL}maybe", f"{CALL}<|message|>yes"):
+        assert not harmony.allows(source, text)
+    opened = harmony.reasoning(f"<|start|>assistant{ANALYSIS}").before(Source("regex", "yes|no"))
+    assert harmony.allows(opened, f"Maybe.{NEXT}{FINAL}yes")
+    assert not harmony.allows(opened, f"{FINAL}yes")
+
+
+@pytest.mark.parametrize(("sign", "begin", "end", "special"), [
+    ("Here is my thought process:", "Here is my thought process:", "Here is my response:", ()),
+    ("<think>", "<think>", "</think>", ()),
+    ("<think>", "<think>", "</think>", ("<think>", "</think>")),
+    ("<|channel>", "<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")),
+])  # fmt: skip
+def test_a_grammar_begins_after_markers_of_several_tokens(
+    tmp_path: Path, sign: str, begin: str, end: str, special: tuple[str, ...]
+) -> None:
+    tokenizer = Marked(tmp_path, f"… {sign} …", special)
+    source = tokenizer.reasoning().before(Source("regex", "yes|no"))
+    opened = tokenizer.reasoning(begin).before(Source("regex", "yes|no"))
+    for text in ("yes", f"{begin} Hm. no? {end}yes", f"{begin}\nHm.\n{end}\n\nno"):
+        assert tokenizer.allows(source, text)
+    assert tokenizer.allows(opened, f" Hm. {end} yes")
+    for text in ("maybe", f"{begin} Hm.{end}maybe", f"{begin} yes"):
+        assert not tokenizer.allows(source, text)
+    assert not tokenizer.allows(opened, "yes")
+
+
+def test_a_budget_before_calls_of_gpt_oss_forces_no_answer(harmony: Marked) -> None:
+    """The header of a final message would wait within the call's arguments for a place where it may stand."""
+    reasoning = harmony.reasoning("<|start|>assistant")
+    forced = {calls: reasoning.budget(0, calls=calls)._forced for calls in (False, True)}  # type: ignore[union-attr]
+    assert forced[True] == tuple(harmony.encode(NEXT))
+    assert forced[False] == tuple(harmony.encode(f"{NEXT}{FINAL}"))

@@ -121,16 +121,6 @@ def test_hidden_states_are_found_in_their_segments(layered: Bundle) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-def test_the_largest_logits_are_found_behind_the_last_cut(layered: Bundle) -> None:
-    path = layered.model_path(layered.manifest.main)
-    backend = OpenVINOPaged(path, vocab_size=VOCAB_SIZE, cuts=(2, 3), top_logits=8)
-    backend.allocate(256)
-    slot = backend.open(10)
-    row = backend.submit([Chunk(slot, [30, 31, 32], 1)]).wait().row(0)
-    assert row.top is not None
-    np.testing.assert_array_equal(row.full()[row.top.token_ids], row.top.logits)
-
-
 @pytest.mark.parametrize("kept", [KEPT, (1, 4)], ids=str)
 def test_what_is_left_is_the_model_without_those_layers(layered: Bundle, kept: tuple[int, ...], tmp_path: Path) -> None:
     """Compared with an export of a checkpoint that never had them. The cache has another part for each layer."""

@@ -13,6 +13,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.models import candidates, measured, trials
+from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.processor import Processor
 from outrider.models.measure.exactness import measure_exactness
 from outrider.models.measured import Subject
@@ -36,6 +37,7 @@ class Kind:
     attention_kernels: Callable[[int], int] = lambda _: 0
     noise: float = 0.0
     separate_rules: tuple[RowRule, ...] = ()
+    wide: "Kind | None" = None  # with columns appended to products
 
 
 FAST, SLOW = (lambda rows: 10 + rows / 10), (lambda rows: 20 + rows / 5)
@@ -62,9 +64,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         """cores: as `count_cores`. by_threads: how many times as long calls take, by threads."""
         by_threads = by_threads or {}
 
-        def compile_it(_: Part, own: DeviceConfig, device: str, graph: object = None) -> Any:
-            kind = kinds[own.precision]
-            compiled.append(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
+        def compile_it(_: Part, own: DeviceConfig, device: str, graph: object = None, columns: int = 0) -> Any:
+            kind = (columns and kinds[own.precision].wide) or kinds[own.precision]
+            compiled.append(Setting(own.precision, own.cache_precision, num_threads=own.num_threads, columns=columns))
             made: Any = FakeBackend(
                 24,
                 noise=kind.noise,
@@ -162,6 +164,55 @@ def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
     assert [trial.setting.precision for trial in choice.trials] == ["f32", "bf16"]
     assert choice.setting.group_size == 128
     assert len([each for each in compiled if each.precision == "bf16"]) == 1
+
+
+FEW_OF_FIVE = Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 5))  # calls of one row need five
+
+
+@pytest.mark.parametrize(
+    ("wide", "verdict"),
+    [
+        pytest.param(Kind(lambda rows: 10.0 + rows), "chosen", id="no padding"),
+        pytest.param(Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 2)), "chosen", id="two rows"),
+        pytest.param(Kind(lambda rows: 12.9 + rows), "exact", id="rounds are as fast as before"),
+        pytest.param(Kind(lambda rows: 10.0 + rows * (1 if rows < 50 else 1.1)), "exact", id="prompts are slower"),
+        pytest.param(
+            Kind(lambda rows: 5.0, kernels=FEW_OF_FIVE.kernels), "calls need as many rows", id="the same rows"
+        ),
+        pytest.param(Kind(lambda rows: 5.0, noise=1.0), "too far from f32", id="too far"),
+    ],
+)
+def test_columns_are_appended_where_calls_need_fewer_rows_and_less_time(
+    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch, wide: Kind, verdict: str
+) -> None:
+    monkeypatch.setattr(Part, "can_append", lambda *_: True)
+    compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=replace(FEW_OF_FIVE, wide=wide), bf16=Kind(SLOW))
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert choice.setting.columns == (COLUMNS if verdict == "chosen" else 0)
+    assert (choice.setting.exactness.rule.num_rows([1]) < 5) == (verdict == "chosen")
+    (trial,) = (each for each in choice.trials if each.setting.columns and not each.setting.num_threads)
+    assert verdict in ("chosen", trial.verdict.split(":")[0])
+    assert choice.setting.num_threads == 2  # tried with the columns, or without
+    assert choice_of(part, "CPU", DeviceConfig()) == choice  # as it was saved
+    compiled.clear()
+    compile_settled(part, "CPU", DeviceConfig())
+    assert [each.columns for each in compiled] == [choice.setting.columns]
+
+
+@pytest.mark.parametrize(
+    ("can_append", "kind"),
+    [
+        pytest.param(False, FEW_OF_FIVE, id="no such products"),
+        pytest.param(True, Kind(FAST, kernels=lambda rows: int(rows < 2)), id="two rows are enough"),
+    ],
+)
+def test_columns_are_tried_only_where_calls_are_padded_further(
+    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch, can_append: bool, kind: Kind
+) -> None:
+    monkeypatch.setattr(Part, "can_append", lambda *_: can_append)
+    compiled = processor(f32=kind, bf16=Kind(SLOW))
+    assert choice_of(part, "CPU", DeviceConfig()).setting.columns == 0
+    assert not any(each.columns for each in compiled)
 
 
 def test_threads_are_those_of_the_setting_that_can_be_taken(
@@ -302,9 +353,11 @@ def test_it_is_found_out_once(part: Part, processor: Callable[..., list[Setting]
     assert len(compiled) > count
 
 
-@pytest.mark.parametrize("damage", [{"precision": "f33"}, {"group_size": -5}, {"cache_precision": ""}])
+@pytest.mark.parametrize(
+    "damage", [{"precision": "f33"}, {"group_size": -5}, {"cache_precision": ""}, {"columns": 1 << 20}]
+)
 def test_a_setting_that_cannot_be_is_no_setting(damage: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"precision is one of|a group has"):
+    with pytest.raises(ValueError, match=r"precision is one of|a group has|a product is widened"):
         Setting(**({"precision": "f32", "cache_precision": "f32"} | damage))
 
 
@@ -329,9 +382,9 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
     threads: list[str] = []
     compile_it = Part.compile
 
-    def spy(*arguments: Any) -> Any:
+    def spy(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return compile_it(*arguments)
+        return compile_it(*arguments, **options)
 
     monkeypatch.setattr(Part, "compile", spy)
     said = []

@@ -142,11 +142,13 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch:
     compiling, wholes, disturbed = list[int](), list[str](), list[int]()
     compile_it = Part.compile
 
-    def spy(part: Part, own: DeviceConfig, device: str, graph: ov.Model | None = None) -> CompiledModel:
+    def spy(
+        part: Part, own: DeviceConfig, device: str, graph: ov.Model | None = None, columns: int = 0
+    ) -> CompiledModel:
         wholes.extend([own.precision] if graph is None else [])
         compiling.append(1)
         try:
-            return compile_it(part, own, device, graph)
+            return compile_it(part, own, device, graph, columns)
         finally:
             compiling.pop()
 

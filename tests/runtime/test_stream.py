@@ -67,6 +67,28 @@ def test_characters_are_never_broken(errors: str, text: str, sizes: list[int]) -
     assert "\ufffd" not in "".join(seen)
 
 
+@pytest.mark.parametrize("errors", ["ignore", "replace"])
+@pytest.mark.parametrize("at_once", [True, False])
+@given(text=texts, sizes=cuts, length=st.integers(0, 60))
+def test_a_character_that_is_cut_is_no_text(
+    errors: str, at_once: bool, text: str, sizes: list[int], length: int
+) -> None:
+    content = text.encode()[:length]
+    stream = TextStream(byte_decoder(errors), at_once=at_once)
+    for token_ids in in_rounds(list(content), sizes):
+        stream.push(token_ids)
+    stream.finish(cut=True)
+    assert stream.text == content.decode("utf-8", "ignore")
+
+
+def test_what_a_model_ends_itself_is_kept() -> None:
+    for cut, end in ((False, "\ufffd"), (True, "")):
+        stream = TextStream(byte_decoder("replace"))
+        stream.push([*"a\ufffdb".encode(), 0xF0])
+        stream.finish(cut=cut)
+        assert stream.text == "a\ufffdb" + end
+
+
 @given(st.lists(st.integers(0, 255), max_size=80), cuts)
 def test_bytes_that_are_no_text_end_as_they_decode(token_ids: list[int], sizes: list[int]) -> None:
     """Which bytes are dropped or replaced depends on earlier bytes, but not on those before a whole character."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider import __version__
+from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import ADAPTER_NAMES, NAME, RESERVED_NAMES, AdapterEntry, Source
 from outrider.config.files import user_path
@@ -41,6 +42,7 @@ def add_adapter(
         ExportError: when the adapter is damaged or of another kind, or the bundle cannot be written.
     """
     old = read_bundle(bundle)
+    check_writes(old.manifest, old.folder)
     main = old.manifest.main
     if main.format != "openvino":
         raise ExportError(

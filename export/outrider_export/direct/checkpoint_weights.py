@@ -1,4 +1,4 @@
-"""The weights of a checkpoint folder, by the names that `outrider_export.direct.weights` has for them."""
+"""The weights of a checkpoint folder with safetensors files, by the names of Llama's checkpoints; see `weights`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.direct import mxfp4
+from outrider_export.direct import fp8, mxfp4
 from outrider_export.direct.describe import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
-from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat, of_text
-from outrider_export.sources import Tensor, tensors_of
+from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat
+from outrider_export.sources import Tensor, name_in_text, read_json, tensors_of
 
 
 class CheckpointWeights(Weights):
@@ -22,8 +22,9 @@ class CheckpointWeights(Weights):
         super().__init__(decoder, interleaved=decoder.form.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
-        self._tensors = {of_text(name): tensor for name, tensor in tensors_of(folder).items()}
+        self._tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
         self._files: dict[Path, NDArray[np.uint8]] = {}
+        self._config = read_json(folder / "config.json")
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
@@ -34,9 +35,11 @@ class CheckpointWeights(Weights):
         tensor = self._tensors.get(stored) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
             return None
+        if tensor.kind == fp8.KIND and len(tensor.shape) == 2:
+            return self._scaled(stored if stored in self._tensors else name, tensor)
         data = self._data(tensor)
         rows = data.reshape(flat(tensor.shape)[0], -1)
-        offset = np.float32(self.decoder.form.norm_offset if _has_offset(name) else 0)
+        offset = np.float32(self.decoder.form.offset_of(name))
 
         def read(part: slice | Indices) -> Rows:
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
@@ -48,6 +51,24 @@ class CheckpointWeights(Weights):
         if tensor.path not in self._files:
             self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
+
+    def _scaled(self, name: str, tensor: Tensor) -> Stored:
+        """A matrix in FP8, with its scales."""
+        scales = self._tensors.get(f"{name}{fp8.SCALES}")
+        if scales is None:
+            raise self.missing(f"{name}{fp8.SCALES}")
+        codes, numbers = self._data(tensor).reshape(tensor.shape), scales.numbers()
+        shape = (tensor.shape[0], tensor.shape[1])
+        block = fp8.block_of(self._config, shape)
+
+        def read(part: slice | Indices) -> Rows:
+            try:
+                factors = fp8.scales_of_rows(numbers, shape, block, np.arange(shape[0])[part])
+            except ValueError as error:
+                raise ExportError(f"{tensor.path} has {error} of {name}. Download the checkpoint again.") from error
+            return fp8.unpacked(codes[part]) * factors
+
+        return Stored(shape, tensor.size + scales.size, read)
 
     def _clamped(self, name: str) -> Stored | None:
         """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
@@ -72,10 +93,5 @@ class CheckpointWeights(Weights):
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
-        name = self.decoder.form.in_checkpoint(name)
+        name = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")
-
-
-def _has_offset(name: str) -> bool:
-    """Whether a tensor is a norm with the architecture's offset, which those inside of recurrences do not have."""
-    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")

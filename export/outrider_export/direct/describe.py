@@ -14,10 +14,11 @@ from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
+from outrider_export.direct.sizes import FULL, Sizes, varied_sizes
 from outrider_export.direct.states import STATES, State
 
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING = "sliding_attention"
 _OF_LAYERS = "model.layers."
 _ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
@@ -29,7 +30,7 @@ ACTIVATIONS = {
 }
 _UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
-_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention")
+_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla")
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class Layer:
 
     window: int
     rope: str | None
-    state: State | None = None
-    experts: Experts | None = None
+    state: State | None
+    experts: Experts | None
+    sizes: Sizes
     feeds: bool = True
 
 
@@ -51,10 +53,13 @@ class Layer:
 class Decoder:
     """A decoder without its weights.
 
-    eps: of norms. attention_scale: of products of queries and keys. embedding_scale, residual_scale, logit_scale: of
-    embeddings, of what each part adds to the residual stream, of logits. logit_cap: logits become
-    cap · tanh(logits / cap); 0 for none. context_length: in tokens, where it is not config.json's.
-    blocks: the numbers of the layers' parts in files, where these are not those of the layers.
+    eps: of norms. after_eps: of those after attention and feed-forward part. attention_scale: of products of queries
+    and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
+    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step: queries
+    are multiplied by 1 + growth · ln(1 + ⌊position / step⌋). context_length: in tokens, where it is not config.json's.
+    num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
+    of the embedding that each layer has of its own; 0 if there is none. blocks: the
+    numbers of the layers' parts in files, where these are not those of the layers.
     """
 
     form: Form
@@ -64,6 +69,7 @@ class Decoder:
     head_size: int
     mlp_size: int
     eps: float
+    after_eps: float
     activation: str
     ropes: Mapping[str, Rope]
     layers: tuple[Layer, ...]
@@ -72,8 +78,11 @@ class Decoder:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
+    query_growth: float = 0.0
+    query_step: int = 1
     tied: bool = False
     context_length: int | None = None
+    layer_input_size: int = 0
     blocks: Blocks | None = None
 
     def in_file(self, name: str) -> str:
@@ -98,6 +107,16 @@ class Decoder:
         if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
             return ()
         return FEED_FORWARD[1:] if self.form.ungated else FEED_FORWARD
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """By layer with attention, the heads of its own keys and values and their size, (0, 0) if it has none.
+
+        () if all are alike.
+        """
+        sizes = [layer.sizes for layer in self.layers if layer.state is None]
+        found = tuple((each.num_kv_heads, each.head_size) if each.keys_of is None else (0, 0) for each in sizes)
+        return found if len({*found}) > 1 else ()
 
     @property
     def windows(self) -> list[int]:
@@ -135,6 +154,11 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     form = FORMS.get(str(name))
     if form is None:
         raise NotDirect(f"the architecture {name!r}")
+    return describe_as(form, settled(form, config))
+
+
+def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json with Transformers' defaults, and by the names of keys here."""
     config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
     config |= {ours: config[theirs] for ours, theirs in form.keys.items() if theirs in config}
     if "full_attn_idxs" in config and "layer_types" not in config:  # LFM2
@@ -143,6 +167,15 @@ def describe(config: Mapping[str, Any]) -> Decoder:
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
         step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
         config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
+    if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
+        config["use_bidirectional_attention"] = False
+    if form.varied:
+        _settle(config)
+    return config
+
+
+def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
+    """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
     activations = ACTIVATIONS | _UNGATED if form.ungated else ACTIVATIONS
     for switch in _SWITCHES:
         if config.get(switch):
@@ -161,6 +194,14 @@ def describe(config: Mapping[str, Any]) -> Decoder:
         raise NotDirect(str(error)) from error
 
 
+def _settle(config: dict[str, Any]) -> None:
+    """Have a configuration of Gemma 4 say what Transformers takes it for."""
+    if isinstance(kinds := config.get("layer_types"), list) and kinds:
+        config["layer_types"] = [*kinds[:-1], FULL]
+    if not config.get("enable_moe_block"):
+        config["num_experts"] = 0
+
+
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     blocks = None
     if form.in_blocks:
@@ -173,40 +214,54 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     head_size = int(config.get("head_dim") or hidden // heads)
-    if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
-        raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
+    sizes = Sizes(int(config.get("num_key_value_heads") or heads), head_size, _mlp_size(config))
+    full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
+    if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
+        raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
     experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
     if form.shared and any(experts) and not all(experts):
         raise ValueError("layers with and without experts beside a shared one")
-    ropes, context = _ropes(form, config, head_size)
+    ropes, context = _ropes(form, config, {FULL: full_size, SLIDING: head_size})
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
+    eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
+    growth, step = _query_growth(config)
     return Decoder(
         form=form,
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        num_kv_heads=sizes.num_kv_heads,
         head_size=head_size,
-        mlp_size=_mlp_size(config),
-        eps=float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"]),
+        mlp_size=sizes.mlp_size,
+        eps=eps,
+        after_eps=float(config.get("post_norm_eps", eps)),
         activation=activation,
         ropes=ropes,
         layers=tuple(
-            Layer(window if state is None else 0, rope if state is None else None, state, mixture, feeds)
-            for window, rope, state, mixture, feeds in zip(
-                windows, _rotations(form, config, windows), states, experts, feeding, strict=True
+            Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds)
+            for window, rope, state, mixture, each, feeds in zip(
+                windows,
+                _rotations(form, config, windows),
+                states,
+                experts,
+                varied_sizes(config, sizes) if form.varied else [sizes] * len(states),
+                feeding,
+                strict=True,
             )
         ),
-        attention_scale=float(scale),
+        attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),
         embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.scale_embedding else 1.0)),
         residual_scale=float(config.get("residual_multiplier", 1.0)),
-        logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
+        logit_scale=float(config.get("output_multiplier", 1.0)) / float(config.get("logits_scaling", 1.0)),
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
+        query_growth=growth,
+        query_step=step,
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=context,
         blocks=blocks,
+        layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
     )
 
 
@@ -217,6 +272,16 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
         size = int(config["block_ffn_dim_multiplier"] * int(2 * size / 3))
         size = -(-size // multiple) * multiple
     return size
+
+
+def _query_growth(config: Mapping[str, Any]) -> tuple[float, int]:
+    """How queries grow with their position, as Llama 4 and Ministral 3; 0 and 1 where they do not."""
+    rope = config.get("rope_parameters") or {}
+    growth = float(rope.get("llama_4_scaling_beta") or 0.0)
+    step = int(rope["original_max_position_embeddings"]) if growth else 1
+    if growth < 0 or step < 1:
+        raise ValueError(f"llama_4_scaling_beta={growth} with original_max_position_embeddings={step}")
+    return growth, step
 
 
 def _states(config: Mapping[str, Any]) -> list[State | None]:
@@ -242,14 +307,18 @@ def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
         return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
     pattern = config.get("sliding_window_pattern", form.windows)
     if isinstance(form.windows, int):
+        if isinstance(pattern, str) and {*pattern} and {*pattern} <= {"L", "G"}:  # EXAONE 4; the last layer is global
+            letters = [pattern[i % len(pattern)] for i in range(count - 1)]
+            return [window if letter == "L" else 0 for letter in letters] + [0]
         if not isinstance(pattern, int):
             raise ValueError(f"sliding_window_pattern={pattern!r}")
-        return [window if pattern and (i + 1) % pattern else 0 for i in range(count)]
+        first = count % -pattern if pattern < 0 else 0  # layers before the first whole group
+        return [window if pattern and (i + 1 - first) % pattern else 0 for i in range(count)]
     return [window if form.windows == "all" else 0] * count
 
 
-def _ropes(form: Form, config: Mapping[str, Any], head_size: int) -> tuple[dict[str, Rope], int | None]:
-    """The rotations by kind of layer, and the context's length where they limit it."""
+def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Rope], int | None]:
+    """The rotations by kind of layer, and the context's length where they limit it. sizes: of heads, by kind."""
     context = int(config["max_position_embeddings"])
     given = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
     whole = {"rope_theta": config.get("rope_theta", 10_000.0)}
@@ -257,9 +326,10 @@ def _ropes(form: Form, config: Mapping[str, Any], head_size: int) -> tuple[dict[
         whole["partial_rotary_factor"] = config["partial_rotary_factor"]
     if form.local_theta:
         by_kind = given if FULL in given else {FULL: given}
-        local = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        base = config.get("rope_local_base_freq") or by_kind[FULL].get("rope_theta", whole["rope_theta"])
+        local = {"rope_theta": base}
         every = {FULL: whole | by_kind[FULL], SLIDING: local | by_kind.get(SLIDING, {})}
-        return {kind: rope_of(each, head_size, context) for kind, each in every.items()}, None
+        return {kind: rope_of(each, sizes[kind], context) for kind, each in every.items()}, None
     if FULL in given:
         raise ValueError("RoPE by kind of layer")
     settings = whole | {"original_max_position_embeddings": context} | given
@@ -269,12 +339,14 @@ def _ropes(form: Form, config: Mapping[str, Any], head_size: int) -> tuple[dict[
     if form.name == "phi3" and kind in ("su", "yarn"):
         kind = settings["rope_type"] = "longrope"
     limit = int(settings["original_max_position_embeddings"]) if kind == "longrope" else None
-    return {FULL: rope_of(settings, head_size, context)}, limit
+    return {FULL: rope_of(settings, sizes[FULL], context)}, limit
 
 
 def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
     if form.local_theta:
         return [SLIDING if window else FULL for window in windows]
+    if form.rotated == "layer_rope_theta":
+        return _rotations_by_base(config, windows)
     if form.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
     if form.rotated == "none":
@@ -286,3 +358,11 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
         rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]
         return [FULL if each else None for each in rotated]
     return [FULL] * len(windows)
+
+
+def _rotations_by_base(config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
+    """Those of layers that each name a base, 0 for no rotation; where they do not, layers with a window rotate."""
+    bases = config.get("layer_rope_theta") or [bool(window) for window in windows]
+    if len(bases) != len(windows) or len({each for each in bases if each}) > 1:
+        raise ValueError(f"layer_rope_theta={bases}")
+    return [FULL if each else None for each in bases]

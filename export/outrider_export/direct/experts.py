@@ -12,9 +12,15 @@ from typing import Any
 from outrider.bundle.manifest import MOST_WIDTH
 from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, UP, Experts
 
-__all__ = ["CHOICE", "DOWN", "GATE", "GATE_UP", "ROUTER", "SHARED_GATE", "UP", "Experts", "experts_of"]
+__all__ = [
+    "BESIDE", "CHOICE", "DOWN", "EXPERT_SCALES", "GATE", "GATE_UP", "ROUTER", "ROUTER_SCALE", "SHARED_GATE", "UP",
+    "Experts", "experts_of",
+]  # fmt: skip
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
+ROUTER_SCALE, EXPERT_SCALES = "mlp.router_scale", "mlp.expert_scales"  # of what it reads, and of experts' weights
+# Norms of experts beside a dense part: before and behind them, and behind that part.
+BESIDE = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
 SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
 _MOST_EXPERTS = 4096
 

@@ -36,19 +36,24 @@ class Form:
 
     gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are rotated,
     so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files have. norm:
-    "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint.
-    scale_embedding: embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys
-    and values (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding
-    window where `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but
-    each n-th. rotated: which layers rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, or by
-    `position_embedding_type`. local_theta: layers with a window rotate by frequencies of their own. gated: what
-    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. in_blocks: attention, states
-    and feed-forward parts are numbered each on their own, see `Blocks`. ungated: feed-forward parts are down(act(up)),
-    by the square of ReLU, too. names: what checkpoints call
+    "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint, but those of
+    `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width. norm_embedding: they
+    have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`). fused_mlp: one holds
+    gate and up (`gate_up_proj`). windows: which layers have the sliding window where `layer_types` is missing: "none",
+    "all", "late" (from max_window_layers on), or a number n: all but each n-th; of −n, layers are counted from the
+    last. rotated: which layers rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, by
+    `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with a window rotate by frequencies of
+    their own: by `rope_local_base_freq`, or by the same base without scaling. normed_after_rope: norms of queries and
+    keys come after their rotation. normed_heads: queries and keys have norms, without weights if the file has none. gated: what
+    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. gate: a matrix of its own
+    (`self_attn.output_gate`) gives that sigmoid. in_blocks: attention, states and feed-forward parts are numbered each
+    on their own, see `Blocks`. ungated: feed-forward parts are down(act(up)), by the square of ReLU, too. names: what
+    checkpoints call
     modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
     expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. defaults: what
-    Transformers takes for keys that config.json lacks.
+    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers
+    differ in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
+    defaults: what Transformers takes for keys that config.json lacks.
     """
 
     name: str
@@ -58,20 +63,26 @@ class Form:
     norms: Norms = field(default_factory=Norms)
     norm: str = "rms"
     norm_offset: float = 0.0
+    plain_norms: tuple[str, ...] = ()
     scale_embedding: bool = False
+    norm_embedding: bool = False
     fused: bool = False
     fused_mlp: bool = False
     windows: str | int = "none"
     rotated: str = "all"
     local_theta: bool = False
+    normed_after_rope: bool = False
+    normed_heads: bool = False
     gated: bool = False
     in_blocks: bool = False
     ungated: bool = False
+    gate: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     router: str = ""
     shared: str = ""
     clamped: bool = False
+    varied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -80,6 +91,11 @@ class Form:
             return renamed
         module, _, kind = name.rpartition(".")
         return f"{_renamed(module, self.names)}.{kind}" if kind in ("weight", "bias") else name
+
+    def offset_of(self, name: str) -> float:
+        """What is added to a tensor of a checkpoint: to norms, but not to those inside of recurrences."""
+        is_norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        return self.norm_offset if is_norm and name not in self.plain_norms else 0.0
 
     def of_checkpoint(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints."""
@@ -170,18 +186,45 @@ _OF_NEMOTRON_H: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "hidden_act": "relu2", "mamba_hidden_act": "silu", "mamba_n_heads": 128, "mamba_d_head": 64,
     "mamba_n_groups": 8, "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_norm_by_group": True,
 }  # fmt: skip
+_NAMES_OF_GEMMA4 = {
+    "output_scale.weight": "layer_scalar", "mlp.router": "router.proj", "mlp.router_scale.weight": "router.scale",
+    "mlp.expert_scales.weight": "router.per_expert_scale", "mlp.experts.gate_up_proj.weight": "experts.gate_up_proj",
+    "mlp.experts.down_proj.weight": "experts.down_proj",
+}  # fmt: skip
+_OF_GEMMA4: dict[str, Any] = {
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_multiplier": 1.0,
+    "sliding_window": 512, "global_head_dim": 512, "hidden_size_per_layer_input": 256, "norm_topk_prob": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}  # fmt: skip
+_SANDWICH = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_OF_GLM: dict[str, Any] = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
+_OF_MUSE_GLIMMER: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "post_norm_eps": 1e-8, "rope_theta": 1e4, "sliding_window": 2048,
+    "final_logit_softcapping": 20.0, "qk_scale_factor": 3.87, "output_multiplier": 0.19611613513818404,
+}  # fmt: skip
+_OF_MINISTRAL3: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
-# Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
+# Source: Transformers 5.5 (Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's conversion/*.py and
+# llama-arch.cpp.
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
         Form(
-            "ernie4_5", interleaved=True,
+            "ernie4_5", "ernie4_5", interleaved=True, gguf_interleaved=True,
             defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
         ),
         Form(
-            "exaone4", norms=_AFTER, windows=4, rotated="sliding",
+            "exaone4", "exaone4", norms=_AFTER, windows=4, rotated="sliding",
             defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},
         ),
         Form("gemma", "gemma", **_GEMMA, defaults=_OF_GEMMA),
@@ -191,7 +234,16 @@ FORMS: dict[str, Form] = {
         ),
         Form(
             "gemma3_text", "gemma3", norms=_AROUND, windows=6, local_theta=True, **_GEMMA,
-            defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
+            defaults=_OF_GEMMA2 | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        ),
+        Form("glm", "chatglm", interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM),
+        Form(
+            "glm4", "glm4", norms=_SANDWICH, interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM
+        ),
+        Form(
+            "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
+            names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",
+            defaults=_OF_GEMMA4,
         ),
         Form(
             "gpt_oss", "gpt-oss", windows=2, names=_NAMES_OF_GPT_OSS, keys=_LOCAL, router="top_softmax", clamped=True,
@@ -209,6 +261,11 @@ FORMS: dict[str, Form] = {
             defaults=_OF_GRANITE_HYBRID,
         ),
         Form(
+            "hunyuan_v1_dense", "hunyuan-dense", normed_after_rope=True,
+            names={"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"},
+            defaults={"rms_norm_eps": 1e-5},
+        ),
+        Form(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
             keys=_KEYS_OF_LFM2, defaults=_OF_LFM2,
         ),
@@ -219,6 +276,7 @@ FORMS: dict[str, Form] = {
         ),
         Form("llama", "llama", gguf_interleaved=True),
         Form("ministral", windows="all", defaults={"sliding_window": 4096}),
+        Form("ministral3", "mistral3", gguf_interleaved=True, windows="all", defaults=_OF_MINISTRAL3),
         Form("mistral", windows="all", defaults={"sliding_window": 4096}),
         Form(
             "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
@@ -228,8 +286,18 @@ FORMS: dict[str, Form] = {
             "nemotron_h", "nemotron_h", rotated="none", in_blocks=True, ungated=True, names=_NAMES_OF_NEMOTRON_H,
             keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
         ),
+        Form(
+            "muse_glimmer_text", "muse-glimmer", gguf_interleaved=True, norms=_AROUND, norm_offset=1.0,
+            plain_norms=("model.norm.weight",), norm_embedding=True, windows=-4, rotated="layer_rope_theta",
+            normed_heads=True, gate=True, names={"self_attn.output_gate": "self_attn.gate_proj"},
+            defaults=_OF_MUSE_GLIMMER,
+        ),
         Form("olmo", norm="layer", defaults={"layer_norm_eps": 1e-5}),
         Form("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
+        Form(
+            "olmo3", "olmo2", norms=_AFTER, windows=4, local_theta=True,
+            defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
+        ),
         Form(
             "olmoe", "olmoe", names=_NAMES_OF_QWEN_MOE, keys={"moe_intermediate_size": "intermediate_size"},
             router="softmax", defaults={"rms_norm_eps": 1e-5},
@@ -257,7 +325,7 @@ FORMS: dict[str, Form] = {
             "qwen3_moe", "qwen3moe", windows="late", names=_NAMES_OF_QWEN_MOE,
             keys={"num_experts": "num_local_experts"}, router="softmax", defaults={"max_window_layers": 28},
         ),
-        Form("seed_oss", defaults={"head_dim": 128}),
+        Form("seed_oss", "seed_oss", defaults={"head_dim": 128}),
         Form(
             "smollm3", "smollm3", gguf_interleaved=True, rotated="no_rope_layers",
             defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
@@ -265,4 +333,4 @@ FORMS: dict[str, Form] = {
         Form("stablelm", norm="layer", defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
     )
 }  # fmt: skip
-BY_GGUF: dict[str, Form] = {form.gguf: form for form in FORMS.values() if form.gguf}
+BY_GGUF: dict[str, Form] = {form.gguf: form for form in reversed(FORMS.values()) if form.gguf}  # the first of each

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_export.direct.blocks import MLP
-from outrider_export.direct.describe import FULL, Decoder, NotDirect, describe
+from outrider_export.direct.describe import SLIDING, Decoder, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
+from outrider_export.direct.sizes import FULL
 from outrider_export.gguf_file import GGUFHeader, is_array
 
 # config.json's names of what the metadata has under the architecture's name.
@@ -45,6 +47,7 @@ _KEYS = {
     "shared_intermediate_size": "expert_shared_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "full_attention_interval": "full_attention_interval",
+    "temperature_scale": "attention.temperature_scale",
 }
 _ROPE_KEYS = {
     "rope_type": "type",
@@ -53,10 +56,12 @@ _ROPE_KEYS = {
     "attention_factor": "attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
+    "mscale_all_dim": "yarn_log_multiplier",
 }
 # Settings that change what is computed, in a way that the graph does not have.
 _REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 _SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
+_PATTERN = "attention.sliding_window_pattern"
 # The kind of layers without keys and values, in `layer_types`.
 _STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba"}
 _INNER, _COUNT = "inner_size", "time_step_rank"  # numbers of all heads together, and heads
@@ -87,6 +92,8 @@ def decoder_of(header: GGUFHeader) -> Decoder:
         "blk.0.ffn_gate_shexp.weight",
     }:  # taken apart by llama.cpp
         decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, fused_mlp=False))
+    if "blk.0.attn_qkv.weight" in header.tensors and not decoder.states:  # of ChatGLM's own layout
+        decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, fused=True))
     if _DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
         whole, divisors = decoder.ropes[FULL], _floats(header, _DIVISORS)
         if divisors.shape != whole.frequencies.shape:
@@ -125,8 +132,11 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
     if form.name == "qwen3_moe":  # llama.cpp divides by the sum of weights always
         config["norm_topk_prob"] = True
-    if form.name == "olmo2" and config["sliding_window"]:  # OLMo 3 has the same name, and other rotations
-        raise NotDirect("sliding windows")
+    if form.name == "olmo2" and config["sliding_window"]:
+        form = FORMS["olmo3"]
+    config |= _windows_of(header)
+    if form.name == "muse_glimmer_text":  # the scale of queries is in the weights of their norm
+        config |= {"qk_scale_factor": 1.0, "output_multiplier": config.pop("logits_scaling")}
     config |= _recurrence_of(header, form.name)
     if "num_hidden_layers" in config:
         config["num_hidden_layers"] = header.num_layers
@@ -134,7 +144,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
     rotated = header.metadata.get(header.of_architecture("rope.dimension_count"))
-    if rotated and size:
+    if rotated and size and not form.varied:
         config["partial_rotary_factor"] = rotated / size
     if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
         is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
@@ -145,13 +155,29 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
         rope["rope_type"] = "linear"  # which llama.cpp takes it for
+    if form.varied and rope.get("rope_type", "none") != "none":
+        raise NotDirect(f"RoPE of the kind {rope['rope_type']!r}")
     if form.name == "gpt_oss":  # whose stretched waves are not rounded to whole ones
         rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
+    if "mscale_all_dim" in rope:  # as Ministral 3's
+        rope["mscale"] = rope["mscale_all_dim"]
+    if growth := config.pop("temperature_scale", 0):
+        rope["llama_4_scaling_beta"] = growth
     if rope.get("rope_type", "none") != "none":
         config["rope_parameters"] = rope
+    elif form.defaults.get("rope_parameters"):
+        config["rope_parameters"] = {"rope_type": "default"}
     return config
+
+
+def _windows_of(header: GGUFHeader) -> dict[str, Any]:
+    """Which layers have a sliding window, as config.json says it; {} if the metadata does not."""
+    pattern = header.metadata.get(header.of_architecture(_PATTERN))
+    if isinstance(pattern, (list, memoryview)):
+        return {"layer_types": [SLIDING if each else FULL for each in pattern[: header.num_layers]]}
+    return {} if pattern is None or is_array(pattern) else {"sliding_window_pattern": pattern}
 
 
 def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
@@ -176,9 +202,14 @@ def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
 def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     """What config.json says of layers without keys and values, of which the metadata has no heads; {} if all have some.
 
+    Of Gemma 4, what `varied_config` finds.
+
     Raises:
         NotDirect: when layers have different numbers of heads.
     """
+    form = BY_GGUF.get(header.architecture)
+    if form is not None and form.varied:
+        return varied_config(header)
     found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
     if not isinstance(found, memoryview):
         return {}
@@ -189,7 +220,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     layers = found[: header.num_layers]  # MTP modules may be behind them
     kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     widths = header.metadata.get(header.of_architecture("feed_forward_length"))
-    if isinstance(widths, memoryview) and kinds and len(widths) == len(found):  # blocks that are feed-forward parts
+    if form is not None and form.in_blocks and isinstance(widths, memoryview) and len(widths) == len(found):
         of_blocks = [MLP if width else kind for width, kind in zip(widths, kinds["layer_types"], strict=False)]
         kinds = {"layers_block_type": of_blocks, "intermediate_size": max(widths)}
     return {"num_key_value_heads": counts.pop(), **kinds}
@@ -204,4 +235,4 @@ def _floats(header: GGUFHeader, name: str) -> NDArray[np.float32]:
     tensor = header.tensors[name]
     if tensor.type != "F32" or len(tensor.shape) != 1:
         raise NotDirect(f"{name} as {tensor.type} {[*tensor.shape]}")
-    return np.fromfile(header.path, "<f4", tensor.num_weights, offset=header.data_start + tensor.offset)
+    return np.fromfile(tensor.path, "<f4", tensor.num_weights, offset=tensor.begin)

@@ -11,30 +11,62 @@ from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that
 
 from outrider.errors import ExportError
 from outrider_export.direct.describe import Decoder
-from outrider_export.direct.experts import CHOICE, DOWN, GATE, GATE_UP, ROUTER, SHARED_GATE, UP
+from outrider_export.direct.experts import (
+    CHOICE,
+    DOWN,
+    EXPERT_SCALES,
+    GATE,
+    GATE_UP,
+    ROUTER,
+    ROUTER_SCALE,
+    SHARED_GATE,
+    UP,
+)
 from outrider_export.direct.states import GatedDeltaNet
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights, flat
+from outrider_export.direct.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    LAYER_EMBEDDING,
+    LAYER_GATE,
+    LAYER_INPUTS,
+    LAYER_NORM,
+    LAYER_PROJECTION,
+    Indices,
+    Rows,
+    Stored,
+    Weights,
+    flat,
+)
 from outrider_export.gguf_file import GGUFHeader
 
-_MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
+_MODULES = {
+    EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output", LAYER_EMBEDDING: "per_layer_token_embd",
+    LAYER_INPUTS: "per_layer_model_proj", LAYER_NORM: "per_layer_proj_norm",
+}  # fmt: skip
 _PARTS = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "conv.conv": "shortconv.conv",
+    "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "self_attn.output_gate": "attn_gate",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "conv.conv": "shortconv.conv",
     ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
     GATE_UP: "ffn_gate_up_exps", SHARED_GATE: "ffn_gate_inp_shexp",
     "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+    LAYER_GATE: "inp_gate", LAYER_PROJECTION: "proj", "post_per_layer_input_norm": "post_norm",
+    "output_scale": "layer_output_scale", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
     "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
 }  # fmt: skip
 _WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the last part of a name
+_SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.scale"}  # whole names
 _SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
-_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss"), "post_attention_norm") | {
+_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"), "post_attention_norm") | {
     "nemotron_h": "attn_norm"
 }
 _NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
@@ -51,7 +83,7 @@ class GGUFWeights(Weights):
             norms.before_attention: "attn_norm", norms.after_attention: "post_attention_norm",
             norms.before_mlp: _BEFORE_MLP.get(decoder.form.gguf, "ffn_norm"), norms.after_mlp: "post_ffw_norm",
         }  # fmt: skip
-        if decoder.experts is not None and decoder.experts.shared:
+        if decoder.experts is not None and decoder.experts.shared not in ("", "beside"):
             self._parts |= _SHARED
 
     def stored(self, name: str) -> Stored | None:
@@ -64,7 +96,7 @@ class GGUFWeights(Weights):
                 found = f"{_NORM_OF_LFM2}.{kind}"
         else:
             *_, layer, part = ["", "", *module.split(".", 3)][-2:]
-            found = f"blk.{layer}.{_WHOLE.get(kind) or f'{self._parts.get(part)}.{kind}'}"
+            found = f"blk.{layer}.{_WHOLE.get(kind) or _SCALES.get(part) or f'{self._parts.get(part)}.{kind}'}"
         if found not in self._header.tensors:
             return None
         stored = stored_in(self._header, found)
@@ -120,8 +152,8 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
     tensor = header.tensors[name]
     kind = gguf.GGMLQuantizationType[tensor.type]
     if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
-        raise ExportError(f"{header.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
-    data = np.memmap(header.path, np.uint8, "r", header.data_start + tensor.offset, (tensor.num_bytes,))
+        raise ExportError(f"{tensor.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
+    data = tensor.stored()
     rows = data.reshape(flat(tensor.shape)[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
 
     def read(part: slice | Indices) -> Rows:

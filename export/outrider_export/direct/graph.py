@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
@@ -19,66 +20,34 @@ from openvino.utils.node_factory import NodeFactory
 from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
-from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE, Experts
+from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER, ROUTER_SCALE, SHARED_GATE, Experts
+from outrider_export.direct.layer_inputs import all_inputs, input_of
+from outrider_export.direct.masks import Masks, integer, unsqueezed
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.save import Stored
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
-
-_LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
+from outrider_export.direct.sizes import Sizes
+from outrider_export.direct.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    LAYER_EMBEDDING,
+    LAYER_GATE,
+    LAYER_INPUTS,
+    LAYER_PROJECTION,
+    OUTPUT_GATE,
+    Weights,
+    layer_name,
+)
 
 
 def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> tuple[ov.Model, list[Stored]]:
     """The graph of a decoder, with inputs instead of the constants of `packed`, which `save` replaces."""
     builder = _Builder(decoder, weights, packed)
     return builder.model(), builder.stored
-
-
-class _Masks:
-    """Masks float32 [batch, 1, tokens, all tokens] of 0 and −65504, by the sliding window.
-
-    A token attends to itself and to tokens before it that attention_mask has: to all of them, or to as many as are in
-    the window, itself among them.
-    """
-
-    def __init__(self, input_ids: ov.Node, attention_mask: ov.Node) -> None:
-        self._input_ids, self._attention_mask = input_ids, attention_mask
-        self._past: ov.Node | None = None
-        self._made: dict[int, ov.Node] = {}
-
-    def read_past(self, past: ov.Node) -> None:
-        """Record the cached keys [batch, heads, past tokens, size]; the first layer's are taken."""
-        self._past = self._past or past
-
-    def of(self, window: int) -> ov.Node:
-        """The mask of a window; 0 for none."""
-        if window not in self._made:
-            self._made[window] = self._make(window)
-        return self._made[window]
-
-    def _make(self, window: int) -> ov.Node:
-        if self._past is None:
-            raise AssertionError("keys are cached before they are attended to")
-        past, new = _size(self._past, 2), _size(self._input_ids, 1)
-        total = ops.add(past, new)
-        zero, one = ops.constant(np.int32(0)), ops.constant(np.int32(1))
-        keys = _unsqueezed(ops.range(zero, total, one, "i64"), 0, 1, 2)
-        first = ops.gather(ops.range(past, total, one, "i64"), _int(0), _int(0))
-        queries = _unsqueezed(ops.add(ops.range(zero, new, one, "i64"), first), 0, 1, 3)
-        seen = ops.less_equal(keys, queries)
-        if window:
-            limit = ops.add(queries, ops.constant(np.full((1, 1, 1, 1), -window, dtype=np.int64)))
-            within = ops.bitwise_and(ops.constant(np.array(True)), ops.greater(keys, limit))
-            seen = ops.bitwise_and(within, seen)
-        seen = ops.bitwise_and(ops.constant(np.array(True)), seen)
-        given = ops.convert(self._attention_mask, "boolean")
-        seen = ops.bitwise_and(seen, _unsqueezed(given, 1, 2))
-        shape = ops.concat([_unsqueezed(each, 0) for each in (_size(self._input_ids, 0), _int(1), new, total)], 0)
-        seen = ops.broadcast(seen, shape, "BIDIRECTIONAL")
-        return ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(_LOWEST)))
 
 
 class _Builder:
@@ -88,19 +57,27 @@ class _Builder:
             parameter(name, ov.Type.i64, (-1, -1)) for name in ("input_ids", "attention_mask", "position_ids")
         )
         self.beam_idx = parameter("beam_idx", ov.Type.i32, (-1,))
-        self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), ints(0), _int(0))
-        self.masks = _Masks(self.input_ids, self.attention_mask)
+        self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), ints(0), integer(0))
+        self.masks = Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
+        self.growth = self._growth() if decoder.query_growth else None
         self.sinks: list[ov.Node] = []
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
+        self.caches: dict[int, list[ov.Node]] = {}  # keys and values of each layer that has its own
+        self.inputs: ov.Node | None = None  # of all layers, where each has its own
 
     def model(self) -> ov.Model:
         decoder = self.decoder
         embedding = self._matrix(EMBEDDING)
         stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))
         stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
+        if decoder.form.norm_embedding:
+            stream = rms_norm(stream, None, decoder.eps)
         stream = _scaled(stream, decoder.embedding_scale)
+        if decoder.layer_input_size:
+            found = ops.matmul(stream, self._matrix(LAYER_INPUTS), False, True)
+            self.inputs = all_inputs(decoder, self.weights, self.input_ids, self._matrix(LAYER_EMBEDDING), found)
         for i, layer in enumerate(decoder.layers):
             stream = self._layer(i, layer, stream)
         last = self._norm(FINAL_NORM, stream)
@@ -118,19 +95,29 @@ class _Builder:
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
         attended = self._mixed(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
-        attended = self._norm(layer_name(i, norms.after_attention), attended)
+        attended = self._norm(layer_name(i, norms.after_attention), attended, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
         if not layer.feeds:
             return stream
         read = self._norm(layer_name(i, norms.before_mlp), stream)
-        fed = self._feed_forward(i, read) if layer.experts is None else self._mixture(i, layer.experts, read)
-        if layer.experts is not None and layer.experts.shared:
-            fed = ops.add(fed, self._shared(i, layer.experts, read))
-        fed = self._norm(layer_name(i, norms.after_mlp), fed)
+        if layer.experts is None:
+            fed = self._feed_forward(i, read)
+        elif layer.experts.shared == "beside":
+            fed = self._beside(i, layer.experts, read, stream)
+        else:
+            fed = self._mixture(i, layer.experts, read)
+            fed = ops.add(fed, self._shared(i, layer.experts, read)) if layer.experts.shared else fed
+        fed = self._norm(layer_name(i, norms.after_mlp), fed, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
-        return stream
+        if self.inputs is not None:
+            gate = self._activated(self._project(i, LAYER_GATE, stream))
+            read = ops.multiply(gate, input_of(i, self.inputs))
+            added = self._norm(layer_name(i, "post_per_layer_input_norm"), self._project(i, LAYER_PROJECTION, read))
+            stream = ops.add(stream, added)
+        factor = self.weights.numbers_if_any(layer_name(i, "output_scale.weight"), 1)
+        return stream if factor is None else ops.multiply(stream, floats(factor.reshape(1, 1, 1)))
 
     def _mixed(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
         """What a layer reads of earlier tokens, by attention or from its state."""
@@ -154,21 +141,20 @@ class _Builder:
         return kinds[:i].count(kinds[i])
 
     def _attention(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
-        decoder = self.decoder
-        heads, kv_heads, size = decoder.num_heads, decoder.num_kv_heads, decoder.head_size
+        decoder, sizes = self.decoder, layer.sizes
+        heads, size = decoder.num_heads, sizes.head_size
         projected, gate = self._project(i, "self_attn.q_proj", x), None
         if decoder.form.gated:
             projected, gate = self._gated(projected)
-        queries = self._heads(self._normed(i, "q", projected, heads), heads)
-        keys = self._heads(self._normed(i, "k", self._project(i, "self_attn.k_proj", x), kv_heads), kv_heads)
-        values = self._heads(self._project(i, "self_attn.v_proj", x), kv_heads)
-        if layer.rope is not None:
-            queries, keys = self._rotated(queries, layer.rope), self._rotated(keys, layer.rope)
-        number = self._number_of(i)
-        keys, values = (
-            self._repeated(self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each))
-            for name, each in (("key", keys), ("value", values))
-        )
+        elif decoder.form.gate:
+            gate = self._project(i, OUTPUT_GATE, x)
+        queries = self._placed(i, "q", projected, heads, layer)
+        if self.growth is not None:
+            queries = ops.multiply(queries, self.growth)
+        if sizes.keys_of is None:
+            self.caches[i] = self._keys_and_values(i, layer, x)
+        cached = self.caches[i if sizes.keys_of is None else sizes.keys_of]
+        keys, values = (self._repeated(each, sizes) for each in cached)
         scale = ops.constant(np.float32(decoder.attention_scale))
         sinks = self.weights.vector(f"{layer_name(i, 'self_attn.sinks')}.weight")
         parts = [queries, keys, values, self.masks.of(layer.window), scale]
@@ -183,6 +169,30 @@ class _Builder:
         if gate is not None:
             found = ops.multiply(found, ops.sigmoid(gate))
         return self._project(i, "self_attn.o_proj", found)
+
+    def _keys_and_values(self, i: int, layer: Layer, x: ov.Node) -> list[ov.Node]:
+        """Those of all tokens, each [batch, heads, tokens, size]."""
+        sizes, number = layer.sizes, self._number_of(i)
+        heads, size = sizes.num_kv_heads, sizes.head_size
+        made = self._project(i, "self_attn.k_proj", x)
+        keys = self._placed(i, "k", made, heads, layer)
+        made = made if sizes.values_are_keys else self._project(i, "self_attn.v_proj", x)
+        if self.decoder.form.varied:
+            made = ops.reshape(made, ints(0, 0, heads, size), special_zero=True)
+            made = rms_norm(made, None, self.decoder.eps)
+        values = self._heads(made, heads, size)
+        return [
+            self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each, sizes)
+            for name, each in (("key", keys), ("value", values))
+        ]
+
+    def _placed(self, i: int, kind: str, x: ov.Node, num_heads: int, layer: Layer) -> ov.Node:
+        """Queries or keys [batch, heads, tokens, size] after their norm, if they have one, and their rotation."""
+        size = layer.sizes.head_size
+        if not self.decoder.form.normed_after_rope:
+            return self._rotated(self._heads(self._normed(i, kind, x, num_heads, size), num_heads, size), layer, size)
+        rotated = self._rotated(self._heads(x, num_heads, size), layer, size)
+        return self._norm(layer_name(i, f"self_attn.{kind}_norm"), rotated)
 
     def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
         """Queries and gates, both [batch, tokens, heads · size], of a product with those of each head side by side."""
@@ -208,10 +218,23 @@ class _Builder:
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
 
     def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
-        matrix_of_router = self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
         bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
-        router = Router(ops.constant(matrix_of_router), bias, choice)
+        return self._experts(i, experts, x, Router(ops.constant(self._router(i)), bias, choice))
 
+    def _router(self, i: int) -> NDArray[np.float32]:
+        return self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
+
+    def _beside(self, i: int, experts: Experts, x: ov.Node, stream: ov.Node) -> ov.Node:
+        """A dense part and experts, each with norms of its own; see `Experts.shared`."""
+        before, after, after_dense = (layer_name(i, name) for name in BESIDE)
+        columns = self.weights.numbers(f"{layer_name(i, ROUTER_SCALE)}.weight", experts.hidden)
+        scales = self.weights.numbers(f"{layer_name(i, EXPERT_SCALES)}.weight", experts.count)
+        matrix = (self._router(i) * columns * np.float32(experts.hidden**-0.5)).astype(np.float32)
+        router = Router(ops.constant(matrix), scales=scales, read=rms_norm(stream, None, self.decoder.eps))
+        made = self._experts(i, experts, self._norm(before, stream), router)
+        return ops.add(self._norm(after_dense, self._feed_forward(i, x)), self._norm(after, made))
+
+    def _experts(self, i: int, experts: Experts, x: ov.Node, router: Router) -> ov.Node:
         def matrix(part: str) -> ov.Node:
             return self._matrix(layer_name(i, part), experts.count)
 
@@ -243,52 +266,63 @@ class _Builder:
         bias = self.weights.vector(f"{name}.bias")
         return product if bias is None else ops.add(product, floats(bias.reshape(1, 1, -1)))
 
-    def _norm(self, name: str, x: ov.Node) -> ov.Node:
+    def _norm(self, name: str, x: ov.Node, eps: float | None = None) -> ov.Node:
         """A norm of the last axis; x itself where the architecture has none of this name."""
+        eps = self.decoder.eps if eps is None else eps
         if name.endswith("."):
             return x
         weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
         if self.decoder.form.norm == "rms":
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
-            return rms_norm(x, weight, self.decoder.eps)
-        found = ops.mvn(x, ints(-1), True, self.decoder.eps, "inside_sqrt")
+            return rms_norm(x, weight, eps)
+        found = ops.mvn(x, ints(-1), True, eps, "inside_sqrt")
         rank = x.get_output_partial_shape(0).rank.get_length()
         shape = (*[1] * (rank - 1), -1)
         found = found if weight is None else ops.multiply(found, floats(weight.reshape(shape)))
         return found if bias is None else ops.add(found, floats(bias.reshape(shape)))
 
-    def _normed(self, i: int, kind: str, x: ov.Node, num_heads: int) -> ov.Node:
+    def _normed(self, i: int, kind: str, x: ov.Node, num_heads: int, size: int) -> ov.Node:
         """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
         name = layer_name(i, f"self_attn.{kind}_norm")
         weight = self.weights.vector(f"{name}.weight")
-        if weight is None:
+        if weight is None and not self.decoder.form.normed_heads:
             return x
-        if len(weight) != self.decoder.head_size:
+        if weight is not None and len(weight) != size:
             return self._norm(name, x)
-        return self._norm(name, ops.reshape(x, ints(0, 0, num_heads, self.decoder.head_size), special_zero=True))
+        x = ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True)
+        return rms_norm(x, None, self.decoder.eps) if weight is None else self._norm(name, x)
 
-    def _heads(self, x: ov.Node, num_heads: int) -> ov.Node:
+    def _heads(self, x: ov.Node, num_heads: int, size: int) -> ov.Node:
         """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
         if x.get_output_partial_shape(0).rank.get_length() == 3:
-            x = ops.reshape(x, ints(0, 0, num_heads, self.decoder.head_size), special_zero=True)
+            x = ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True)
         return ops.transpose(x, ops.constant(np.array([0, 2, 1, 3], np.int32)))
 
     def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines, float32 [batch, 1, tokens, 2n]."""
-        positions = ops.convert(ops.unsqueeze(self.position_ids, _int(1)), "f32")
+        positions = ops.convert(ops.unsqueeze(self.position_ids, integer(1)), "f32")
         angles = ops.matmul(floats(rope.frequencies.reshape(1, -1, 1)), positions, False, False)
         angles = ops.transpose(angles, ops.constant(np.array([0, 2, 1], np.int32)))
         angles = ops.concat([angles, angles], -1)
         cosines, sines = (
-            ops.unsqueeze(_scaled(each, rope.scale), _int(1)) for each in (ops.cos(angles), ops.sin(angles))
+            ops.unsqueeze(_scaled(each, rope.scale), integer(1)) for each in (ops.cos(angles), ops.sin(angles))
         )
         return cosines, sines
 
-    def _rotated(self, x: ov.Node, rope: str) -> ov.Node:
-        """Queries or keys [batch, heads, tokens, size] with their first 2n numbers rotated, as two halves."""
-        cosines, sines = self.rotations[rope]
-        size, rotary = self.decoder.head_size, self.decoder.rotary_size
+    def _growth(self) -> ov.Node:
+        """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
+        positions = ops.convert(unsqueezed(self.position_ids, 1, 3), "f32")
+        steps = ops.floor(ops.divide(positions, ops.constant(np.float32(self.decoder.query_step))))
+        grown = _scaled(ops.log(ops.add(steps, ops.constant(np.float32(1)))), self.decoder.query_growth)
+        return ops.add(grown, ops.constant(np.float32(1)))
+
+    def _rotated(self, x: ov.Node, layer: Layer, size: int) -> ov.Node:
+        """Queries or keys [batch, heads, tokens, size] with their first 2n numbers rotated, as two halves, or as is."""
+        if layer.rope is None:
+            return x
+        cosines, sines = self.rotations[layer.rope]
+        rotary = 2 * len(self.decoder.ropes[layer.rope].frequencies)
         whole = x
         if rotary < size:
             x = _slice(whole, 0, rotary)
@@ -297,29 +331,29 @@ class _Builder:
         found = ops.add(ops.multiply(x, cosines), ops.multiply(turned, sines))
         return ops.concat([found, _slice(whole, rotary, _END)], -1) if rotary < size else found
 
-    def _cached(self, name: str, x: ov.Node) -> ov.Node:
+    def _cached(self, name: str, x: ov.Node, sizes: Sizes) -> ov.Node:
         """Keys or values [batch, heads, tokens, size] behind those of earlier calls."""
-        heads, size = self.decoder.num_kv_heads, self.decoder.head_size
+        heads, size = sizes.num_kv_heads, sizes.head_size
         shape = ops.concat([self.batch, ints(heads), ints(0), ints(size)], 0)
         empty = ops.broadcast(ops.constant(np.float32(0)), shape)
         info = util.VariableInfo()
         info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, heads, -1, size]), ov.Type.f32, name
         variable = util.Variable(info)
-        past = ops.gather(ov.op.read_value(empty, variable), self.beam_idx, _int(0))
+        past = ops.gather(ov.op.read_value(empty, variable), self.beam_idx, integer(0))
         self.masks.read_past(past)
         whole = ops.concat([past, x], -2)
         self.sinks.append(ov.op.assign(whole, variable))
         return whole
 
-    def _repeated(self, x: ov.Node) -> ov.Node:
+    def _repeated(self, x: ov.Node, sizes: Sizes) -> ov.Node:
         """Keys or values for each head of queries."""
-        heads, kv_heads, size = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_size
+        heads, kv_heads, size = self.decoder.num_heads, sizes.num_kv_heads, sizes.head_size
         if heads == kv_heads:
             return x
         shape = ops.shape_of(x, "i64")
-        first, length = (ops.gather(shape, ints(*axes), _int(0)) for axes in ((0, 1), (2,)))
+        first, length = (ops.gather(shape, ints(*axes), integer(0)) for axes in ((0, 1), (2,)))
         wanted = ops.concat([first, ints(heads // kv_heads), length, ints(size)], 0)
-        copies = ops.broadcast(ops.unsqueeze(x, _int(2)), wanted, "BIDIRECTIONAL")
+        copies = ops.broadcast(ops.unsqueeze(x, integer(2)), wanted, "BIDIRECTIONAL")
         return ops.reshape(copies, ints(0, heads, -1, size), special_zero=True)
 
 
@@ -340,23 +374,9 @@ def _share_constants(model: ov.Model) -> None:
                     reader.replace_source_output(first)
 
 
-def _size(x: ov.Node, axis: int) -> ov.Node:
-    return ops.gather(ops.shape_of(x, "i64"), _int(axis), _int(0))
-
-
-def _unsqueezed(x: ov.Node, *axes: int) -> ov.Node:
-    for axis in axes:
-        x = ops.unsqueeze(x, _int(axis))
-    return x
-
-
 def _scaled(x: ov.Node, factor: float) -> ov.Node:
     return x if factor == 1 else ops.multiply(x, ops.constant(np.float32(factor)))
 
 
 def _slice(x: ov.Node, begin: int, end: int) -> ov.Node:
     return ops.slice(x, ints(begin), ints(end), ints(1), ints(3))
-
-
-def _int(number: int) -> ov.Node:
-    return ops.constant(np.int64(number))

@@ -1,7 +1,7 @@
 """Rounds the matrices of a decoder to the weights of its IR, some rows at a time, on all processors.
 
 int8 is 8 bits, asymmetric, one scale a row. int4 is 4 bits, asymmetric, groups of 64 (or 32, where a row is no multiple
-of 64), with embedding and output matrix in int8. Both are what nncf's `compress_weights` makes, in the same form of
+of 64), with embeddings and output matrix in int8. Both are what nncf's `compress_weights` makes, in the same form of
 constants, but that codes are rounded by the scales that are stored, in float16. Zero has a code of its own.
 
 The file is the IR's own and is mapped, so that weights are written once, and memory holds no more than the rows that
@@ -21,7 +21,17 @@ import numpy as np
 from outrider_export.codes import pack as pack_codes
 from outrider_export.codes import paired, rounded
 from outrider_export.direct import mxfp4
-from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, layer_name
+from outrider_export.direct.weights import (
+    EMBEDDING,
+    HEAD,
+    LAYER_EMBEDDING,
+    LAYER_GATE,
+    LAYER_INPUTS,
+    LAYER_PROJECTION,
+    OUTPUT_GATE,
+    attention_of,
+    layer_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -156,19 +166,22 @@ def matrices_of(weights: Weights) -> list[str]:
         layer_name(i, part)
         for i, layer in enumerate(decoder.layers)
         for part in (
-            *(ATTENTION if layer.state is None else layer.state.matrices),
+            *(attention_of(layer) if layer.state is None else layer.state.matrices),
+            *([OUTPUT_GATE] if layer.state is None and decoder.form.gate else ()),
+            *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
             *decoder.feed_forward_of(layer),
             *(() if layer.experts is None else layer.experts.shapes),
         )
     ]
     # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
     own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
-    return [EMBEDDING, *layers, *([HEAD] if own_head else [])]
+    of_layers = [LAYER_EMBEDDING, LAYER_INPUTS] if decoder.layer_input_size else []
+    return [EMBEDDING, *of_layers, *layers, *([HEAD] if own_head else [])]
 
 
 def _kind_of(name: str, kind: str, columns: int) -> tuple[str, int]:
     """The kind of weights of a matrix, and its columns that share a scale."""
-    if kind == "int4" and name not in (EMBEDDING, HEAD) and not name.endswith(_FINE):
+    if kind == "int4" and name not in (EMBEDDING, LAYER_EMBEDDING, HEAD) and not name.endswith(_FINE):
         group = next((size for size in _GROUPS if columns % size == 0), None)
         if group is not None:
             return kind, group

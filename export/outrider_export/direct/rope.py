@@ -37,7 +37,7 @@ def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope
         ValueError: for an unknown `rope_type`.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind not in (*_KINDS, "proportional"):
+    if kind not in (*_KINDS, "proportional") or (kind == "dynamic" and not parameters.get("alpha")):
         raise ValueError(f"RoPE of the kind {kind!r}")
     if kind == "proportional":
         return _proportional(parameters, head_size)
@@ -61,6 +61,12 @@ def _default(plain: Frequencies, _: Mapping[str, Any]) -> Rope:
 
 def _linear(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
     return Rope(plain / np.float32(parameters["factor"]))
+
+
+def _dynamic(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
+    """As Hunyuan: a larger base from the first position on. Without `alpha`, it grows with the text: see `rope_of`."""
+    size = 2 * len(plain)
+    return Rope((plain * np.float32(parameters["alpha"]) ** (-np.arange(0, size, 2) / (size - 2))).astype(np.float32))
 
 
 def _llama3(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
@@ -109,6 +115,7 @@ def _longrope(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
 
 _KINDS: dict[str, Callable[[Frequencies, Mapping[str, Any]], Rope]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -20,13 +20,18 @@ from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.states import GatedDeltaNet, State
+from outrider_export.sources import name_in_text
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_OF_TEXT, _OF_MAMBA = "model.language_model.", "backbone."
+OUTPUT_GATE = "self_attn.output_gate"
+# Of decoders whose layers have embeddings of their own: one of all, one below the other by token, and what reads them.
+LAYER_EMBEDDING, LAYER_INPUTS = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
+LAYER_NORM = "model.per_layer_projection_norm"
+LAYER_GATE, LAYER_PROJECTION = "per_layer_input_gate", "per_layer_projection"
 
 
 def layer_name(i: int, part: str) -> str:
@@ -40,6 +45,13 @@ def layer_of(name: str) -> tuple[int | None, str]:
         return None, name
     _, _, i, part = name.split(".", 3)
     return int(i), part
+
+
+def attention_of(layer: Layer) -> list[str]:
+    """The matrices of a layer's attention."""
+    lacking = {"self_attn.v_proj"} if layer.sizes.values_are_keys else set()
+    lacking |= {"self_attn.k_proj", "self_attn.v_proj"} if layer.sizes.keys_of is not None else set()
+    return [name for name in ATTENTION if name not in lacking]
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.of_file(self.decoder.form.of_checkpoint(of_text(name)))
+        return self.decoder.of_file(self.decoder.form.of_checkpoint(name_in_text(name)))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -124,7 +136,8 @@ class Weights(ABC):
         if whole is None or found is None:
             raise self.missing(f"{module}.weight")
         self._check_shape(module, whole.shape, self._shape_of(module))
-        return self._changed(module, found, span)
+        found = self._changed(module, found, span)
+        return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
     def _changed(self, module: str, found: Stored, span: slice | None = None) -> Stored:
         """A module's matrix, or these of its rows, with what an adapter adds."""
@@ -237,19 +250,23 @@ class Weights(ABC):
     def _shape_of(self, module: str) -> tuple[int | None, int]:
         """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
         decoder = self.decoder
-        hidden, wide = decoder.hidden_size, decoder.mlp_size
-        attended, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
-        queries = 2 * attended if decoder.form.gated else attended
         layer, (_, part) = self._layer_of(module), layer_of(module)
+        sizes = (layer or decoder.layers[0]).sizes
+        hidden, wide = decoder.hidden_size, sizes.mlp_size
+        attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
+        queries = 2 * attended if decoder.form.gated else attended
+        inputs = decoder.layer_input_size
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:
             return layer.experts.count, hidden
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, attended), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "output_gate": (attended, hidden), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
-            "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
+            "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide), LAYER_GATE: (inputs, hidden),
+            LAYER_PROJECTION: (hidden, inputs), "embed_tokens_per_layer": (None, inputs * len(decoder.layers)),
+            "per_layer_model_projection": (inputs * len(decoder.layers), hidden),
         }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
 
     def vector(self, name: str) -> Rows | None:
@@ -305,6 +322,18 @@ def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
 
 
+def _one_below_the_other(whole: Stored, count: int) -> Stored:
+    """A matrix whose rows are `count` rows each."""
+    shape = whole.shape[0] * count, whole.shape[1] // count
+
+    def read(part: slice | Indices) -> Rows:
+        rows = np.arange(shape[0])[part]
+        first, last = int(rows[0]) // count, int(rows[-1]) // count + 1
+        return whole.read(slice(first, last)).reshape(-1, shape[1])[rows - first * count]
+
+    return Stored(shape, whole.num_bytes, read)
+
+
 def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     """The module that holds a projection, and which of its rows; None for all."""
     layer, _, part = name.rpartition(".")
@@ -319,13 +348,6 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
             first, count = parts[part]
             return f"{layer}.{module}", slice(first, first + count)
     return name, None
-
-
-def of_text(name: str) -> str:
-    """A name in a model's text part, without what shows that there is another part; or in what began as Mamba."""
-    if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
-        return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
-    return name.replace(_OF_TEXT, "model.", 1) if name.startswith(_OF_TEXT) else name
 
 
 def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:

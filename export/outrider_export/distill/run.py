@@ -148,7 +148,7 @@ def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
     folder = options.work / "bundle"
     if not folder.exists():
         live.stage("Exporting the main model")
-        export_bundle(options.main, output=folder, progress=progress)
+        export_bundle(options.main, output=folder, for_this_machine=False, progress=progress)
     return read_bundle(folder)
 
 

@@ -34,6 +34,7 @@ NAME = "mtp"  # of the drafter, and its kind
 _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _GGUF = {"qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}  # by `general.architecture`
+_OTHERS = ("exaone4",)  # whose modules have another form; by the model's `model_type`
 _GGUF_NAMES = {
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm", "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_head": "lm_head",
@@ -114,6 +115,12 @@ def find_own(plan: Plan, progress: Progress) -> OwnModule | None:
     else:
         names = {_PREFIX.sub("", name): name for name in tensors_of(plan.path) if _PREFIX.match(name)}
     if not names:
+        return None
+    if plan.geometry.architecture in _OTHERS:
+        progress.note(
+            f"{plan.source.id} has an MTP module of the architecture {plan.geometry.architecture!r}, which "
+            "cannot be its drafter here. It is left out."
+        )
         return None
     layers = {found[1] for name in names if (found := _LAYER.match(name))}
     if len(layers) > 1:

@@ -38,7 +38,7 @@ REFUSED: dict[str, str] = (
         ),
         _RULE,
     )
-    | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "olmo3": _LOCAL, "llama4_text": _CHUNKS}
+    | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "llama4_text": _CHUNKS}
     | dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2"), _LATENT)
 )  # fmt: skip
 _OF_LAYERS = {"chunked_attention": _CHUNKS, "moe": _UNGATED}

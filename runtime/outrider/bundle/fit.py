@@ -58,9 +58,21 @@ def check_fit(manifest: Manifest) -> None:
         _check_kind(drafter)
         _check_layers(manifest, drafter)
     _check_adapters(manifest, listed)
+    _check_text_encoder(manifest)
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
+
+
+def check_writes(manifest: Manifest, folder: object) -> None:
+    """Raise BundleError for a bundle whose model writes no text, where one has to."""
+    encoder = manifest.main.text_encoder
+    if encoder is not None:
+        what, name = ("an embedding model", "Embedder") if encoder.kind == "embedding" else ("a reranker", "Reranker")
+        raise BundleError(
+            f"{folder} has {what}, which writes no text. Use outrider.{name}, or 'outrider serve' beside a model that "
+            "writes."
+        )
 
 
 def _check_listed(listed: set[str], paths: Iterable[str], use: str, remedy: str = _AGAIN) -> None:
@@ -96,6 +108,17 @@ def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set
     ids = (*encoder.begin_token_ids, *encoder.suppress_token_ids, *encoder.begin_suppress_token_ids)
     if (encoder.kind == "audio") != (encoder.audio is not None) or max(ids) >= model.vocab_size:
         raise BundleError(f"{MANIFEST_NAME} is damaged: the encoder of the {role} model. Export the bundle again.")
+
+
+def _check_text_encoder(manifest: Manifest) -> None:
+    """Check that a model that writes nothing stands alone, and has a way to pool exactly if it makes embeddings."""
+    main = manifest.main
+    if main.text_encoder is None:
+        return
+    pools = (main.text_encoder.kind == "embedding") == (main.text_encoder.pooling is not None)
+    alone = not (manifest.drafters or manifest.adapters or main.encoder or main.vision) and main.format == "openvino"
+    if not (pools and alone and manifest.tokenizer.folder == main.folder):
+        raise BundleError(f"{MANIFEST_NAME} is damaged: the main model's text_encoder. {_AGAIN}")
 
 
 def _check_kind(drafter: DrafterEntry) -> None:

@@ -26,12 +26,18 @@ def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> t
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     """The sha256 of a file, read in pieces; `progress` is called with each piece's length in bytes."""
+    return sha256_of_all([path], progress)
+
+
+def sha256_of_all(paths: Iterable[Path], progress: Callable[[int], None] | None = None) -> str:
+    """The sha256 of several files, one after another, as if they were one."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-            if progress:
-                progress(len(piece))
+    for path in paths:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+                if progress:
+                    progress(len(piece))
     return digest.hexdigest()
 
 

@@ -31,6 +31,8 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
+TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
+Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 # Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
@@ -38,6 +40,7 @@ MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
 MOST_TILE = 4_096  # pixels along an edge of what a vision encoder reads
 MOST_DRAFTERS = 64  # each is compiled
 Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
+HeadCount = Annotated[int, msgspec.Meta(ge=0, le=MOST_WIDTH)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -46,7 +49,7 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model's shape, which the runtime needs before it compiles the model."""
 
     architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
-    # With a cache: of keys and values, or a state; 0 for heads that have none.
+    # With attention or a state; 0 for heads that have none.
     num_layers: Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]
     num_heads: Width
     num_kv_heads: Width
@@ -60,10 +63,29 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_active_experts: NonNegative = 0  # for one token
     # By layer, what it keeps instead of keys and values; "" for attention. (): all layers have attention.
     layer_states: tuple[StateKind, ...] = ()
+    # By layer with attention, the heads of its own keys and values, and their size; (0, 0): it reads an earlier
+    # layer's. (): all have num_kv_heads of head_size.
+    kv_shapes: tuple[tuple[HeadCount, HeadCount], ...] = ()
+
+    @property
+    def cache_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The heads of keys and values and their size, of each layer that has such in the cache."""
+        alike = ((self.num_kv_heads, self.head_size),) * self.num_attention_layers
+        return tuple(shape for shape in self.kv_shapes or alike if all(shape))
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that the keys and values of a token have, over all layers."""
+        return 2 * sum(heads * size for heads, size in self.cache_shapes)
+
+    @property
+    def num_cached_layers(self) -> int:
+        """Layers that have a cache of their own, of keys and values or of states."""
+        return len(self.cache_shapes) + self.num_state_layers
 
     @property
     def num_attention_layers(self) -> int:
-        """Layers that keep keys and values."""
+        """Layers that have attention."""
         return self.layer_states.count("") if self.layer_states else self.num_layers
 
     @property
@@ -86,7 +108,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str  # hub id, or the name of the folder or file (never a full path)
     kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already; "peft" for an adapter
     revision: str | None = None  # resolved commit of a hub id
-    sha256: Sha256 | None = None  # of a GGUF file, or an adapter's weights
+    sha256: Sha256 | None = None  # of a GGUF file, or its parts in order, or an adapter's weights
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
 
 
@@ -144,6 +166,16 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
 
 
+class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model that writes nothing makes of a text: an embedding, or its relevance for a query.
+
+    It is in OpenVINO's format, and its tokenizer in its own folder, as openvino-genai's pipelines need it.
+    """
+
+    kind: TextEncoderKind
+    pooling: Pooling | None = None  # which hidden states of a text are its embedding
+
+
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle. Of an encoder-decoder model, `geometry` is the decoder's."""
 
@@ -156,6 +188,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: Source
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a model that reads images
+    text_encoder: TextEncoderEntry | None = None  # of an embedding model or a reranker, which no engine runs
 
 
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
@@ -193,6 +226,7 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bos_token_id: NonNegative | None = None
     pad_token_id: NonNegative | None = None
     chat_template: bool = False  # whether the tokenizer has one
+    infill: tuple[str, str, str] | None = None  # tokens before a text's beginning, between it and its end, after that
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

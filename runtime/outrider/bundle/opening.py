@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 
 
 def open_bundle(
-    model: str | Path | Bundle, draft: str | Path | None = None, *, progress: Progress | None = None
+    model: str | Path | Bundle,
+    draft: str | Path | None = None,
+    *,
+    for_this_machine: bool = True,
+    progress: Progress | None = None,
 ) -> Bundle:
     """The bundle in a folder; or that of a .gguf file, a checkpoint folder or a hub id, exported if it was not yet.
 
     draft: the draft model for a model that is no bundle, of the same kinds; "auto": one that is found, or those of a
-    bundle. progress: of an export.
+    bundle. for_this_machine, progress: of an export; see `outrider_export.export_bundle`.
 
     Raises:
         BundleError: when there is nothing of this name, or the bundle is damaged.
@@ -38,14 +42,26 @@ def open_bundle(
         check_no_draft(model.folder, draft)
         return model
     folder = as_folder(model)
-    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not (folder / "config.json").is_file()):
+    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not is_model(folder)):
         bundle = read_bundle(folder)
         check_no_draft(folder, draft)
         return bundle
     what = f"{shown(model)} is no bundle, and the export half of outrider, which makes one of a model, is not installed"
     with needs(what, "export", ExportError):
         from outrider_export.cached import cached_bundle
-    return cached_bundle(model, draft, progress=progress)
+    return cached_bundle(model, draft, for_this_machine=for_this_machine, progress=progress)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder has a checkpoint, or GGUF files."""
+    return (folder / "config.json").is_file() or any(folder.glob("*.gguf"))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is that of a GGUF file, or of a folder that has nothing else to load."""
+    if not path.is_dir():
+        return path.is_file() and path.suffix.lower() == ".gguf"
+    return is_model(path) and not any((path / name).is_file() for name in (MANIFEST_NAME, "config.json"))
 
 
 def check_no_draft(bundle: Path, draft: str | Path | None) -> None:

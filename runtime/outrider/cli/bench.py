@@ -144,7 +144,7 @@ def bench(
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
-    opened = open_model(bundle, draft, quiet=as_json)
+    opened = open_model(bundle, draft, quiet=as_json, config=config)
     if conversations:
         _bench_conversations(opened, config, conversations, as_json)
         return

@@ -21,7 +21,7 @@ from rich.text import Text
 _WIDTH = shutil.get_terminal_size((0, 24)).columns
 out = Console(markup=False, emoji=False, highlight=False, soft_wrap=not _WIDTH, width=_WIDTH or 160)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False)
-_SECONDS_A_LINE = 60.0  # between lines of progress, without a terminal
+_SECONDS_A_LINE = 15.0  # between lines of progress, without a terminal
 
 
 def print_json(value: Any) -> None:
@@ -119,7 +119,7 @@ def print_setting(setting: Mapping[str, Any]) -> None:
 def progress_bar(label: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
     """A bar with the time left, on standard error; yields a function to call after each step.
 
-    Without a terminal, a line is printed every minute.
+    Without a terminal, a line is printed every 15 seconds.
     """
     if quiet:
         yield lambda: None
@@ -143,7 +143,8 @@ def _lines(label: str, total: int) -> Callable[[], None]:
         done, now = done + 1, time.monotonic()
         if now - printed >= _SECONDS_A_LINE:
             left = (now - began) / done * (total - done)
-            err.print(f"{label}: {done} of {total}, about {round(left / 60)} min left", soft_wrap=True)
+            shown = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+            err.print(f"{label}: {done} of {total}, about {shown} left", soft_wrap=True)
             printed = now
 
     return step

@@ -49,7 +49,11 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
         forget()
     found = find_devices()
     processor = find_processor()
-    tried, placement = _try_models(open_model(bundle, draft, quiet=as_json), config, found) if bundle else ([], {})
+    tried: list[dict[str, Any]] = []
+    placement: dict[str, Any] = {}
+    if bundle:
+        opened = open_model(bundle, draft, quiet=as_json, config=config)
+        tried, placement = _try_models(opened, config, found)
     if as_json:
         listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
         more = {"models": tried, "placement": placement} if bundle else {}
@@ -96,7 +100,6 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     if precision == "auto":
         precision = _cache_precision(part, device, config)
     geometry = part.model.geometry
-    numbers = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_size
     return {
         "role": part.role,
         "weights": part.model.weights,
@@ -106,7 +109,7 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         "works": works,
         "reason": reason,
         "cache_precision": precision,
-        "cache_bytes_per_token": None if precision is None else int(numbers * _BYTES[precision]),
+        "cache_bytes_per_token": None if precision is None else int(geometry.numbers_per_token * _BYTES[precision]),
         "free": device.free,
         "setting": None if setting is None else asdict(setting) | {"exact": setting.exactness.holds},
         "says": None if setting is None else setting.description if part.is_main else str(setting),

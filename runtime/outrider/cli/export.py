@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Self
 
 import click
@@ -15,36 +13,11 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.bundle.folder import Bundle
 from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
-from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, nearest, needs
+from outrider.errors import ExportError, needs
 from outrider.system import saved
-from outrider.system.files import usable
-
-SERVERS = ("ovms",)
-
-_SERVED = ("drafter", "main_device", "draft_device", "cache_size", "draft_cache_size")  # options of a repository
-
-
-def pop_serving(server: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """Take what was given of a repository's options out of all, for `outrider_export.Serving`.
-
-    Raises:
-        OptionError: for an unknown server, or these options without one.
-    """
-    given = {name: value for name in _SERVED if (value := options.pop(name)) is not None}
-    if server is not None and server not in SERVERS:
-        raise OptionError(f"--for {server} is not a server that the export supports. {nearest(server, SERVERS)}")
-    if server is None and given:
-        name = next(iter(given)).replace("_", "-")
-        raise OptionError(f"--{name} is an option of a model repository. Give it with --for ovms, or leave it out.")
-    if given.get("drafter") == "none":
-        given["drafter"] = None
-    return given
-
 
 _DRAFT = "Draft model, of the same kinds as MAIN; auto finds one; none leaves out an MTP module that MAIN has."
 _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"
@@ -55,13 +28,18 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft", metavar="DRAFT", help=_DRAFT)
 @click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
-@click.option(
-    "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."
-)
+@click.option("--format", metavar="FORMAT", help="Model format: openvino or onnx.  [default: openvino]")
 @click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
 @click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8]")
 @click.option(
     "--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4, or int8 below 0.2B]"
+)
+@click.option(
+    "--for-this-machine",
+    type=bool,
+    metavar="yes|no",
+    default=True,
+    help="Without --format and --weights, take the fastest form on this CPU that loses little; no: the defaults above.",
 )
 @click.option("--draft-vocab", metavar="N|all", help="How many different tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
@@ -69,70 +47,22 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle once the new one is complete.")
-@click.option("--for", "server", metavar="SERVER", help="Make a model repository for a server: ovms.")
-@click.option("--drafter", metavar="NAME", help="For ovms: a drafter of the bundle, ngram or none.  [default: auto]")
-@click.option("--main-device", metavar="DEVICE", help="For ovms: device of the main model.  [default: CPU]")
-@click.option("--draft-device", metavar="DEVICE", help="For ovms: device of the draft model.  [default: the same]")
-@click.option("--cache-size", type=int, help="For ovms: GB of the KV cache; 0: it grows as needed.  [default: 0]")
-@click.option("--draft-cache-size", type=int, help="For ovms: GB of the draft model's cache.  [default: the same]")
 @json_option
-def export(main: str, draft: str | None, output: str | None, server: str | None, as_json: bool, **options: Any) -> None:
+def export(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
     """Make a bundle of MAIN and a draft model.
 
-    MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file. With --for ovms, a repository for OpenVINO Model
-    Server is made instead; then MAIN may also be a bundle.
+    MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file.
     """
-    serving = pop_serving(server, options)
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import default_output, export_bundle
         from outrider_export.bundle_cache import BundleCache
         from outrider_export.find_draft import find_draft
     if draft == "auto":
         with Bars(quiet=as_json) as bars:
-            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"])
+            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"] or "openvino")
         draft = None if found is None else str(found)
-    if server is not None:
-        serve(main, draft, output, serving, options, as_json)
-        return
     output = output or str(default_output(main, draft))
     make(lambda bars: export_bundle(main, draft, output=output, progress=bars, **options), output, as_json)
-
-
-def serve(
-    main: str, draft: str | None, output: str | None, serving: dict[str, Any], options: dict[str, Any], as_json: bool
-) -> None:
-    """Write a repository for OpenVINO Model Server, of a bundle, or of what bundles are made of."""
-    from outrider_export import Serving, default_output, export_bundle, write_for_ovms
-
-    is_bundle = (usable(user_path(main)) / MANIFEST_NAME).is_file()
-    name = user_path(main).resolve().name if is_bundle else default_output(main, draft).name
-    folder = usable(user_path(output or f"{name}-ovms"))
-    if folder.exists() or options.pop("overwrite"):
-        raise ExportError(f"--for ovms makes a new folder, and {folder} exists. Choose a new name with -o.")
-    beside = folder.parent if folder.parent.is_dir() else None  # a disk with room for the models
-    with terminable(), Bars(quiet=as_json) as bars, tempfile.TemporaryDirectory(dir=beside) as scratch:
-        if is_bundle:
-            _check_none_given(main, {"draft": draft, **options})
-            bundle = read_bundle(user_path(main))
-        else:
-            bundle = export_bundle(main, draft, output=Path(scratch, name), progress=bars, **options)
-        write_for_ovms(bundle, folder, name, Serving(**serving))
-        if adapters := ", ".join(adapter.name for adapter in bundle.manifest.adapters):
-            bars.note(f"The bundle's adapters ({adapters}) are not written. Export a model with one merged: --adapter.")
-    if as_json:
-        print_json({"repository": str(folder), "model": name, "notes": bars.notes})
-        return
-    out.print(f"{folder}: a model repository with '{name}'.")
-    out.print(f"Serve it: ovms --rest_port 8000 --config_path {folder / 'config.json'}", soft_wrap=True)
-
-
-def _check_none_given(bundle: str, options: dict[str, Any]) -> None:
-    """Check that a bundle, which is not converted again, is given without options of conversion."""
-    for name, value in options.items():
-        if value not in (None, False, "openvino"):
-            raise OptionError(
-                f"--{name.replace('_', '-')} is not for {bundle}, which is a bundle already. Leave it out."
-            )
 
 
 def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
@@ -148,11 +78,15 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         weights = {name: model.weights for name, model in models.items()}
         print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
         return
-    draft = "no draft model"
+    draft = "no draft model" if manifest.main.text_encoder is None else manifest.main.text_encoder.kind
     if manifest.drafters:
         first = manifest.drafters[0]
         draft = f"{'draft model' if first.kind == 'draft_model' else first.kind} in {first.model.weights}"
     out.print(f"{output}: {size / 1e9:.2f} GB, main model in {manifest.main.weights}, {draft}.")
+    if (text_encoder := manifest.main.text_encoder) is not None:
+        what, path = ("embeddings", "embeddings") if text_encoder.kind == "embedding" else ("rankings", "rerank")
+        out.print(f"Serve its {what}, beside models that write: outrider serve MODEL {output} (POST /v1/{path})")
+        return
     encoder = manifest.main.encoder
     try_it = f"generate {output} 'Write a haiku about sledges'"
     if encoder is not None:

@@ -1,6 +1,8 @@
 """`outrider inspect`."""
 
 import itertools
+from collections import Counter
+from pathlib import Path
 
 import click
 import msgspec
@@ -8,11 +10,16 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from outrider.bundle.folder import Bundle
-from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, describe_layers
+from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, TextEncoderEntry, describe_layers
+from outrider.bundle.opening import is_gguf
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
+from outrider.cli.parts import print_parts, unknown_architecture
+from outrider.config.files import user_path
+from outrider.errors import ExportError, OptionError, needs
 from outrider.models.backends.attention import describe_windows
+from outrider.system.files import usable
 
 
 @click.command()
@@ -22,8 +29,20 @@ from outrider.models.backends.attention import describe_windows
 def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
     """Print what is inside MODEL.
 
-    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. Of a .gguf file that is no bundle yet the header
+    is read, and nothing is converted. Of a config.json, and of a checkpoint whose architecture Outrider does not know,
+    print which of its parts are known, and what is missing.
     """
+    path = usable(user_path(bundle))
+    if is_gguf(path):
+        for option, value in {"check": check, "draft": draft}.items():
+            if value:
+                raise OptionError(f"--{option} is for bundles, and of {bundle} the header is read. Leave it out.")
+        _inspect_file(path, as_json=as_json)
+        return
+    if (architecture := unknown_architecture(bundle)) is not None:
+        print_parts(architecture, draft=draft, check=check, as_json=as_json)
+        return
     opened = open_model(bundle, draft, quiet=as_json)
     if check:
         check_files(opened, quiet=as_json)
@@ -33,6 +52,45 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
     _print(opened)
     if check:
         out.print(f"All {len(opened.manifest.files)} files have the sha256 of the manifest.", style="green")
+
+
+def _inspect_file(path: Path, *, as_json: bool) -> None:
+    """Describe a GGUF file by its header."""
+    with needs(f"{path} is read by the export half of outrider, which is not installed", "cli", ExportError):
+        from outrider_export.describe_file import describe_gguf
+    found = describe_gguf(path)
+    if as_json:
+        print_json(found)
+        return
+    parts = f" in {found['files']} files" if found["files"] > 1 else ""
+    layers = f"{found['layers']} layers, {found['weights'] / 1e6:,.0f} million weights"
+    tensors = ", ".join(f"{count} {kind}" for kind, count in found["tensors"].items())
+    rows = {
+        "name": found["name"],
+        "license": found["license"],
+        "architecture": f"{found['architecture']}, {layers}",
+        "quantization": f"{found['quantization']} ({tensors})",
+        "longest context": f"{found['context_length']:,} tokens" if found["context_length"] else None,
+        "tokenizer": " ".join(filter(None, (found["tokenizer"], found["pre_tokenizer"]))),
+        "chat template": "yes" if found["chat_template"] else "no",
+    }
+    if "refused" in found:
+        rows["becomes"] = f"nothing: {found['refused']}"
+    else:
+        needed = found["needs_pytorch_for"]
+        rows |= {
+            "vocabulary": f"{found['vocabulary']:,} tokens",
+            "answers end with": " ".join(found["ends_with"]) or "none",
+            "becomes": f"{found['becomes']}, about {decimal(found['becomes_bytes'])}, "
+            + (f"with PyTorch, as it has {needed}" if needed else "without PyTorch"),
+        }
+    out.print(f"{found['file']}", style="bold", soft_wrap=True)
+    out.print(f"{decimal(found['bytes'])}{parts}; nothing was converted\n")
+    made = table("", "", text=2)
+    for name, value in rows.items():
+        if value:
+            made.add_row(name, value)
+    out.print(made)
 
 
 def check_files(bundle: Bundle, *, quiet: bool) -> None:
@@ -88,12 +146,12 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "longest context": f"{geometry.context_length:,} tokens",
         "vocabulary": _vocabulary(model),
         "layers": f"{geometry.num_layers}, {_states(geometry)}hidden size {geometry.hidden_size:,}",
-        "attention heads": f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size "
-        f"{geometry.head_size}",
+        "attention heads": _heads(geometry),
         "sliding window": _windows(geometry),
         "experts": f"{geometry.num_experts}, {geometry.num_active_experts} per token" if geometry.num_experts else "-",
         **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
         **_images(model),
+        **({"makes": _made_by(model.text_encoder)} if model.text_encoder else {}),
         **{_RECIPE[name]: _ROUTES.get(value, value) for name, value in source.recipe.items() if name in _RECIPE},
         "made with": ", ".join(f"{name} {value}" for name, value in source.recipe.items() if name not in _RECIPE)
         or "-",
@@ -127,6 +185,16 @@ def _states(geometry: Geometry) -> str:
     return f"{num_states} of them with a state, " if num_states else ""
 
 
+def _heads(geometry: Geometry) -> str:
+    if not geometry.kv_shapes:
+        return f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size {geometry.head_size}"
+    shapes = Counter(geometry.cache_shapes)
+    own = " and ".join(f"{heads}, size {size} ({count} layers)" for (heads, size), count in sorted(shapes.items()))
+    others = len(geometry.kv_shapes) - shapes.total()
+    shared = f"; {others} layers read the keys and values of others" if others else ""
+    return f"{geometry.num_heads}, with key-value heads: {own}{shared}"
+
+
 def _windows(geometry: Geometry) -> str:
     if geometry.sliding_windows is None:
         return "not known"
@@ -139,6 +207,12 @@ def _encoder(encoder: EncoderEntry) -> str:
     if audio is None:
         return f"{what}up to {encoder.context_length:,} tokens"
     return f"{what}{audio.chunk_seconds} s of audio at {audio.sampling_rate:,} Hz, {audio.num_mel_bins} mel bins"
+
+
+def _made_by(encoder: TextEncoderEntry) -> str:
+    if encoder.kind == "rerank":
+        return "the relevance of texts for a query"
+    return f"embeddings, pooled by {(encoder.pooling or 'cls').replace('_', ' ')}"
 
 
 def _images(model: ModelEntry) -> dict[str, str]:

@@ -34,10 +34,14 @@ def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--draft", metavar="DRAFT", help=described)(function)
 
 
-def open_model(bundle: str, draft: str | None, *, quiet: bool) -> Bundle:
-    """As `outrider.bundle.opening.open_bundle`, with an export's progress on standard error."""
+def open_model(bundle: str, draft: str | None, *, quiet: bool, config: Config | None = None) -> Bundle:
+    """As `outrider.bundle.opening.open_bundle`, with an export's progress on standard error.
+
+    config: that it will be loaded with, which may ask for what only one format has.
+    """
+    free = config is None or config.device.takes_any_form
     with terminable(), Bars(quiet=quiet) as bars:
-        return open_bundle(bundle, draft, progress=bars)
+        return open_bundle(bundle, draft, for_this_machine=free, progress=bars)
 
 
 def load_model(bundle: Bundle, config: Config, **options: Any) -> Engine:

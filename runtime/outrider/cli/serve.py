@@ -11,6 +11,7 @@ import click
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of, read_bundle
+from outrider.bundle.opening import is_model
 from outrider.cli.console import err, out, print_json
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
@@ -90,7 +91,7 @@ def serve(
 ) -> None:
     """Serve MODELs to clients of OpenAI's API.
 
-    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id; embedding models and rerankers may be among them.
 
     NAME is the model's name for requests. Its default is the name of the bundle's folder. A single model is loaded
     at the start, several at the first request for each. Options of generation are the defaults of requests.
@@ -115,7 +116,7 @@ def serve(
     if idle_minutes is not None:
         return_large_buffers()
     config = read_options(options)
-    opened = {name: open_model(path, draft, quiet=as_json).folder for name, path in named.items()}
+    opened = {name: open_model(path, draft, quiet=as_json, config=config).folder for name, path in named.items()}
     app = make_app(opened, settings, config)
     for model in app.state.service.models.all:
         check_drafter(model.bundle, config)
@@ -133,7 +134,7 @@ def serve(
                 print_json({"url": url, "models": list(named)})
                 sys.stdout.flush()
             else:
-                _announce(url, next(iter(named)), needs_key=bool(api_key))
+                _announce(url, models[0].name if models else None, needs_key=bool(api_key))
                 if not api_key and not _is_own(host):
                     err.print("Everyone who can reach this address may use the server, as there is no API key.")
 
@@ -171,7 +172,7 @@ def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str
 def _name_of(model: str) -> str:
     """A bundle's folder; for a model, the name that an export gives to its bundle."""
     folder = Path(model).resolve()
-    if folder.is_dir() and not (folder / "config.json").exists():
+    if folder.is_dir() and not is_model(folder):
         return folder.name
     try:
         from outrider_export.sources import default_name
@@ -234,7 +235,11 @@ def _is_own(host: str) -> bool:
         return host == "localhost"
 
 
-def _announce(url: str, model: str, *, needs_key: bool) -> None:
+def _announce(url: str, model: str | None, *, needs_key: bool) -> None:
+    """Say where the server is. model: one that writes, if there is one."""
+    if model is None:
+        out.print(f"Serving OpenAI's API at {url}/v1 until Ctrl-C, without a model that writes.", soft_wrap=True)
+        return
     key = ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' if needs_key else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     out.print(f"Serving OpenAI's API at {url}/v1 and a page at {url} until Ctrl-C. Try it:", soft_wrap=True)

@@ -72,7 +72,7 @@ def transcribe(
     """
     config = read_options(options)
     temperature = _temperatures(config.generation.temperature, temperature_increment_on_fallback)
-    engine = load_model(open_model(bundle, draft, quiet=as_json), config)
+    engine = load_model(open_model(bundle, draft, quiet=as_json, config=config), config)
     with tracing(engine, trace):
         found = engine.transcribe(
             file,

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 LONGEST = 8
-REPEATS = 15  # of every timed call
+MINUTES = 2.0
+REPEATS = 15  # of every timed call, or fewer where these would take more than a quarter of the time
+_FEWEST_REPEATS = 3
 _OF_WEIGHTS = ("config", "precision", "cache_precision", "num_threads", "properties")  # options that --weights goes by
 
 
@@ -37,6 +39,7 @@ _OF_WEIGHTS = ("config", "precision", "cache_precision", "num_threads", "propert
 @model_argument
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="About how long to measure.  [default: 2]")
 @click.option("--layers", is_flag=True, help="Find layers of the main model that can draft, and add them as a drafter.")
 @click.option("--weights", is_flag=True, help="Say with which weights to export MODEL for this machine.")
 @click.option("--name", metavar="NAME", help="The name of the drafter that --layers adds.  [default: self]")
@@ -49,6 +52,7 @@ def tune(
     draft: str | None,
     prompts: str | None,
     per_category: int | None,
+    minutes: float | None,
     layers: bool,
     weights: bool,
     name: str | None,
@@ -60,13 +64,15 @@ def tune(
 
     MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. The costs are saved; num_assistant_tokens=auto
     uses them. It is compared with fixed numbers of draft tokens of one drafter: that of --drafter, the bundle's own, or
-    the suffix drafter.
+    the suffix drafter. In the time of --minutes fit fewer prompts, shorter answers or fewer numbers of draft tokens
+    where calls are slow; what is given by an option stays.
 
     With --layers, the command looks for a drafter that consists of some of the main model's layers. It is added to the
     bundle as a list of these layers, without weights of its own.
 
     With --weights, MODEL is no bundle. Slices of it are exported to OpenVINO and ONNX in int8 and int4, and timed on
-    the CPU. That says how fast the whole model would be in each, how large, and which loses less.
+    the CPU. That says how fast the whole model would be in each, how large, and which loses less. Slices of --draft
+    are timed, too, with its whole output matrix and with smaller ones.
     """
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -78,18 +84,20 @@ def tune(
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
     if weights:
-        others = {"draft": draft, "prompts": prompts, "per-category": per_category, "layers": layers, "name": name}
+        others = {"prompts": prompts, "per-category": per_category, "minutes": minutes, "layers": layers, "name": name}
         unused = {each.replace("_", "-"): value for each, value in options.items() if each not in _OF_WEIGHTS}
         for option, value in {**others, "dry-run": dry_run, **unused}.items():
             if not (value is None or value is False or value == ()):
                 raise OptionError(
                     f"--{option} does not go with --weights, which measures slices of a model. Leave it out."
                 )
-        tune_weights(bundle, config, as_json=as_json)
+        tune_weights(bundle, draft, config, as_json=as_json)
         return
+    if layers and minutes is not None:
+        raise OptionError("--minutes does not go with --layers, which measures as long as it needs. Leave it out.")
     if layers:
         tune_layers(
-            open_model(bundle, draft, quiet=as_json),
+            open_model(bundle, draft, quiet=as_json, config=config),
             config,
             prompts,
             per_category,
@@ -103,20 +111,27 @@ def tune(
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
-    opened = open_model(bundle, draft, quiet=as_json)
+    opened = open_model(bundle, draft, quiet=as_json, config=config)
     engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
     auto = config.generation.drafter
     drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto
     if drafter not in engine.drafters:
         raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
-    lengths = list(range(1, LONGEST + 1))
+    length = config.generation.max_new_tokens or 0
+    chosen, _ = fit_prompts(engine, chosen, length)
+    work = Work(len(chosen), length, tuple(range(1, LONGEST + 1)), REPEATS)
+    are_given = prompts is not None or per_category is not None
+    work = work.within(
+        60 * (minutes or MINUTES), engine, keep_prompts=are_given, keep_length=options.get("max_new_tokens")
+    )
+    chosen, lengths = chosen[: work.num_prompts], work.lengths
+    config = dataclasses.replace(config, generation=config.generation.replace(max_new_tokens=work.length))
     modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine, forgets=True)
-    chosen, _ = fit_prompts(engine, chosen, config.generation.max_new_tokens or 0)
     tasks = encode_prompts(chosen, engine.tokenizer)
     if not as_json:
-        _announce(engine, drafter, len(chosen), len(modes))
+        _announce(work, engine, drafter)
     with progress_line("Timing the models' calls.", quiet=as_json):
-        engine.measure_costs(REPEATS)
+        engine.measure_costs(work.repeats)
     with progress_bar("answers measured", len(chosen) * len(modes), quiet=as_json) as advance:
         warm_up(modes, tasks, config.generation)
         records = measure(modes, tasks, config.generation, record=lambda _: advance())
@@ -125,7 +140,7 @@ def tune(
     found = (row for row in summary if row["category"] == "all")
     rows = [row | {"num_assistant_tokens": n} for n, row in zip(counts, found, strict=True)]
     best = max(rows, key=lambda row: row["speed_up"])
-    setting = describe(engine, config.generation.max_new_tokens, 1)
+    setting = describe(engine, work.length, 1)
     if as_json:
         costs = {role: dataclasses.asdict(cost) for role, cost in engine.costs.items()}
         choices = {role: dataclasses.asdict(choice) for role, choice in engine.choices.items()}
@@ -165,15 +180,50 @@ def tune(
         out.print("\nPlain decoding was the fastest on these prompts: use drafter=none here.")
 
 
-def _announce(engine: Engine, drafter: str, num_prompts: int, num_modes: int) -> None:
-    """Say what will be measured, and about how long that takes where drafts gain nothing."""
-    num_runs, length = num_prompts * num_modes, engine.config.generation.max_new_tokens or 0
-    calls = sum(sum(cost.near) + sum(cost.far) for cost in engine.costs.values())
-    seconds = REPEATS * calls + num_runs * length * engine.costs["main"](1)
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is measured: prompts, each answered in `length` tokens without drafts, by auto and in `lengths` ways."""
+
+    num_prompts: int
+    length: int
+    lengths: tuple[int, ...]
+    repeats: int  # of every timed call
+
+    def seconds(self, engine: Engine) -> float:
+        """About how long it takes where drafts gain nothing, with one prompt in each mode to warm up."""
+        answers = (self.num_prompts + 1) * (2 + len(self.lengths))
+        return self.repeats * _seconds_of_calls(engine) + answers * self.length * engine.costs["main"](1)
+
+    def within(self, seconds: float, engine: Engine, *, keep_prompts: object, keep_length: object) -> Work:
+        """The most of it that fits in so many seconds; the least if nothing does."""
+        repeats = int(seconds / 4 / max(_seconds_of_calls(engine), 1e-9))
+        repeats = max(min(self.repeats, repeats), _FEWEST_REPEATS)
+        prompts = [self.num_prompts] if keep_prompts else range(min(2, self.num_prompts), self.num_prompts + 1)
+        answers = [self.length] if keep_length else [min(self.length, n) for n in (24, 32, 48, 64)]
+        choices = [
+            Work(num_prompts, length, lengths, repeats)
+            for num_prompts in prompts
+            for length in answers
+            for lengths in (self.lengths, (1, 2, 4, 8), (2, 5))
+        ]
+        choices.sort(key=lambda each: each.seconds(engine))
+        return [choices[0], *(each for each in choices if each.seconds(engine) <= seconds)][-1]
+
+
+def _seconds_of_calls(engine: Engine) -> float:
+    """Seconds of each call that is timed, once."""
+    return sum(sum(cost.near) + sum(cost.far) for cost in engine.costs.values())
+
+
+def _announce(work: Work, engine: Engine, drafter: str) -> None:
+    """Say what will be measured, and about how long that takes."""
+    counts = ", ".join(map(str, work.lengths))
+    num_modes = 2 + len(work.lengths)
     err.print(
-        f"tune times the models' calls, then answers {num_prompts} prompts in {num_modes} modes: plain decoding, "
-        f"{engine.config.generation.drafter}, and 1 to {LONGEST} draft tokens of {drafter}. That is {num_runs} "
-        f"answers of up to {length} tokens, about {max(round(seconds / 60), 1)} min."
+        f"tune times the models' calls, then answers {work.num_prompts} prompts in {num_modes} modes: plain decoding, "
+        f"{engine.config.generation.drafter}, and {counts} draft tokens of {drafter}. That is "
+        f"{work.num_prompts * num_modes} answers of up to {work.length} tokens, about "
+        f"{max(round(work.seconds(engine) / 60), 1)} min. --minutes measures longer."
     )
 
 
@@ -252,50 +302,79 @@ def tune_layers(
         out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
 
 
-def tune_weights(model: str, config: Config, *, as_json: bool) -> None:
-    """Predict the speed of a model in each format and weights, from slices of it."""
+def tune_weights(model: str, draft: str | None, config: Config, *, as_json: bool) -> None:
+    """Predict the speed of a model, and of a draft model, in each format and weights, from slices of them."""
     with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_export.form_speed import ACCEPTANCE, DRAFT_SHARE, measure_forms
+        from outrider_export.form_speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, Form, Trial
+        from outrider_export.plan import make_plan
         from outrider_export.sources import fetch, locate
     if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
         raise OptionError(
             f"{model} is a bundle, whose weights are chosen already. Name the model that it was made of: a checkpoint "
             "folder, a hub id or a .gguf file."
         )
-    with terminable(), Bars(quiet=as_json) as bars:
-        source = fetch(locate(model), trust_remote_code=False, progress=bars)
-    with progress_line("Measuring weights.", quiet=as_json):
-        forms, left_out = measure_forms(source, config)
-    draft = DRAFT_SHARE * min(each.seconds[1] for each in forms)
-    best = max(forms, key=lambda each: each.plain), max(forms, key=lambda each: each.auto(draft))
+
+    def predict(role: str, name: str) -> tuple[list[Form], dict[str, str], bool]:
+        with terminable(), Bars(quiet=as_json) as bars:
+            source = fetch(locate(name), trust_remote_code=False, progress=bars)
+        plan = make_plan(role, source, "openvino", None)
+        with progress_line("Measuring weights.", quiet=as_json), Trial(plan, config) as trial:
+            if role == "main":
+                forms = trial.slice_kl(trial.measure(FORMS, ROWS))
+            else:
+                forms = trial.measure(FORMS, (1,), [n for n in CUTS if n < plan.geometry.logits_width])
+            return forms, {form: str(error) for form, error in trial.left_out.items()}, trial.is_settled
+
+    forms, left_out, is_settled = predict("main", model)
+    drafts: list[Form] = []
+    if draft is not None:
+        drafts, _, draft_is_settled = predict("draft", draft)
+        is_settled &= draft_is_settled
+    shares = {form: DRAFT_SHARE * min(each.seconds[1] for each in forms) for form in ("openvino", "onnx")}
+    shares |= {
+        form: min(each.seconds[1] for each in drafts if each.format == form) for form in {d.format for d in drafts}
+    }
+    autos = [each.auto(shares[each.format]) for each in forms]
+    best = max(forms, key=lambda each: each.plain), max(zip(autos, forms, strict=True), key=lambda pair: pair[0])[1]
     commands = [f"outrider export {model} --format {each.format} --weights {each.weights} -o DIR" for each in best]
     if as_json:
-        rows = [asdict(each) | {"plain": each.plain, "auto": each.auto(draft)} for each in forms]
-        print_json({"forms": rows, "left_out": left_out, "plain": commands[0], "auto": commands[1]})
+        rows = [asdict(each) | {"plain": each.plain, "auto": auto} for each, auto in zip(forms, autos, strict=True)]
+        found = {"forms": rows, "drafts": [asdict(each) for each in drafts], "left_out": left_out}
+        print_json(found | {"is_settled": is_settled, "plain": commands[0], "auto": commands[1]})
         return
     counts = list(forms[0].seconds)
-    title = f"{source.id}, predicted from slices: milliseconds of a call by tokens, tokens/s"
+    title = f"{model}, predicted from slices: milliseconds of a call by tokens, tokens/s"
     made = table("weights", "format", *map(str, counts), "plain", "auto", "MB", "slice KL", title=title, text=2)
-    for each in forms:
+    for each, auto in zip(forms, autos, strict=True):
         made.add_row(
             each.weights,
             each.format,
             *(f"{1000 * each.seconds[n]:.1f}" for n in counts),
             f"{each.plain:.1f}",
-            f"{each.auto(draft):.1f}",
+            f"{auto:.1f}",
             f"{each.num_bytes / 1e6:,.0f}",
             f"{each.slice_kl:.4f}",
         )
     out.print(made)
+    how = f"whose token takes {DRAFT_SHARE} of the fastest call of one token" if draft is None else f"as {draft}"
     out.print(
-        f"auto: with a draft model whose token takes {DRAFT_SHARE} of the fastest call of one token, and is accepted "
-        f"with a chance of {ACCEPTANCE}. MB: of the weights, on disk and at least in memory. slice KL: how far the "
-        "probabilities of a slice are from those of its 16-bit weights (KL divergence). It compares forms, and is not "
-        "the whole model's: see docs/export.md.",
+        f"auto: with a draft model {how}, and is accepted with a chance of {ACCEPTANCE}. MB: of the weights, on disk "
+        "and at least in memory. slice KL: how far the probabilities of a slice are from those of its 16-bit weights "
+        "(KL divergence). It compares forms, and is not the whole model's: see docs/export.md.",
         style="dim",
     )
+    if drafts:
+        cuts = [*drafts[0].cut]
+        title = f"{draft}, predicted from slices: milliseconds of a draft token, by the tokens that it proposes"
+        made = table("weights", "format", "all", *(f"{n:,}" for n in cuts), title=title, text=2)
+        for each in drafts:
+            seconds = (each.seconds[1], *each.cut.values())
+            made.add_row(each.weights, each.format, *(f"{1000 * taken:.1f}" for taken in seconds))
+        out.print(made)
     for form, why in left_out.items():
         out.print(f"Left out: {form}. {why}")
+    if not is_settled:
+        out.print("The machine was busy: times of the same calls differ. Repeat this when it is idle.")
     for mode, command in zip(("plain decoding", "auto"), commands, strict=True):
         out.print(f"Fastest for {mode}: {command}", soft_wrap=True)
 

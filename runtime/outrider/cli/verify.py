@@ -115,7 +115,7 @@ def verify(
     asked, checks = checks, _choose_checks(checks, bool(checkpoints), min_cosine)
     config = read_options(options)
     chosen = read_prompts(prompts, per_category)
-    opened = open_model(bundle, draft, quiet=as_json)
+    opened = open_model(bundle, draft, quiet=as_json, config=config)
     check_files(opened, quiet=as_json)  # a load checks the sizes of weights only
     if "fidelity" in checks:
         fetched = fetch_checkpoints(opened, config, checkpoints, quiet=as_json)

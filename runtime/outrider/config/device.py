@@ -118,12 +118,6 @@ class DeviceConfig(Section):
     draft_num_threads: int | None = option(
         None, _threads, "CPU threads of the draft models", means="as the main model's"
     )
-    top_logits: int | str = option(
-        "auto",
-        integer(0, 4096),
-        "how many of a row's largest logits are copied from the device. 0: all. OpenVINO only",
-        means="128, on CPU 0",
-    )
     npu_max_prompt_tokens: int | None = option(
         None, integer(1), "prompt length that models on an NPU are compiled for", means="1024 or less"
     )
@@ -161,6 +155,14 @@ class DeviceConfig(Section):
         means="in the cache folder",
         metavar="FOLDER",
     )
+
+    @property
+    def takes_any_form(self) -> bool:
+        """Whether the main model may have any format: it runs on the CPU, with no option of one library alone."""
+        properties = {**self.properties, **self.main_properties, **self.draft_properties}
+        options = self.precision, self.cache_precision, self.top_logits
+        on_cpu = self.main_device == "CPU" and self.draft_device in (None, "CPU")
+        return on_cpu and not properties and {*options} == {"auto"}
 
     def of(self, role: str) -> DeviceConfig:
         """The options of one model, "main" or a draft model's name. Options of its role replace the general ones."""

@@ -34,6 +34,8 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         return
     requests, began = ready, time.perf_counter()
     turns = propose(requests, main.vocab_size, observer)
+    for request in requests:
+        request.end_if_cancelled()  # while drafting
     readings = _share(requests, turns, scheduler, began)
     if not readings:
         return
@@ -63,7 +65,7 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
 
 def _share(requests: Seq[Request], turns: Seq[Turn | None], scheduler: Scheduler, began: float) -> list[Reading]:
     """What each request reads in this round's call, as the scheduler shares its rows. began: the round."""
-    sound = [(request, turn) for request, turn in zip(requests, turns, strict=True) if not request.error]
+    sound = [(request, turn) for request, turn in zip(requests, turns, strict=True) if not request.ended]
     counts = scheduler.share(
         [_num_wanted(request, turn) for request, turn in sound],
         [request.decodes and not request.waits for request, _ in sound],

@@ -128,6 +128,7 @@ class Request:
             observer=observer,
             slot=slot,
             together=together,
+            is_cancelled=self._has_no_use,
         )
 
     @property
@@ -144,6 +145,13 @@ class Request:
                 self.finish("cancelled")
         except Exception as error:  # the tokenizer's, or that of the app's `cancel`
             self.fail(error)
+
+    def _has_no_use(self) -> bool:
+        """Whether nobody waits for the answer any more, for whoever may only stop. Never raises."""
+        try:
+            return self.abandoned or self._is_cancelled()
+        except Exception:  # raised again by `end_if_cancelled`
+            return True
 
     def _is_cancelled(self) -> bool:
         """Whether the app has set `cancel`, an object that may be its own. Raises RequestError if that raises."""
@@ -274,7 +282,7 @@ class Request:
         if self.finish_reason:
             return
         self.finish_reason = reason
-        self.text.finish()
+        self.text.finish(cut=reason != "stop")
         now = time.perf_counter()
         first = self.first_token_at or now
         self.stats.time_to_first_token = first - self.created

@@ -42,7 +42,8 @@ def tokens_of_round(
 class Result:
     """A whole answer.
 
-    text: without special tokens, but for the markers of reasoning and calls, cut before a stop string. token_ids: ends
+    text: without special tokens, but for the markers of reasoning and calls, cut before a stop string, and without the
+    bytes of a character that "length" or "cancelled" cuts, which are in token_ids and logprobs alone. token_ids: ends
     with the end-of-sequence id if the model gave one. finish_reason: "stop", "length" or "cancelled". seed: of the
     noise; None when greedy. lossless: False for a lossy mode, whose text does not have the main model's distribution.
     exact: whether the request gives these tokens with any drafter or none, alone or in a batch, as measured at load;

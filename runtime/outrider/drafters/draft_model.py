@@ -13,7 +13,7 @@ from outrider.models.measure import SHORT
 from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Drafter, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
     from outrider.drafters.draft_state import DraftState
@@ -114,21 +114,23 @@ class DraftModel(Drafter):
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft of `limit` tokens for each request; empty if it does not fit the draft model's context.
 
-        A long prompt is read piece by piece, at most one per round. Until it is read, its drafts are empty.
+        A long prompt is read piece by piece, at most one per round. Until it is read, its drafts are empty. Between two
+        calls those that were cancelled are left out: a draft may take seconds.
         """
         states = [self._states.get(request.sequence) for request in requests]
         both = zip(states, requests, strict=True)
         active = [state for state, request in both if state is not None and state.begin(request)]
+        active = _wanted(active)
         began, counts = self.backend.seconds, self._share(active)
         pieces = [count for count in counts if count]
         active = [state for state, count in zip(active, counts, strict=True) if count]
         if active:
             self._read(active, pieces)
             self._scheduler.took(self.backend.seconds - began)
-            active = [state for state in active if state.wants_more]
+            active = _wanted(state for state in active if state.wants_more)
         while active:
             self._read(active, [self._max_num_batched_tokens] * len(active))
-            active = [state for state in active if state.wants_more]
+            active = _wanted(state for state in active if state.wants_more)
         return [NO_DRAFT if state is None else state.draft for state in states]
 
     def guess(
@@ -241,3 +243,8 @@ class DraftModel(Drafter):
                     state.slot.publish(state.context(sequence))
             finally:
                 state.slot.close()
+
+
+def _wanted(states: Iterable[DraftState]) -> list[DraftState]:
+    """Those whose answers were not cancelled."""
+    return [state for state in states if not state.request.is_cancelled()]

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.tokens.sampling import whole_row
-from outrider.types import LogitsRow
+from outrider.types import ListedLogits, LogitsRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,8 +165,8 @@ def _likeliest(row: LogitsRow) -> tuple[NDArray[np.int64], Logits]:
 
     Of groups of logits, the largest of each are compared. A few more are found than asked for, never fewer.
     """
-    if row.top is not None:
-        return row.top.token_ids, row.top.logits
+    if row.listed is not None:
+        return row.listed.token_ids, row.listed.logits
     logits = row.full()
     size = len(logits) // (_GROUPS * NUM_CANDIDATES)
     if size > 1:
@@ -186,7 +185,7 @@ def _row_of(token_ids: NDArray[np.int64], logits: Logits, vocab_size: int) -> Lo
         made[token_ids] = logits
         return made
 
-    return LogitsRow(full, whole_row(token_ids, logits, vocab_size))
+    return LogitsRow(full, ListedLogits(token_ids, logits, vocab_size))
 
 
 def _sigmoid(values: Numbers) -> Numbers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
@@ -13,8 +12,18 @@ from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import DrafterEntry
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.translation import TokenMap, Translation, utf8_decoder
-from outrider.tokens.sampling import argmax, probability, whole_row
-from outrider.types import Committed, Draft, DraftRequest, Logits, LogitsRow, Sequence, Slot, TextTokenizer
+from outrider.tokens.sampling import argmax, probability
+from outrider.types import (
+    Committed,
+    Draft,
+    DraftRequest,
+    ListedLogits,
+    Logits,
+    LogitsRow,
+    Sequence,
+    Slot,
+    TextTokenizer,
+)
 
 
 class Vocabulary:
@@ -55,13 +64,9 @@ class Subset:
         return self._row
 
     def row(self, row: LogitsRow) -> LogitsRow:
-        """The model's row as a row over all draft ids. Its `top` lists only tokens with a logit."""
-        top, vocab_size = row.top, len(self._row)
-        if top is None:
-            top = whole_row(self.token_ids, row.full(), vocab_size)
-        else:
-            top = dataclasses.replace(top, token_ids=self.token_ids[top.token_ids], vocab_size=vocab_size)
-        return LogitsRow(lambda: self.widen(row.full()), top)
+        """The model's row as a row over all draft ids, which lists the tokens with a logit."""
+        listed = ListedLogits(self.token_ids, row.full(), len(self._row))
+        return LogitsRow(lambda: self.widen(row.full()), listed)
 
 
 class _Other(Vocabulary):

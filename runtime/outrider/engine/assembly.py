@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from outrider.bundle import Bundle
+from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.manifest import DrafterEntry
 from outrider.bundle.opening import open_bundle
@@ -91,6 +92,7 @@ def assemble(
 ) -> Parts:
     """Compile a bundle's models and make the rest; raises as `load`. The tokenizers take the place of its own."""
     scheduler, manifest = config.scheduler, bundle.manifest
+    check_writes(manifest, bundle.folder)
     if tokenizer is None:
         check_tokenizer(bundle.tokenizer_path)
     draft_tokenizer = None if draft_tokenizer is None else guarded(draft_tokenizer)
@@ -100,7 +102,11 @@ def assemble(
 
     # The draft models may be those of another bundle, in another format perhaps.
     device = config.device
-    draft_bundle = bundle if device.draft_bundle is None else open_bundle(device.draft_bundle)
+    draft_bundle = (
+        bundle
+        if device.draft_bundle is None
+        else open_bundle(device.draft_bundle, for_this_machine=device.takes_any_form)
+    )
     bundled = draft_models_of(draft_bundle, bundle)
     wanted = config.generation.drafter
     named = [entry for entry in bundled if entry.name == wanted]

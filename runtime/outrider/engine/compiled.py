@@ -237,7 +237,8 @@ class CompiledBundle:
         """Measure the costs of the models' calls again, and save them. Not while requests run."""
         self._queue.check_open()
         self.settle()
-        for model in list(self.loaded.values()):
+        for role, model in list(self.loaded.items()):
+            report(f"The {role} model is timed.")
             known, measured = model.cost, cost_of(model.part, model.backend, repeats)
             known.near, known.far, known.change, known.scale = measured.near, measured.far, measured.change, 1.0
 

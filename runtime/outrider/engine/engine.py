@@ -65,7 +65,8 @@ def load(
     """
     with listener(progress):
         config = load_config(config).replace(**options)
-        return Engine(open_bundle(bundle, draft), config)
+        opened = open_bundle(bundle, draft, for_this_machine=config.device.takes_any_form)
+        return Engine(opened, config)
 
 
 class Engine(CompiledBundle):

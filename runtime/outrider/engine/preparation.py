@@ -127,7 +127,13 @@ class Preparation:
         if not (compiles or source is None or self.grammars.is_quick(source)):
             raise Uncompiled(source)
         grammar = None if source is None else self.grammars.new_state(source)
-        budget = None if reasoning is None else reasoning.budget(config.reasoning_budget)
+        budget = (
+            None
+            if reasoning is None
+            else reasoning.budget(
+                config.reasoning_budget, calls=source is not None and source.option == "tools" and not is_free
+            )
+        )
         markers = (*(form.markers if form else ()), *(reasoning.form.markers if reasoning else ()))
         decode = keep_markers(markers, self.tokenizer) if markers else self.tokenizer.decode
         if encoder is not None:

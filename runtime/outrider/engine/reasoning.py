@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outrider.inputs.reasoning import ReasoningFormat
-from outrider.inputs.tools.markers import keep_markers, token_of
+from outrider.inputs.tools.markers import keep_markers, marker_in_lark, token_of
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from outrider.tokens.grammar import Source
     from outrider.types import TextTokenizer
 
+NEXT_MESSAGE = "<|end|><|start|>assistant"  # of gpt-oss
+TYPED = " <|constrain|>json"  # in the header of a message in JSON
 _TAIL = 24  # tokens of a prompt, in which its last marker is looked for
 
 
@@ -39,26 +41,41 @@ class Reasoning:
         tail = keep_markers(form.markers, tokenizer)(prompt_token_ids[-_TAIL:])
         return cls(form, tokenizer, form.is_opened_by(tail), form.is_closed_by(tail))
 
-    def budget(self, num_tokens: int | None) -> ReasoningBudget | None:
-        """What ends the reasoning after so many tokens."""
+    def budget(self, num_tokens: int | None, *, calls: bool = False) -> ReasoningBudget | None:
+        """What ends the reasoning after so many tokens. calls: the answer is calls of functions, by a grammar."""
         form, encode = self.form, self.tokenizer.encode
         if num_tokens is None or self.is_closed:
             return None
-        begin, end, forced = encode(form.begin), encode(form.end), encode(form.forced or form.end)
-        return ReasoningBudget(num_tokens, begin, end, forced, opened=self.is_open, again=form.channels)
+        forced = NEXT_MESSAGE if calls and form.channels else form.forced or form.end
+        begin, end, forced_ids = encode(form.begin), encode(form.end), encode(forced)
+        return ReasoningBudget(num_tokens, begin, end, forced_ids, opened=self.is_open, again=form.channels)
 
     def before(self, source: Source) -> Source:
         """A grammar that the answer follows, and the reasoning before it does not.
 
-        It needs an end marker that is a token of its own. A model without one follows the grammar from its first token.
+        Of gpt-oss, whose answers are messages, the last one follows it. Without tokens for their marks, the answer
+        follows it from its first token.
         """
-        begin, end = (token_of(marker, self.tokenizer) for marker in (self.form.begin, self.form.end))
-        if self.is_closed or end is None or self.form.channels:
+        if self.is_closed:
             return source
-        thought = f"TEXT <[{end}]> BLANK"
+        rules = self._messages(source.option == "tools") if self.form.channels else self._marked()
+        return replace(source, before="\n".join(rules)) if rules else source
+
+    def _marked(self) -> list[str]:
+        begin, end = (marker_in_lark(marker, self.tokenizer) for marker in (self.form.begin, self.form.end))
+        thought = f"TEXT {end} BLANK" if end.startswith("<[") else "thought BLANK"
         if not self.is_open:
-            if begin is None:
-                return source
-            thought = f"(<[{begin}]> {thought})?"
-        rule = f"start: {thought} @answer\nTEXT: /(?s:.*)/\nBLANK: /[ \\n]{{0,3}}/"
-        return replace(source, before=rule)
+            thought = f"({begin} {thought})?"
+        rules = [f"start: {thought} @answer", "TEXT: /(?s:.*)/", "BLANK: /[ \\n]{0,3}/"]
+        return rules if end.startswith("<[") else [*rules, f"thought[suffix={end}]: TEXT"]
+
+    def _messages(self, calls: bool) -> list[str]:
+        """Analyses, then the header of the answer; calls have headers of their own."""
+        tokens = {name: token_of(f"<|{name}|>", self.tokenizer) for name in ("channel", "message", "start", "end")}
+        if None in tokens.values():
+            return []
+        channel, message, start, end = (f"<[{token_id}]>" for token_id in tokens.values())
+        ended = f'TEXT {end} {start} "assistant"'
+        header = "" if calls else f'{channel} "final" ({marker_in_lark(TYPED, self.tokenizer)})? {message}'
+        thought = f'({channel} "analysis" {message} {ended})*'
+        return [f"start: {ended if self.is_open else ''} {thought} {header} @answer", "TEXT: /(?s:.*)/"]

@@ -65,7 +65,8 @@ class LoadedModel:
         cache = f"cache {backend.cache_precision}"
         threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
         threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
-        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}, {backend.runtime}"
+        columns = f", products of {int(facts['columns']):,} columns" if "columns" in facts else ""
+        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}{columns}, {backend.runtime}"
 
 
 def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:
@@ -133,10 +134,10 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
             )
     backend = compile_settled(part, device, options)
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
-    if found != (geometry.num_layers, geometry.logits_width):
+    if found != (geometry.num_cached_layers, geometry.logits_width):
         raise BundleError(
             f"The model in {part.path.parent} has {found[0]} layers and {found[1]:,} logits; "
-            f"outrider.json says {geometry.num_layers} and {geometry.logits_width:,}. Export the bundle again."
+            f"outrider.json says {geometry.num_cached_layers} and {geometry.logits_width:,}. Export the bundle again."
         )
     return backend
 
@@ -282,13 +283,7 @@ def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
-    """Raise OptionError for an option that fits none of the models, or a property that fits no model of its role."""
-    if options.top_logits not in ("auto", 0) and not any(
-        support_of(part.model, "CPU").picks_logits for part in (main, *drafts)
-    ):
-        raise OptionError(
-            f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."
-        )
+    """Raise OptionError for a property that fits no model of its role."""
     for option, parts in (
         ("properties", [main, *drafts]),
         ("main_properties", [main]),

@@ -49,10 +49,15 @@ class Subject:
             _ = measured.small
         return measured
 
-    def compile_slice(self, own: DeviceConfig, max_tokens: int, *, is_large: bool = True) -> CompiledModel:
-        """Compile the large or the small slice, or if there are none the whole model, with these options."""
+    def compile_slice(
+        self, own: DeviceConfig, max_tokens: int, *, is_large: bool = True, columns: int = 0
+    ) -> CompiledModel:
+        """Compile the large or the small slice, or if there are none the whole model, with these options.
+
+        columns: see `Setting`.
+        """
         graph = None if self.slices is None else self.slices.large if is_large else self.slices.small
-        backend = self.part.compile(own, self.device, graph)
+        backend = self.part.compile(own, self.device, graph, columns)
         allocate_for_trials(backend, max_tokens)
         return backend
 
@@ -63,14 +68,15 @@ class Measured:
     def __init__(self, subject: Subject, setting: Setting) -> None:
         self.subject, self.setting = subject, setting
         self._own = setting.options(subject.own)
-        self.main = subject.compile_slice(self._own, TRIAL_TOKENS)
+        self.main = subject.compile_slice(self._own, TRIAL_TOKENS, columns=setting.columns)
         self.rule = RowRule()
         self._seconds: dict[bool, dict[Call, float]] = {True: {}, False: {}}  # of the large and the small slice
 
     @functools.cached_property
     def small(self) -> CompiledModel:
         """The small slice, compiled at its first use."""
-        made = self.subject.compile_slice(self._own, TRIAL_TOKENS, is_large=False)
+        columns = self.setting.columns
+        made = self.subject.compile_slice(self._own, TRIAL_TOKENS, is_large=False, columns=columns)
         made.use(self.main.exactness)
         return made
 

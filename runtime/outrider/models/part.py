@@ -16,6 +16,7 @@ from typing import Any
 import openvino as ov
 
 from outrider import __version__
+from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, draft_models_of
 from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
 from outrider.config import DeviceConfig
@@ -23,10 +24,12 @@ from outrider.config.files import user_path
 from outrider.errors import OptionError, nearest
 from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
+from outrider.models.backends.columns import can_append
 from outrider.models.backends.heads import Head
 from outrider.models.backends.processor import Processor, find_processor
 from outrider.models.backends.slices import Slices, find_slices
 from outrider.models.backends.support import ModelSpec, support_of
+from outrider.models.backends.taps import read_ir
 from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.types import CompiledModel
@@ -104,7 +107,7 @@ class Part:
 
     def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
         """Those of its own options that matter for compiling on a device."""
-        names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
+        names = ("precision", "cache_precision", "num_threads", "properties")
         sizes = _NPU_SIZES if support_of(self.model, device).fixed_shapes else ()
         return {name: getattr(own, name) for name in (*names, *sizes)}
 
@@ -134,8 +137,15 @@ class Part:
 
         return slice_of(self.path)
 
-    def compile(self, own: DeviceConfig, device: str, graph: ov.Model | bytes | None = None) -> CompiledModel:
-        """Compile it with its own options; see `outrider.models.backends.load_model`."""
+    def can_append(self, device: str) -> bool:
+        """Whether `append_columns` changes its graph on this device, and adds few weights."""
+        support = support_of(self.model, device)
+        return support.tries_settings and support.paged and can_append(read_ir(new_core(), self.path))
+
+    def compile(
+        self, own: DeviceConfig, device: str, graph: ov.Model | bytes | None = None, columns: int = 0
+    ) -> CompiledModel:
+        """Compile it with its own options; see `outrider.models.backends.load_model`. columns: see `Setting`."""
         main = self.bundle.model_path(self.bundle.manifest.main)
         return load_model(
             ModelSpec(
@@ -152,6 +162,7 @@ class Part:
                 cuts=self.cuts,
                 adapters=self.adapters,
                 graph=graph,
+                columns=columns,
             )
         )
 
@@ -178,7 +189,9 @@ def parts_of(
 
     Raises:
         OptionError: for an adapter that the bundle does not have.
+        BundleError: for a model that writes no text.
     """
+    check_writes(bundle.manifest, bundle.folder)
     entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
     drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries]
     features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)

@@ -15,7 +15,7 @@ from outrider.models.part import Part
 from outrider.models.setting import GROUP_SIZE
 from outrider.types import Chunk, CompiledModel
 
-_SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
+SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
 the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
 older one, "and three of them are small." She wrote the number into her book, and under it the date, as she had done
 for twenty years. Then she looked at the sky. "It will be less tomorrow," she said. "Go home and sleep."
@@ -24,7 +24,7 @@ def total(prices: list[float], rate: float = 0.2) -> float:
     \"\"\"The sum of the prices with tax.\"\"\"
     return sum(price * (1 + rate) for price in prices)
 """
-_NUM_SAMPLED, _NUM_LEFT_OUT = 48, 16  # tokens of it that are read; the first of these are not compared
+NUM_SAMPLED, _NUM_LEFT_OUT = 48, 16  # tokens of it that are read; the first of these are not compared
 
 
 class Reference:
@@ -33,10 +33,12 @@ class Reference:
     reference = Reference(subject)
     reference.prepare()    # optional: compiles, so that `kl` need not
     reference.kl(backend)
+
+    token_ids: the text's; by default of `SAMPLE`.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, subject: Subject, token_ids: Seq[int] = ()) -> None:
+        self._subject, self._text = subject, token_ids
         properties = {**subject.own.properties, GROUP_SIZE: 0}
         self._options = dataclasses.replace(subject.own, precision="f32", cache_precision="f32", properties=properties)
         self._token_ids: list[int] = []
@@ -56,8 +58,8 @@ class Reference:
         return float((np.exp(self._logprobs) * (self._logprobs - here)).sum(axis=1, dtype=np.float64).mean())
 
     def _prepared(self) -> CompiledModel:
-        self._token_ids = _sample(self._subject.part)
-        return self._subject.compile_slice(self._options, 2 * _NUM_SAMPLED)  # with room for padding
+        self._token_ids = [*self._text] or _sample(self._subject.part)
+        return self._subject.compile_slice(self._options, 2 * NUM_SAMPLED)  # with room for padding
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32]:
@@ -80,9 +82,9 @@ def _sample(part: Part) -> list[int]:
     main = part.bundle.manifest.main
     if part.model.vocab_sha256 == main.vocab_sha256 and part.bundle.tokenizer_path.is_dir():
         try:
-            found = [i for i in Tokenizer(part.bundle.tokenizer_path).encode(_SAMPLE) if i < main.vocab_size]
+            found = [i for i in Tokenizer(part.bundle.tokenizer_path).encode(SAMPLE) if i < main.vocab_size]
         except BundleError:
             found = []
-    if len(found) < _NUM_SAMPLED // 2:
-        found = np.random.default_rng(0).integers(vocab_size, size=_NUM_SAMPLED).tolist()
-    return found[:_NUM_SAMPLED]
+    if len(found) < NUM_SAMPLED // 2:
+        found = np.random.default_rng(0).integers(vocab_size, size=NUM_SAMPLED).tolist()
+    return found[:NUM_SAMPLED]

@@ -17,6 +17,7 @@ class Setting:
     """How one model is compiled and called.
 
     group_size: of dynamic quantisation; None: the device's choice. num_threads: of the CPU; 0: as the options say.
+    columns: that products are widened to, with zeros; 0: none is. See `append_columns`.
     """
 
     precision: str
@@ -24,6 +25,7 @@ class Setting:
     group_size: int | None = None
     exactness: Exactness = field(default_factory=Exactness)
     num_threads: int = 0
+    columns: int = 0
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS or self.cache_precision not in (*PRECISIONS, "u8"):
@@ -32,6 +34,8 @@ class Setting:
             raise ValueError("a group has from 0 to 65,536 numbers")
         if not 0 <= self.num_threads <= 1 << 12:
             raise ValueError("a CPU has from 0 to 4,096 threads")
+        if not 0 <= self.columns <= 1 << 16:
+            raise ValueError("a product is widened to 65,536 columns at most")
 
     def options(self, own: DeviceConfig) -> DeviceConfig:
         """A model's own options with this setting."""
@@ -66,7 +70,8 @@ class Setting:
         groups = "" if self.group_size is None else f", groups of {self.group_size}"
         cache = "" if self.cache_precision == self.precision else f", cache {self.cache_precision}"
         threads = f", {self.num_threads} threads" if self.num_threads else ""
-        return f"{self.precision}{groups}{cache}{threads}"
+        columns = f", products of {self.columns:,} columns" if self.columns else ""
+        return f"{self.precision}{groups}{cache}{threads}{columns}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
     choice, backend = _choice_of(part, device, own)
     setting = choice.setting
     if backend is None:
-        backend = part.compile(setting.options(own), device)
+        backend = part.compile(setting.options(own), device, columns=setting.columns)
         backend.use(setting.exactness)
     if part.is_main and not setting.exactness.holds:
         if setting.exactness.differences:
@@ -100,7 +100,7 @@ def _compiled(part: Part, device: str, own: DeviceConfig, chosen: Found) -> Comp
     setting, backend = chosen.choice.setting, chosen.whole
     if backend is None:
         report(f"{part} is compiled.")
-        backend = part.compile(setting.options(own), device)
+        backend = part.compile(setting.options(own), device, columns=setting.columns)
     backend.use(setting.exactness)
     save_cost(part, backend, cost)
     return backend
@@ -127,7 +127,8 @@ def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[C
     file = saved.SavedValue(saved.FOLDER / "settings", key, Exactness)
     known, backend = file.read(), None
     if known is None:
-        backend = part.compile(choice.setting.options(own), device)
+        setting = choice.setting
+        backend = part.compile(setting.options(own), device, columns=setting.columns)
         allocate_for_trials(backend)
         known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
         backend.use(known)

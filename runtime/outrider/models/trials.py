@@ -18,6 +18,7 @@ from typing import Any
 
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, one_line
+from outrider.models.backends.columns import COLUMNS
 from outrider.models.candidates import fewer_threads, settings_for
 from outrider.models.measure import has_groups
 from outrider.models.measure.cost import FAR, NEAR
@@ -44,9 +45,13 @@ _NEVER = 1e9  # seconds of a setting that cannot be used
 _GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
 # The same in another precision. bf16 takes 0.84 to 1.04 of f32's time with SmolLM2 on an AMD processor with AVX-512.
 _GAIN_OF_PRECISION = 0.8
+_FEW_ROWS = 2  # that calls are padded to at little cost
+_PLAIN = 1, 128  # rows of plain rounds' calls, and of prompts'
+_MOST_OF_PROMPTS = 1.05  # of the time of the setting before, that prompts take with more columns
 _TURNS = 4  # more measurements of two settings, before the second one is preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
+_AS_MANY_ROWS = "calls need as many rows"
 _USABLE = (_EXACT, _CLOSE)
 _RANK = {_EXACT: 0, _CLOSE: 0, _INEXACT: 1}
 
@@ -74,7 +79,7 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
     search.prepare()
     best = search.preferred()
     if best is not None:
-        best = search.with_fewer_threads(best, num_threads)
+        best = search.with_fewer_threads(search.with_columns(best), num_threads)
     # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
     trials = search.trials
     setting = (best or min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))).setting
@@ -153,6 +158,41 @@ class _Search:
                 self._examined_and_timed(first.setting)
         self._ahead.clear()
         return first
+
+    def with_columns(self, best: Trial) -> Trial:
+        """The best trial, or one with columns appended to products, if calls then need fewer rows and less time.
+
+        For models whose calls are padded to more rows than two.
+        """
+        before = best.setting.exactness
+        is_padded = best.verdict == _EXACT and before.rule.num_rows([1]) > _FEW_ROWS
+        if not is_padded or not self._part.can_append(self._subject.device):
+            return best
+        setting = dataclasses.replace(best.setting, exactness=Exactness(), columns=COLUMNS)
+        report(f"{self._part} is measured with columns of zeros: {setting}")
+
+        def measure(measured: Measured) -> Trial:
+            if has_groups(measured.main, before.groups):
+                return Trial(setting, {}, _NEVER, None, _AS_MANY_ROWS)
+            return self._with_times(self._examine(measured), measured)
+
+        self._try(setting, measure)
+        trial = self._trials[str(setting)]
+        if trial.verdict != _EXACT:
+            return best
+        if not {str(setting), str(best.setting)} <= {*self._kept}:
+            return trial if self._is_faster(trial, best) else best
+        for _ in range(_TURNS):  # noise meets both alike, and a load of the machine for a while does not decide
+            trial, best = self._timed_again(trial), self._timed_again(best)
+            if self._is_faster(trial, best):
+                return trial
+        return best
+
+    def _is_faster(self, trial: Trial, best: Trial) -> bool:
+        """Whether plain rounds are faster enough, and prompts and rounds with drafts not slower."""
+        (rounds, prompts), others = ([each.seconds[count] for count in _PLAIN] for each in (trial, best))
+        is_faster = rounds < _GAIN * others[0] and prompts < _MOST_OF_PROMPTS * others[1]
+        return is_faster and trial.score < best.score
 
     def with_fewer_threads(self, best: Trial, counts: Seq[int]) -> Trial:
         """The best trial with these numbers of threads, tried as long as each is faster than the one before."""

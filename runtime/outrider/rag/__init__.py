@@ -13,7 +13,16 @@ main model only chooses.
 
 from __future__ import annotations
 
-from outrider.rag.retrieval import Retriever, choose_subsets
+from outrider.rag.retrieval import MeaningRetriever, Retriever, choose_subsets
 from outrider.rag.speculative import RagAnswer, RagDraft, SpeculativeRAG, answer_from, draft_engine
 
-__all__ = ["RagAnswer", "RagDraft", "Retriever", "SpeculativeRAG", "answer_from", "choose_subsets", "draft_engine"]
+__all__ = [
+    "MeaningRetriever",
+    "RagAnswer",
+    "RagDraft",
+    "Retriever",
+    "SpeculativeRAG",
+    "answer_from",
+    "choose_subsets",
+    "draft_engine",
+]

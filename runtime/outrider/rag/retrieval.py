@@ -1,4 +1,4 @@
-"""Finds documents by their words (BM25), for apps without a search of their own, and splits them into subsets."""
+"""Finds documents by their words (BM25) or their meaning, for apps without a search of their own, and splits them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
+from outrider.engine.text_encoders import Embedder, Reranker
 from outrider.errors import OptionError, RequestError, needs
 
 
@@ -42,6 +43,44 @@ class Retriever:
         if not found:
             raise RequestError(f"No document has a word of {question!r}. Ask in other words, or pass documents.")
         return found
+
+
+class MeaningRetriever:
+    """Documents in memory, ranked by the likeness of embeddings, and perhaps again by a reranker.
+
+        documents = MeaningRetriever(texts, Embedder("bge-small")).find("Who built the bridge?", 8)
+
+    query_prefix: stands before a question, for models that are trained with one. reranker: ranks the `candidates` best.
+
+    Raises as `Embedder.embed`.
+    """
+
+    def __init__(
+        self,
+        documents: Seq[str],
+        embedder: Embedder,
+        *,
+        query_prefix: str = "",
+        reranker: Reranker | None = None,
+        candidates: int = 32,
+    ) -> None:
+        self._documents, self._embedder = [*documents], embedder
+        self._prefix, self._reranker, self._candidates = query_prefix, reranker, candidates
+        self._vectors = embedder.embed(self._documents).vectors
+
+    def find(self, question: str, count: int) -> list[str]:
+        """The up to `count` documents that are the most like a question, the best first.
+
+        Raises as `Embedder.embed` and `Reranker.rerank`, and OptionError for a count below 1.
+        """
+        if count < 1:
+            raise OptionError(f"count={count} finds nothing. Ask for 1 document at least.")
+        (wanted,) = self._embedder.embed([self._prefix + question]).vectors
+        order = np.argsort(-(self._vectors @ wanted), kind="stable")
+        if self._reranker is None:
+            return [self._documents[i] for i in order[:count]]
+        near = [self._documents[i] for i in order[: max(count, self._candidates)]]
+        return [near[each.index] for each in self._reranker.rerank(question, near, top_n=count).ranked]
 
 
 def choose_subsets(documents: Seq[str], size: int, count: int, *, seed: int = 0) -> list[tuple[int, ...]]:

@@ -23,6 +23,7 @@ from outrider.errors import OutriderError
 from outrider.server.chat import Chat
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
+from outrider.server.encoding import encoding_routes
 from outrider.server.endpoint import Endpoint, Service, as_json
 from outrider.server.errors import ApiError, as_api_error
 from outrider.server.limits import Queue, read_body
@@ -79,9 +80,7 @@ def make_app(
             Route("/api/show", partial(_show, service), methods=["POST"]),
             Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
             Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
-            Route("/api/embed", _embeddings, methods=["POST"]),
-            Route("/api/embeddings", _embeddings, methods=["POST"]),
-            Route("/v1/embeddings", _embeddings, methods=["POST"]),
+            *encoding_routes(service),
             *page_routes(),
         ],
         middleware=[Middleware(Guard, settings=settings)],
@@ -139,12 +138,20 @@ async def _metrics(service: Service, _: Request) -> Response:
 
 async def _openapi(service: Service, _: Request) -> Response:
     return as_json(
-        describe([model.name for model in service.models.all], needs_key=service.settings.api_key is not None)
+        describe(
+            [model.name for model in service.models.all],
+            encoders={
+                kind: [each.name for each in service.models.encoders.by_name.values() if each.kind == kind]
+                for kind in ("embedding", "rerank")
+            },
+            needs_key=service.settings.api_key is not None,
+        )
     )
 
 
 async def _list_models(service: Service, _: Request) -> Response:
-    return as_json(ModelList([model.info for model in service.models.all]))
+    models = service.models.served
+    return as_json(ModelList([model.info for model in models]))
 
 
 async def _version(_: Request) -> Response:
@@ -153,8 +160,8 @@ async def _version(_: Request) -> Response:
 
 
 async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Response:
-    models = [model for model in service.models.all if not loaded or model.engine is not None]
-    return as_json({"models": [tag_of(model) for model in models]})
+    models = service.models.served
+    return as_json({"models": [tag_of(model) for model in models if not loaded or model.info.loaded]})
 
 
 async def _show(service: Service, request: Request) -> Response:
@@ -164,17 +171,13 @@ async def _show(service: Service, request: Request) -> Response:
     name = fields.get("model", fields.get("name"))
     if not isinstance(name, str):
         raise ApiError(400, "'model' is not a text.", param="model", code="invalid_type")
-    return as_json(shown(service.models.find(name.removesuffix(":latest"))))
-
-
-async def _embeddings(_: Request) -> Response:
-    """Clients' vector stores ask for them by default."""
-    message = "This server has no embeddings: it runs models that write text. Use another server for embeddings."
-    raise ApiError(404, message, code="unknown_url")
+    name = name.removesuffix(":latest")
+    encoder = service.models.encoders.by_name.get(name)
+    return as_json(shown(service.models.find(name) if encoder is None else encoder))
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return as_json(service.models.known(request.path_params["name"]).info)
+    return as_json(service.models.info(request.path_params["name"]))
 
 
 _FOLDER = Path(__file__).with_name("page_files")

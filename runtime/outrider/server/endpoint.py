@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from collections.abc import Sequence as Seq
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from sse_starlette import EventSourceResponse
@@ -35,6 +35,8 @@ from outrider.server.protocol.requests import Asked
 from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider.server")
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Endpoint:
             body = await read_body(scope, receive, settings.max_body, settings.body_seconds)
             request = self._answer.read(body)
             job = _Job(self._service, self._answer, request, began)
-            await _unless_gone(job.run(scope, send), receive)
+            await unless_gone(job.run(scope, send), receive)
         except Gone:
             log.info("A client has disconnected.")
 
@@ -179,7 +181,7 @@ def _with_infill(choice: Choice, engine: Engine) -> Choice:
     """A choice whose prompt is laid out for this model."""
     if not isinstance(choice.prompt, Infill):
         return choice
-    prompt, needed = choice.prompt.laid_out(engine.tokenizer)
+    prompt, needed = choice.prompt.laid_out(engine.tokenizer, engine.bundle.manifest.tokenizer.infill)
     stops = (*choice.options.get("stop_token_ids", ()), *needed["stop_token_ids"])
     return Choice(prompt, choice.options | {"stop_token_ids": stops})
 
@@ -197,8 +199,8 @@ async def _results(
     return [found[number] for number in range(count)]
 
 
-async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Do the work, until it is done or the client has left.
+async def unless_gone(work: Coroutine[Any, Any, Done], receive: Receive) -> Done:
+    """What the work gives, unless the client leaves before.
 
     Raises:
         Gone: when the client has left.
@@ -208,7 +210,7 @@ async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> Non
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise Gone
-        working.result()
+        return working.result()
     finally:
         for task in tasks:
             task.cancel()

@@ -23,7 +23,7 @@ from outrider.server.protocol.responses import ErrorBody, ErrorResponse
 
 log = logging.getLogger("outrider.server")
 
-_OPTION = re.compile(r"[a-z_]+(?==)")  # in our messages about options, the first is the one that is wrong
+_OPTION = re.compile(r"[a-z_]+(?==|\[\d)")  # in our messages about options, the first is the one that is wrong
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # where msgspec found something wrong
 _NAME = ("max_new_tokens", "max_tokens")  # the engine's name of an option, and the API's
 

@@ -19,6 +19,8 @@ _FORMS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
 )
 # Tokens that such an answer ends with, besides the model's own: the next file begins, or there is nothing to fill in.
 _ENDS = (
@@ -34,13 +36,15 @@ class Infill:
     before: str
     after: str
 
-    def laid_out(self, tokenizer: TextTokenizer) -> tuple[str, dict[str, Any]]:
-        """The prompt, and the options that it needs.
+    def laid_out(
+        self, tokenizer: TextTokenizer, named: tuple[str, str, str] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """The prompt, and the options that it needs. named: the tokens between which the model fills in, if known.
 
         Raises:
             ApiError: with status 400, for a model that has no tokens for it.
         """
-        for form in _FORMS:
+        for form in (named, *_FORMS) if named else _FORMS:
             token_ids = [token_of(marker, tokenizer) for marker in form]
             if None not in token_ids:
                 first, between, last = form

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -13,9 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
-
-from outrider import __version__
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.bundle.opening import open_bundle
@@ -28,6 +24,7 @@ from outrider.inputs.tools import ToolFormat
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
+from outrider.server.text_encoders import TextEncoder, TextEncoders, fingerprint_of
 from outrider.system.allocator import return_free_pages
 from outrider.system.progress import listener
 
@@ -69,8 +66,7 @@ class Model:
     @cached_property
     def fingerprint(self) -> str:
         """Says of two answers whether the same program with the same files made them."""
-        files = msgspec.json.encode((__version__, self.bundle.manifest.files))
-        return f"outrider-{hashlib.sha256(files).hexdigest()[:12]}"
+        return fingerprint_of(self.bundle)
 
     @cached_property
     def chat_templates(self) -> ChatTemplates:
@@ -134,13 +130,24 @@ class Models:
     def __init__(self, bundles: Mapping[str, str | Path], config: Config, *, strict: bool = False) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
-        self._strict = strict or len(bundles) > 1
-        self._models = {name: Model(name, open_bundle(path), config) for name, path in bundles.items()}
+        any_form = config.device.takes_any_form
+        opened = {name: open_bundle(path, for_this_machine=any_form) for name, path in bundles.items()}
+        encoders = {name for name, bundle in opened.items() if bundle.manifest.main.text_encoder is not None}
+        self._models = {name: Model(name, opened[name], config) for name in opened if name not in encoders}
+        self.encoders = TextEncoders(
+            {name: opened[name] for name in opened if name in encoders}, config.device.main_device, strict=strict
+        )
+        self._strict = strict or len(self._models) != 1
 
     @property
     def all(self) -> list[Model]:
-        """The models, in the order they were named in."""
+        """The models that write, in the order they were named in."""
         return list(self._models.values())
+
+    @property
+    def served(self) -> list[Model | TextEncoder]:
+        """All models, those that write first."""
+        return [*self.all, *self.encoders.by_name.values()]
 
     def find(self, name: str) -> Model:
         """The model of this name; a single model answers to any, unless the server is strict.
@@ -148,17 +155,27 @@ class Models:
         Raises:
             ApiError: with status 404.
         """
-        if name not in self._models and not self._strict:
+        if name not in self._models and not self._strict and name not in self.encoders.by_name:
             return self.all[0]
         return self.known(name)
 
     def known(self, name: str) -> Model:
         """The model of exactly this name. Raises as `find`."""
         if name not in self._models:
-            shown = name[:100]
-            message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise self._unknown(name)
         return self._models[name]
+
+    def _unknown(self, name: str) -> ApiError:
+        shown = name[:100]
+        message = f"There is no model '{shown}' that writes. {nearest(shown, self._models)}"
+        if name not in self.encoders.by_name:
+            message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
+        return ApiError(404, message, param="model", code="model_not_found")
+
+    def info(self, name: str) -> ModelInfo:
+        """What is known of the model of exactly this name, whatever it does. Raises as `find`."""
+        encoder = self.encoders.by_name.get(name)
+        return self.known(name).info if encoder is None else encoder.info
 
     def find_adapted(self, name: str) -> tuple[Model, str | None]:
         """The model of this name; for "model:adapter" the adapter, too.
@@ -235,6 +252,7 @@ class Models:
         for model in self.all:
             if model.engine and not model.num_users and now - model.last_used >= idle_seconds:
                 await self._unload(model)
+        await self.encoders.unload_idle(idle_seconds)
 
     async def watch(self, idle_seconds: float) -> None:
         """Unload idle models, for ever."""
@@ -254,6 +272,7 @@ class Models:
                 await asyncio.gather(model.loading, return_exceptions=True)
             if model.engine:
                 await self._unload(model)
+        await self.encoders.unload_idle(0.0)
 
     async def _unload(self, model: Model) -> None:
         engine, model.engine = model.engine, None

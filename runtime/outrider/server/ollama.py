@@ -22,6 +22,7 @@ from outrider.server.options import Choice, choices_of_chat, choices_of_completi
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.reader import Piece, Reader, Reading
+from outrider.server.text_encoders import TextEncoder
 
 # Ollama's options that requests have here, by their names, and those that cannot change an answer.
 _OPTIONS = {
@@ -244,7 +245,7 @@ class OllamaText(OllamaChat):
         return made | ({"thinking": message["thinking"]} if message.get("thinking") else {})
 
 
-def tag_of(model: Model) -> dict[str, Any]:
+def tag_of(model: Model | TextEncoder) -> dict[str, Any]:
     """A model in /api/tags and /api/ps."""
     info, manifest = model.info, model.bundle.manifest
     return {
@@ -257,7 +258,7 @@ def tag_of(model: Model) -> dict[str, Any]:
     }
 
 
-def details_of(model: Model) -> dict[str, Any]:
+def details_of(model: Model | TextEncoder) -> dict[str, Any]:
     """What Ollama says of a model's kind."""
     main = model.bundle.manifest.main
     family = main.geometry.architecture
@@ -267,16 +268,20 @@ def details_of(model: Model) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shown(model: Model) -> dict[str, Any]:
+def shown(model: Model | TextEncoder) -> dict[str, Any]:
     """A model in /api/show."""
     info, main = model.info, model.bundle.manifest.main
     family = main.geometry.architecture
     abilities = {"tools": info.tools, "thinking": info.reasoning, "vision": info.vision}
+    capabilities = ["completion", *(name for name, has in abilities.items() if has)]
+    if isinstance(model, TextEncoder):
+        capabilities = ["embedding"] if model.kind == "embedding" else []
+    template = "" if isinstance(model, TextEncoder) else model.chat_templates.default
     return {
-        "modelfile": "", "parameters": "", "template": model.chat_templates.default, "details": details_of(model),
+        "modelfile": "", "parameters": "", "template": template, "details": details_of(model),
         "model_info": {
             "general.architecture": family, f"{family}.context_length": info.max_model_len,
-            "general.basename": model.name,
+            "general.basename": model.name, f"{family}.embedding_length": main.geometry.hidden_size,
         },
-        "capabilities": ["completion", *(name for name, has in abilities.items() if has)],
+        "capabilities": capabilities,
     }  # fmt: skip

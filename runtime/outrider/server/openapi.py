@@ -1,11 +1,13 @@
 """The description of the API at /openapi.json, made of the structs that read and write the bodies."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import msgspec
 
 from outrider import __version__
+from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
 from outrider.server.protocol.items import ResponseEvent, ResponseObject, ResponseRequest
 from outrider.server.protocol.reading import HARMLESS, NEUTRAL
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
@@ -21,7 +23,7 @@ from outrider.server.protocol.responses import (
 
 _STRUCTS = (
     ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,
-    ResponseRequest, ResponseObject, ResponseEvent,
+    ResponseRequest, ResponseObject, ResponseEvent, EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
 )  # fmt: skip
 # Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
 _NORMALISED = {"stop", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p", "top_k",
@@ -40,11 +42,14 @@ _ERRORS = {
 }
 
 
-def describe(models: Seq[str], *, needs_key: bool) -> dict[str, Any]:
-    """The description as OpenAPI 3.1. models: the names that requests may ask for."""
+def describe(models: Seq[str], *, encoders: Mapping[str, Seq[str]], needs_key: bool) -> dict[str, Any]:
+    """The description as OpenAPI 3.1. models: the names that requests may ask for. encoders: those for
+    embeddings and rankings."""
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
     for kind in (ChatRequest, CompletionRequest, ResponseRequest):
         _complete(schemas[kind.__name__], kind, models)
+    for encoding, name in ((EmbeddingRequest, "embedding"), (RerankRequest, "rerank")):
+        schemas[encoding.__name__]["properties"]["model"] = {"type": "string", "examples": list(encoders[name])}
     described: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Outrider", "version": __version__, "description": "OpenAI's API, on this machine."},
@@ -61,6 +66,8 @@ def describe(models: Seq[str], *, needs_key: bool) -> dict[str, Any]:
             "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _post("Continue a text", CompletionRequest, Completion, Completion)},
             "/v1/responses": {"post": _post("Answer items", ResponseRequest, ResponseObject, ResponseEvent)},
+            "/v1/embeddings": {"post": _encode("Embed texts", EmbeddingRequest, EmbeddingList)},
+            "/v1/rerank": {"post": _encode("Rank documents by a query", RerankRequest, RerankList)},
         },
         "components": {"schemas": schemas},
     }
@@ -97,6 +104,12 @@ def _post(summary: str, request: type, response: type, event: type) -> dict[str,
     done["content"]["text/event-stream"] = {"schema": _event(event.__name__)}
     body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": done} | _failures(*_ERRORS)}
+
+
+def _encode(summary: str, request: type, response: type) -> dict[str, Any]:
+    body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
+    responses = {"200": _response("What was made of the texts.", response.__name__)}
+    return {"summary": summary, "requestBody": body, "responses": responses | _failures(*_ERRORS)}
 
 
 def _event(name: str) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from outrider.types.backend import (
     CallObserver,
     Chunk,
     CompiledModel,
+    ListedLogits,
     Logits,
     LogitsRow,
     PaddedBackend,
     Pending,
     Slot,
     Step,
-    TopLogits,
 )
 from outrider.types.cache_keys import UNKNOWN_KEY, CacheKey, answer_keys, embed_keys, num_common_tokens, prompt_keys
 from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowRule, SteadyRows
@@ -75,6 +75,7 @@ __all__ = [
     "Exactness",
     "FixedShape",
     "Guess",
+    "ListedLogits",
     "Logits",
     "LogitsRow",
     "Noise",
@@ -96,7 +97,6 @@ __all__ = [
     "Step",
     "TextTokenizer",
     "TokenLogprobs",
-    "TopLogits",
     "Turn",
     "Verifier",
     "answer_keys",

@@ -21,32 +21,30 @@ Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
 
 @dataclass(frozen=True, slots=True)
-class TopLogits:
-    """The largest logits of a row, picked out by the device; see `outrider.tokens.sampling.top`.
+class ListedLogits:
+    """The logits of a row that are finite. All others are −inf.
 
-    token_ids: int64 [k], ascending. logits: float32 [k]. bound: upper bound of all other logits. logsumexp: of the
-    whole row, which has `vocab_size` tokens, in single precision; not finite if the row is broken.
+    token_ids: int64 [n], ascending. logits: float32 [n]. vocab_size: of the whole row.
     """
 
     token_ids: NDArray[np.int64]
     logits: Logits
-    bound: float
-    logsumexp: float
     vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsRow:
-    """One row of a step: its largest logits, if the device picks them out, and all logits on request.
+    """One row of a step.
 
         row = step.row(i)
         sampler.best(row, prefix)
 
-    full: fetches the whole row, float32 [vocab_size]. top: None if the device does not pick them out.
+    full: the whole row, float32 [vocab_size]. listed: its finite logits, if these are few, such as those of a cut
+    output matrix.
     """
 
     full: Callable[[], Logits]
-    top: TopLogits | None = None
+    listed: ListedLogits | None = None
 
     @classmethod
     def of(cls, logits: Logits) -> LogitsRow:
@@ -56,7 +54,7 @@ class LogitsRow:
     def copied(self) -> LogitsRow:
         """The same row, valid for as long as it is wanted."""
         logits = self.full().copy()
-        return LogitsRow(lambda: logits, self.top)
+        return LogitsRow(lambda: logits, self.listed)
 
 
 class Slot(Protocol):
@@ -285,7 +283,7 @@ class CompiledModel(PaddedBackend, Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers that have a cache."""
+        """Layers that have a cache of their own."""
 
     @property
     def bytes_per_token(self) -> float:

@@ -243,7 +243,7 @@ class Sampler(Protocol):
         """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
 
     def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors. The bits do not depend on `row.top`."""
+        """The probabilities after all processors."""
 
     def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """The log-probabilities for a token that was chosen at this row."""

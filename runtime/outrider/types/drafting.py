@@ -75,7 +75,8 @@ class DraftRequest:
     rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
     called for the sequence. trees: whether the draft may be a tree. observer: is told of the model calls for the draft.
     slot: the sequence's slot in the main model's cache, for a drafter that is a part of that model. together: answers
-    that are decoded in this round, and wait for the drafter.
+    that are decoded in this round, and wait for the drafter. is_cancelled: whether the answer was cancelled meanwhile,
+    so that no more calls are to be made for it.
     """
 
     sequence: Sequence
@@ -91,6 +92,7 @@ class DraftRequest:
     observer: CallObserver | None = None
     slot: Slot | None = None
     together: int = 1
+    is_cancelled: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)

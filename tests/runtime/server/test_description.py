@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import jsonschema
@@ -17,21 +17,25 @@ from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
 import outrider
+from outrider.bundle.manifest import TextEncoderKind
 from outrider.server import Settings
 from serving import CONFIG, MESSAGES, Live, serving
+from text_encoders import write_toy
 
 # A body that follows the schema may be refused: no schema says that a prompt fits, or which fields go together.
 NUM_EXAMPLES = int(os.environ.get("OUTRIDER_EXAMPLES", "25"))
 REFUSED = {"positive_data_acceptance"}
 
 
-POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
 OPERATIONS = (*POSTS, "/v1/models", "/v1/models/{model}", "/health", "/metrics")
 
 
 @pytest.fixture(scope="module")
-def described(tiny: Path) -> Iterator[Any]:
-    with serving({"tiny": tiny}, Settings(max_running=4), CONFIG.replace(max_new_tokens=4)) as live:
+def described(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("toys")
+    toys = {kind: write_toy(folder / kind, tiny, kind) for kind in get_args(TextEncoderKind)}
+    with serving({"tiny": tiny, **toys}, Settings(max_running=4), CONFIG.replace(max_new_tokens=4)) as live:
         yield schemathesis.openapi.from_url(f"{live.url}/openapi.json")
         assert live.is_idle
 

@@ -98,7 +98,7 @@ def test_what_clients_ask_is_answered(caller: Any, client: str) -> None:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
-    "embeddings": ("embeddings", {"model": "tiny", "input": "Hi"}, 404, None, "This server has no embeddings"),
+    "embeddings": ("embeddings", {"model": "tiny", "input": "Hi"}, 404, "model", "No embedding model is served"),
     "moderations": ("moderations", {"input": "Hi"}, 404, None, "/openapi.json describes the addresses"),
     "no body": (CHAT, {}, 400, None, "Object missing required field `model`."),
 }  # fmt: skip

@@ -32,7 +32,7 @@ Test = Callable[[Models, Model], Coroutine[Any, Any, None]]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Test], None]:
     bundle = save_toy_bundle(tmp_path, draft=False)
-    monkeypatch.setattr(served, "open_bundle", lambda _: bundle)
+    monkeypatch.setattr(served, "open_bundle", lambda _, **__: bundle)
     monkeypatch.setattr(served, "Engine", FakeEngine)
     monkeypatch.setattr(served, "TokenTexts", lambda *_: None)
     monkeypatch.setattr("gc.collect", lambda: None)

@@ -141,6 +141,26 @@ def test_bytes_of_tokens_make_the_text(http: httpx.Client) -> None:
     assert any("\ufffd" in token["token"] for token in tokens)
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_a_character_that_max_tokens_cuts_is_not_shown(http: httpx.Client, path: str) -> None:
+    texts = set()
+    for max_tokens in range(1, 6):
+        body = {"model": "tiny", "regex": "a[👍😀🎉]{2}", "max_tokens": max_tokens}
+        body |= {"messages": HELLO, "logprobs": True} if path == CHAT else {"prompt": "Hi", "logprobs": 1}
+        choice = http.post(path, json=body).json()["choices"][0]
+        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        lines = http.post(path, json=body | {"stream": True}).text.splitlines()
+        pieces = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        assert text == "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in pieces)
+        assert "\ufffd" not in text
+        texts.add(text)
+        if path == CHAT:
+            written = b"".join(bytes(token["bytes"] or []) for token in choice["logprobs"]["content"])
+            assert written.decode("utf-8", "ignore") == text  # bytes of the part are in logprobs
+    assert "a" in texts
+    assert len(texts) < 5  # some cuts were within a character
+
+
 @pytest.mark.parametrize("prompt", ["", "\n", " "])
 def test_a_prompt_of_blanks_is_continued(http: httpx.Client, prompt: str) -> None:
     answer = http.post(TEXT, json={"model": "tiny", "prompt": prompt, "max_tokens": 2})
@@ -172,12 +192,15 @@ def test_the_middle_is_asked_for_with_the_model_s_tokens() -> None:
 
     class Coder:
         def encode(self, text: str) -> list[int]:
-            known = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]
+            known = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<a>", "<b>", "<c>"]
             return [known.index(text)] if text in known else [9] * len(text)
 
     prompt, options = Infill("a", "b").laid_out(Coder())  # type: ignore[arg-type]
     assert prompt == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
     assert options == {"stop_token_ids": [0, 1, 2, 3]}
+    prompt, options = Infill("a", "b").laid_out(Coder(), ("<a>", "<b>", "<c>"))  # type: ignore[arg-type]
+    assert prompt == "<a>a<b>b<c>"  # what the model's file names comes first
+    assert options == {"stop_token_ids": [4, 5, 6, 3]}
 
 
 def test_a_single_model_answers_to_any_name(http: httpx.Client, tiny: Path) -> None:

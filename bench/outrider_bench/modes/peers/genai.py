@@ -2,7 +2,7 @@
 
 Its plain decoding, prompt lookup, and speculative decoding with the bundle's draft model: with a fixed number of draft
 tokens, or as many as the draft model is confident of (`assistant_confidence_threshold`). EAGLE-3 and DFlash with the
-bundle's drafters, which `outrider peer-draft` writes in its form. Each calculates in the
+bundle's drafters, which `bench/scripts/peer_draft.py` writes in its form. Each calculates in the
 device's default, in a precision that the mode names, or in the fastest one of a short trial. Several requests
 at a time go through its ContinuousBatchingPipeline.
 """

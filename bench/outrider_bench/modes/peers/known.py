@@ -41,7 +41,7 @@ PRECISIONS = ("f32", "bf16", "f16")
 FASTEST = "fastest"  # of the device's precisions
 
 _GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
-_WRITTEN = "a folder that 'outrider peer-draft' wrote"
+_WRITTEN = "a folder that bench/scripts/peer_draft.py wrote"
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
 _LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))

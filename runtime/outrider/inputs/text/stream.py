@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
+_MOST_BYTES_BEGUN = 3  # of a character in UTF-8 that is not complete
+
 
 class StopStrings:
     """Finds stop strings in a text that comes piece by piece.
@@ -100,7 +102,8 @@ class TextStream:
         stream.text                # what is certain now
         stream.finish()            # no token follows: what was held back is certain too
 
-    The final text is `decode(all tokens)`, cut before the first stop string. Bytes of an incomplete character, and text
+    The final text is `decode(all tokens)`, cut before the first stop string, and before a character that is incomplete
+    where an answer is cut. Bytes of an incomplete character, and text
     that may begin a stop string, are held back.
 
     A token's text depends on its neighbours (the space before a word, the bytes of one character), so a window of
@@ -174,10 +177,17 @@ class TextStream:
             self._take(text)
         self._certain = len(self._text) - (0 if self.stopped else self._stops.num_held)
 
-    def finish(self) -> None:
-        """Add what was held back, as no token follows."""
+    def finish(self, *, cut: bool = False) -> None:
+        """Add what was held back, as no token follows.
+
+        cut: something ended the answer before the model did. The bytes of a character that it had begun are no text.
+        """
         if not self.stopped:
-            self._take(self._decode(self._token_ids[self._start :]))
+            text = self._decode(self._token_ids[self._start :])
+            if cut:
+                whole = text.rstrip("\ufffd")  # which a decoder may write for each of up to three bytes
+                text = text[: max(len(whole), len(self._known), len(text) - _MOST_BYTES_BEGUN)]
+            self._take(text)
         self._certain = len(self._text)
 
     def _take(self, text: str) -> None:

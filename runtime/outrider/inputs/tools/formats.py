@@ -70,7 +70,8 @@ class ToolFormat:
     each has a marker. end: behind a call, or behind all if they are separated. blank: next to markers. bare: whether an
     answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
     these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
-    between a name and the call's number. whole: reads the calls between `begin` and `end`, in a syntax of their own.
+    between a name and the call's number. typed: what may stand before `named`. channels: whether an answer consists of
+    messages, of which calls are some. whole: reads the calls between `begin` and `end`, in a syntax of their own.
     """
 
     name: str
@@ -84,6 +85,8 @@ class ToolFormat:
     named: str = ""
     tags: Tags | None = None
     numbered: str = ""
+    typed: str = ""
+    channels: bool = False
     whole: ReadWhole | None = None
 
     @classmethod
@@ -171,7 +174,10 @@ KIMI = ToolFormat(
     "kimi", "<|tool_call_begin|>functions.", named="<|tool_call_argument_begin|>", end="<|tool_call_end|>", numbered=":"
 )
 DEEPSEEK = ToolFormat("deepseek", "<｜tool▁call▁begin｜>", named="<｜tool▁sep｜>", end="<｜tool▁call▁end｜>")
-HARMONY = ToolFormat("harmony", "<|channel|>commentary to=functions.", named="<|message|>", end="<|call|>")
+HARMONY = ToolFormat(
+    "harmony", "<|channel|>commentary to=functions.", named="<|message|>", end="<|call|>", typed=" <|constrain|>json",
+    channels=True,
+)  # fmt: skip
 LFM = ToolFormat("lfm", "<|tool_call_start|>", end="<|tool_call_end|>", whole=python_calls)
 GEMMA = ToolFormat("gemma", "<|tool_call>", end="<tool_call|>", whole=gemma_calls)
 MINIMAX = ToolFormat(

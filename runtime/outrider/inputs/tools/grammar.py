@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, NoReturn
 
 from outrider.errors import OptionError, one_line
@@ -74,7 +75,7 @@ class _Calls:
     """
 
     def __init__(self, form: ToolFormat, tokenizer: TextTokenizer, *, once: bool) -> None:
-        self._form, self._once = form, once
+        self._form, self._once, self._tokenizer = form, once, tokenizer
         self._thoughts = [marker_in_lark(marker, tokenizer) for marker in _THOUGHTS]
         self._begin, self._end = (marker_in_lark(marker, tokenizer) for marker in (form.begin, form.end))
         blank = literal(form.blank)
@@ -93,6 +94,8 @@ class _Calls:
     def free(self) -> list[str]:
         """TEXT: without the marker of a call, and no call that has none."""
         form, begin = self._form, self._begin
+        if form.channels:
+            return self._messages
         is_token = begin.startswith("<[")
         call = f"text {begin} {self._behind}" if is_token else f"opened {self._behind}"
         behind = "" if self._once else "text"
@@ -105,6 +108,20 @@ class _Calls:
         without = [f"(?s:.*){in_regex(form.begin)}(?s:.*)", *([r'\s*\{\s*"name"(?s:.*)'] if form.bare else [])]
         return [*rules, "TEXT: /(?s:.*)/" + "".join(f" & ~/{each}/" for each in without)]
 
+    @property
+    def _messages(self) -> list[str]:
+        """The same for answers of gpt-oss: messages with a channel each, of which the last one or some are calls."""
+        marker = partial(marker_in_lark, tokenizer=self._tokenizer)
+        typed = tags_in_lark(self._form.typed, self._tokenizer)
+        each, last = ("message", "(message | call)") if self._once else ("(message | call)", "(message | call)")
+        return [
+            f'start: TEXT | ({each} {marker("<|start|>")} "assistant")* {last}',
+            f"call: {self._begin} {self._behind}",
+            f"message: {marker('<|channel|>')} KIND ({typed})? {marker('<|message|>')} TEXT {marker('<|end|>')}?",
+            "KIND: /analysis|commentary|final/",
+            "TEXT: /(?s:.*)/",
+        ]
+
 
 def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
     """The rules for a call of one function, without what is around it."""
@@ -113,7 +130,8 @@ def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: T
     name, parameters = function["name"], with_real_dates(function.get("parameters") or _NO_PARAMETERS)
     arguments = f"arguments_{rule}: %json {json.dumps({'x-guidance': JSON_STYLE} | parameters)}"
     if form.named:
-        return [f"{rule}: {literal(name)} {marker_in_lark(form.named, tokenizer)} arguments_{rule}", arguments]
+        typed = f"({tags_in_lark(form.typed, tokenizer)})?" if form.typed else ""
+        return [f"{rule}: {literal(name)} {typed} {marker_in_lark(form.named, tokenizer)} arguments_{rule}", arguments]
     head = f'{{"name": {json.dumps(name)}, {json.dumps(form.key)}: '
     return [f'{rule}: {literal(head)} arguments_{rule} "}}"', arguments]
 

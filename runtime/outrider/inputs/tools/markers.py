@@ -45,15 +45,32 @@ def literal(text: str) -> str:
 
 
 def marker_in_lark(marker: str, tokenizer: TextTokenizer) -> str:
-    """A marker in a Lark grammar: its token, if it has one of its own, which no text can spell."""
+    """A marker in a Lark grammar: its token, if it has one of its own, which no text can spell.
+
+    One that consists of tags and text, such as "<|channel|>commentary to=", has the tags' tokens.
+    """
     token_id = token_of(marker, tokenizer) if marker else None
-    return literal(marker) if token_id is None else f"<[{token_id}]>"
+    if token_id is not None:
+        return f"<[{token_id}]>"
+    parts = _tags_of(marker)
+    return literal(marker) if len(parts) < 2 else tags_in_lark(marker, tokenizer)
 
 
 def tags_in_lark(text: str, tokenizer: TextTokenizer) -> str:
     """A text in a Lark grammar, in which each <tag> is a marker."""
-    parts = filter(None, re.split("(<[^<>]*>)", text))
-    return " ".join(marker_in_lark(part, tokenizer) if part[0] == "<" else literal(part) for part in parts)
+    made, plain = list[str](), ""
+    for part in _tags_of(text):
+        token_id = token_of(part, tokenizer) if part[0] == "<" else None
+        if token_id is None:
+            plain += part
+            continue
+        made += [*filter(None, [literal(plain)]), f"<[{token_id}]>"]
+        plain = ""
+    return " ".join([*made, *filter(None, [literal(plain)])])
+
+
+def _tags_of(text: str) -> list[str]:
+    return [*filter(None, re.split("(<[^<>]*>)", text))]
 
 
 def in_regex(text: str) -> str:

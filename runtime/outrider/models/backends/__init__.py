@@ -86,9 +86,8 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
     shared, graph, geometry = spec.shared, spec.graph, spec.model.geometry
     if spec.head is not None:
         return load_head(spec.path, spec.head, shared)
-    shared["top_logits"] = spec.options.top_logits
     if graph is not None and not isinstance(graph, bytes):  # other slices read the same pages
-        return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), releases=False)
+        return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), columns=spec.columns, releases=False)
     build = functools.partial(
         read_decoder,
         features=spec.features,
@@ -104,4 +103,5 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
         build=build,
         cuts=spec.cuts,
         adapters=spec.adapters,
+        columns=spec.columns,
     )

@@ -30,7 +30,8 @@ class Experts:
 
     active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
     "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
-    what a dense part, the shared expert, gives beside them: "" if there is none, "added", or "gated" by a sigmoid.
+    what a dense part, the shared expert, gives beside them: "" if there is none, "added", "gated" by a sigmoid, or
+    "beside": it and the experts have norms of their own around them, and the router reads a row before any norm.
     normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
     clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
     """
@@ -57,11 +58,16 @@ class Experts:
 
 @dataclass(frozen=True)
 class Router:
-    """matrix: float32 [experts, hidden]. bias: of scores, and choice: added to them only to choose; both [experts]."""
+    """matrix: float32 [experts, hidden]. bias: of scores, and choice: added to them only to choose; both [experts].
+
+    scales: float32 [experts], of an expert's weight in the end. read: what it scores, if not what experts read.
+    """
 
     matrix: ov.Node | ov.Output
     bias: NDArray[np.float32] | None = None
     choice: NDArray[np.float32] | None = None
+    scales: NDArray[np.float32] | None = None
+    read: ov.Node | None = None
 
 
 def mixture(
@@ -110,6 +116,8 @@ def _repeated(experts: Experts, rows: ov.Node) -> ov.Node:
 
 def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, ov.Output]:
     """The chosen experts of each row, int32 [rows, active], and their weights, float32."""
+    if router.read is not None:
+        rows = ops.reshape(router.read, ints(-1, experts.hidden), special_zero=False)
     scores = ops.matmul(rows, router.matrix, False, True)
     if router.bias is not None:
         scores = ops.add(scores, ops.constant(router.bias.reshape(1, -1)))
@@ -130,6 +138,9 @@ def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, 
         values = ops.divide(values, total).output(0)
     if experts.scale != 1:
         values = ops.multiply(values, ops.constant(np.float32(experts.scale))).output(0)
+    if router.scales is not None:
+        scales = ops.gather(ops.constant(router.scales), best.output(1), ops.constant(np.int64(0)))
+        values = ops.multiply(values, scales).output(0)
     return best.output(1), values
 
 

@@ -28,7 +28,7 @@ class OpenVINOLayers(OpenVINOPaged):
 
     def __init__(self, main: OpenVINOPaged, layers: Iterable[int]) -> None:
         self._main, self.layers = main, tuple(layers)
-        self.num_top, self._chooses_top = main.num_top, False
+        self.columns = main.columns
         if main.segments is None:
             raise ValueError("the model is not cut into segments")
         compiled = main.segments.only(self.layers)
@@ -38,8 +38,6 @@ class OpenVINOLayers(OpenVINOPaged):
         """Bind the main model's cache, which was allocated before."""
         self._cache = self._main.paged_cache
         self._cache.bind(self._request)
-        self.num_top = self._main.num_top  # as the main model has found out
-        self._outputs.has_top = self.num_top > 0
 
     @property
     def bytes_per_token(self) -> float:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError
 from outrider.models.backends.adapters import ADAPTERS, Adapters
+from outrider.models.backends.columns import append_columns
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
@@ -25,7 +26,7 @@ from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, blocks_to_allocate, tokens_per_row
 from outrider.models.backends.paged_call import PagedCall
-from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, input_width, read_decoder
+from outrider.models.backends.paged_graph import HIDDEN_IN, input_width, read_decoder
 from outrider.models.backends.paged_slot import PagedSlot
 from outrider.models.backends.paged_step import Outputs, PagedPending, PagedStep
 from outrider.models.backends.paged_tensors import BoundInputs, bytes_of
@@ -49,8 +50,6 @@ from outrider.types import (
 )
 
 # Largest logits per row that a device with memory of its own picks out.
-_NUM_TOP = 128
-_TOP_ROWS = 2  # of the call that validates them
 _ANY_SIZE = 32  # of blocks, if there is no cache
 _STEADY_ROWS = 32  # more rows cost more than a change of their number
 _FEW_THREADS = 2  # so many rows of padding are cheap
@@ -70,7 +69,7 @@ class OpenVINOPaged(MeasuredBackend):
     features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes
     its graph with a paged cache. cuts: the layers before which it is cut into segments; see `OpenVINOLayers`. adapters:
     those that `build` puts into the graph. releases: whether the pages of the model's file are released after the first
-    call, which has packed the weights.
+    call, which has packed the weights. columns: that products are widened to; see `append_columns`.
 
     Raises:
         OptionError: for a device that is not there.
@@ -92,22 +91,17 @@ class OpenVINOPaged(MeasuredBackend):
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        top_logits: int | str = "auto",
         features: Seq[str] = (),
         build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
         cuts: Collection[int] = (),
         adapters: Adapters | None = None,
         releases: bool = True,
+        columns: int = 0,
     ) -> None:
         core = new_core()
         check_device(core, device)
         model = build(core, model_path)
-        # On CPU the rows are in host memory already, where the largest logits are found faster than in the graph.
-        on_cpu = device.startswith("CPU")
-        self._chooses_top = isinstance(top_logits, str)
-        self.num_top = min((0 if on_cpu else _NUM_TOP) if isinstance(top_logits, str) else top_logits, vocab_size)
-        if self.num_top:
-            add_top_logits(model, self.num_top, vocab_size)
+        append_columns(model, columns)
         precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
         hints = hints_of(device, num_threads, properties, **kinds)
@@ -117,6 +111,7 @@ class OpenVINOPaged(MeasuredBackend):
             )
         except (RuntimeError, TypeError) as error:
             raise compile_error(core, device, model_path.parent.name, error) from error
+        self.columns = columns
         self._begin(core, compiled, device, vocab_size, tuple(features), adapters)
         self._unpacked = model_path.with_suffix(".bin") if releases else None
 
@@ -137,14 +132,7 @@ class OpenVINOPaged(MeasuredBackend):
         self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
         self._request = compiled.create_infer_request()
         self._calls = InferCalls(self._request, graph or GraphState(device))
-        self._outputs = Outputs(
-            compiled,
-            self._request,
-            vocab_size,
-            has_top=self.num_top > 0,
-            on_device=self.num_top > 0 and not device.startswith("CPU"),
-            features=features,
-        )
+        self._outputs = Outputs(self._request, vocab_size, features)
         self._hidden_width = input_width(compiled, HIDDEN_IN)  # of the hidden states that it reads
         self._embeds_width = input_width(compiled, EMBEDS)  # of the embeddings that it reads instead of tokens
         self._caches = _ports_with(compiled, "_cache.")
@@ -192,10 +180,10 @@ class OpenVINOPaged(MeasuredBackend):
     def fingerprint(self) -> dict[str, str]:
         """What the time of a call depends on besides the model, as far as it is known."""
         found = facts_of(self.core, self.device, self._compiled)
-        top = {"top_logits": str(self.num_top)} if self.num_top else {}
         cuts = {"cuts": ",".join(map(str, self.segments.cuts))} if self.segments else {}
         adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
-        return found | top | cuts | adapters | {"cache": self.cache_precision}
+        columns = {"columns": str(self.columns)} if self.columns else {}
+        return found | cuts | adapters | columns | {"cache": self.cache_precision}
 
     @property
     def has_failed(self) -> bool:
@@ -209,7 +197,7 @@ class OpenVINOPaged(MeasuredBackend):
 
     @property
     def num_layers(self) -> int:
-        """Layers that have a cache, of keys and values or of states."""
+        """Layers that have a cache of their own, of keys and values or of states."""
         kinds = Counter(name.split(".")[0] for name in self._states)
         num_convolutions = kinds.pop("conv_state_table", 0)  # also in the layers of all other states
         return len(self._caches) // 2 + max(num_convolutions, sum(kinds.values()))
@@ -263,24 +251,6 @@ class OpenVINOPaged(MeasuredBackend):
         )
         if self._caches:  # heads may have none
             self._cache.bind(self._request)
-        if self.num_top:
-            self._check_top()
-
-    def _check_top(self) -> None:
-        """Validate, with a small call, that the device picks out the largest logits of each row."""
-        slot = self.open(_TOP_ROWS)
-        if slot is None:
-            raise AssertionError("no other slot is open yet")
-        step = self._submit([Chunk(slot, [0] * _TOP_ROWS, _TOP_ROWS)]).wait()
-        slot.close()
-        if self._outputs.agrees(step, _TOP_ROWS):
-            return
-        if not self._chooses_top:
-            raise DeviceError(
-                f"{self.device} picks out other logits than the largest of each row, or other bits. "
-                "Load with top_logits=0."
-            )
-        self.num_top, self._outputs.has_top = 0, False
 
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""

@@ -5,7 +5,6 @@ All work in place on the stateful IR that optimum-intel and openvino-genai write
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from outrider.models.backends.taps import (
     output_matrix_of,
     parameter,
     read_ir,
-    result,
 )
 
 ROWS = "rows"  # the input that `gather_rows` adds
@@ -38,7 +36,6 @@ _RANK_OF_COUNT = 3
 # The input of each operator of states that has the sequences' beginnings (openvino/op/paged_causal_conv1d.hpp and the
 # like, 2026.4).
 _BEGINS_OF = {"PagedCausalConv1D": 4, "PagedGatedDeltaNet": 6, "PagedSelectiveSSM": 6}
-TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
 def read_decoder(
@@ -161,39 +158,6 @@ def gather_rows(model: ov.Model) -> None:
     node.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
     model.validate_nodes_and_infer_types()
-
-
-def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
-    """Find the k largest logits of each row of `gather_rows` on the device, besides the full rows.
-
-    Adds outputs top_token_ids (int32 [r, 1, k]), top_logits (float32 [r, 1, k], the largest first) and logsumexp
-    (float32 [r, 1, 1]). Ids from `vocab_size` on are ignored.
-    """
-    logits = model.output("logits").get_node().input_value(0)
-    if logits.get_partial_shape()[2].get_length() > vocab_size:
-        logits = ops.slice(logits, ints(0), ints(vocab_size), ints(1), ints(2)).output(0)
-    if logits.get_element_type() != ov.Type.f32:
-        logits = ops.convert(logits, "f32").output(0)
-    top = ops.topk(logits, ops.constant(np.int64(k)), 2, "max", "value", "i32")
-    highest = ops.reduce_max(top.output(0), ints(2), True)
-    total = _sum_in_parts(ops.exp(ops.subtract(logits, highest)), vocab_size)
-    made = top.output(1), top.output(0), ops.add(highest, ops.log(total)).output(0)
-    model.add_results([result(name, output) for name, output in zip(TOP, made, strict=True)])
-    model.validate_nodes_and_infer_types()
-
-
-def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
-    """The sums float32 [r, 1, 1] of values float32 [r, 1, count].
-
-    The sum of n numbers in single precision may be off by n · 6e-8 of the sum, in any order of addition, because small
-    terms are lost beside a large sum. With parts of √count numbers each, n is about √count.
-    """
-    size = math.isqrt(count) + 1
-
-    padded = ops.pad(values, ints(0, 0, 0), ints(0, 0, -count % size), "constant", ops.constant(np.float32(0)))
-    parts = ops.reshape(padded, ints(0, -1, size), True)
-    means = ops.reduce_mean(parts, ints(2), True)  # OpenVINO would fuse two sums in a row
-    return ops.multiply(ops.reduce_sum(means, ints(1), True), ops.constant(np.float32(size)))
 
 
 def input_width(compiled: Any, name: str) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 import openvino as ov
 
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.backends.taps import above, after_layers, hidden_states_of, read_ir
+from outrider.models.backends.taps import above, after_layers, hidden_states_of, is_weight, read_ir
 
 _FEW_VALUES = 16  # constants up to this size are parts of a layer's form: a window, an epsilon, a shape
 _MOST_KINDS = 4
@@ -124,10 +124,12 @@ def keep_layers(model: ov.Model, num_layers: int, kept: Seq[int]) -> ov.Model:
 def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, int]:
     """The form of the graph between two hidden states, and the bytes of its weights.
 
-    Its operations count once each, as all layers but the first depend on the first one's keys, too, for the mask.
+    Its operations count once each, as all layers but the first depend on the first one's keys, too, for the mask. A
+    number that the sum is multiplied by may differ.
     """
     parts, size = set[str](), 0
-    for node in above(behind.get_node(), ends=(before.get_node().get_name(), embedding)).values():
+    scales = [each.get_node().get_name() for each in behind.get_node().input_values() if is_weight(each)]
+    for node in above(behind.get_node(), ends=(before.get_node().get_name(), embedding, *scales)).values():
         said = f"{node.get_type_name()} {node.get_output_element_type(0)}"
         if node.get_type_name() == "Constant":
             said += f" {node.get_output_shape(0)}"

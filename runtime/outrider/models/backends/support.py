@@ -27,9 +27,8 @@ class Support:
 
     library: by its name in properties. fixed_shapes: the model is compiled as a whole, for sizes that the options give.
     paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may have sliding
-    windows. states: some of them may keep a state instead of keys and values. picks_logits: the device may pick out the
-    largest logits. saves_compiled: compiled models can be saved. tries_settings: precisions, threads and slices of the
-    model can be tried.
+    windows. states: some of them may keep a state instead of keys and values. saves_compiled: compiled models can be
+    saved. tries_settings: precisions, threads and slices of the model can be tried.
     """
 
     library: str
@@ -37,7 +36,6 @@ class Support:
     paged: bool = False
     windows: bool = False
     states: bool = False
-    picks_logits: bool = False
     saves_compiled: bool = False
     tries_settings: bool = False
 
@@ -61,7 +59,6 @@ def support_of(model: ModelEntry, device: str) -> Support:
         paged=not fixed and model.encoder is None,
         windows=True,
         states=not fixed,
-        picks_logits=not fixed,
         saves_compiled=not on_cpu,
         tries_settings=on_cpu,
     )
@@ -74,7 +71,8 @@ class ModelSpec:
     is_main: whether the model verifies drafts, so that its calls have many rows. encoder_path: of an encoder-decoder
     model. features: hidden states that it has to give. head: of a drafter that is no decoder. cuts: the layers before
     which it is cut, for drafters that are made of its layers. adapters: that it is to apply. graph: is evaluated
-    instead of the file's, such as a slice of it; bytes for a model in ONNX.
+    instead of the file's, such as a slice of it; bytes for a model in ONNX. columns: of a decoder on a CPU, to which
+    products are widened; 0: none is.
     """
 
     path: Path
@@ -88,6 +86,7 @@ class ModelSpec:
     cuts: Collection[int] = ()
     adapters: Adapters | None = None
     graph: ov.Model | bytes | None = None
+    columns: int = 0
 
     @property
     def support(self) -> Support:

@@ -36,7 +36,8 @@ def hidden_states_of(model: ov.Model, num_layers: int | None = None) -> dict[str
     num_layers: with attention or a state; None for as many as there are found.
 
     Follows the residual stream from the output matrix back to the embedding: it consists of additions of two values
-    that both depend on the input, two for each layer (Llama, Qwen2, Qwen3 and the like).
+    that both depend on the input, two for each layer (Llama, Qwen2, Qwen3 and the like). Where sums are multiplied by a
+    number, they are those at layers' ends (Gemma 4).
     """
     matrix = output_matrix_of(model)
     if matrix is None:
@@ -44,21 +45,27 @@ def hidden_states_of(model: ov.Model, num_layers: int | None = None) -> dict[str
     last = multiplied_by(matrix)
     stream = _sum_before(last)
     sums: list[ov.Output] = []
+    ends: list[int] = []  # of the sums that are scaled, counted from the last one
     while stream is not None:
-        sums.append(stream)
+        sums.append(_scaled(stream))
+        if sums[-1] != stream:
+            ends.append(len(sums) - 1)
         # The stream is read by the norm and by the next addition; what a layer adds to it, by the addition alone.
         former = [each for each in stream.get_node().input_values() if len(each.get_target_inputs()) > 1]
         if len(former) != 1:
             return {}
-        if not _is_sum(former[0]):
+        stream = _unscaled(former[0])
+        if not _is_sum(stream):
             sums.append(former[0])
             break
-        stream = former[0]
     sums.reverse()
-    found = len(sums) // _ADDS
-    if len(sums) != _ADDS * found + 1 or num_layers not in (None, found):
+    adds = ends[1] if len(ends) > 1 else len(sums) - 1 if ends else _ADDS  # of a layer
+    found = len(sums) // adds
+    if len(sums) != adds * found + 1 or num_layers not in (None, found):
         return {}
-    return {after_layers(i): sums[_ADDS * i] for i in range(found + 1)} | {LAST: last}
+    if ends and ends != [*range(0, len(sums) - 1, adds)]:
+        return {}
+    return {after_layers(i): sums[adds * i] for i in range(found + 1)} | {LAST: last}
 
 
 def num_paged_layers(model: ov.Model) -> int:
@@ -174,6 +181,23 @@ def _sum_before(output: ov.Output) -> ov.Output | None:
             return None
         output = ahead[0]
     return output
+
+
+def _scaled(total: ov.Output) -> ov.Output:
+    """A sum, or its product with one number, if that alone is read."""
+    readers = [*total.get_target_inputs()]
+    node = readers[0].get_node() if len(readers) == 1 else None
+    return total if node is None or _unscaled(node.output(0)) != total else node.output(0)
+
+
+def _unscaled(value: ov.Output) -> ov.Output:
+    """What is multiplied by one number; the value itself if it is no such product."""
+    node = value.get_node()
+    if node.get_type_name() != "Multiply":
+        return value
+    sides = list(node.input_values())
+    numbers = [is_weight(each) and math.prod(each.get_shape()) == 1 for each in sides]
+    return sides[numbers.index(False)] if sum(numbers) == 1 else value
 
 
 def _is_sum(output: ov.Output) -> bool:

@@ -14,8 +14,15 @@ from outrider.models.measure.cost import (
     measure_change,
     measure_pass,
     time_calls,
+    timer,
 )
-from outrider.models.measure.exactness import TRIAL_TOKENS, allocate_for_trials, has_groups, measure_exactness
+from outrider.models.measure.exactness import (
+    TRIAL_TOKENS,
+    allocate_for_trials,
+    estimate_padding,
+    has_groups,
+    measure_exactness,
+)
 from outrider.models.measure.overlap import measure_contention, pays
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "allocate_for_trials",
     "check_pass",
     "contexts_of",
+    "estimate_padding",
     "has_groups",
     "measure_change",
     "measure_contention",
@@ -38,4 +46,5 @@ __all__ = [
     "measure_pass",
     "pays",
     "time_calls",
+    "timer",
 ]

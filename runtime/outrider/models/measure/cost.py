@@ -154,7 +154,7 @@ def _ascending(seconds: Iterable[float]) -> list[float]:
 
 def check_pass(backend: Backend, cost: PassCost) -> None:
     """Scale a saved cost to the machine's current speed, by the shortest of a few calls."""
-    with _timer(backend, cost.contexts[0] + cost.rows[0]) as seconds:
+    with timer(backend, cost.contexts[0] + cost.rows[0]) as seconds:
         seconds(cost.rows[0], cost.contexts[0])
         cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(2)) / cost.near[0]
 
@@ -172,7 +172,7 @@ def measure_pass(
     contexts = contexts_of(backend, rows, max_tokens)
     if fixed := backend.capabilities.fixed:
         return _measure_windows(backend, fixed, contexts[0], repeats)
-    with _timer(backend, contexts[1] + max(rows)) as seconds:
+    with timer(backend, contexts[1] + max(rows)) as seconds:
 
         def times(n: int, context: int) -> list[float]:
             return [seconds(n, context) for _ in range(1 if n > SHORT else 2)]
@@ -208,7 +208,7 @@ def measure_change(backend: Backend, rows: Seq[int]) -> float:
     if backend.capabilities.fixed or len(rows) == 1:
         return 0.0
     extra = list[float]()
-    with _timer(backend, rows[1]) as seconds:
+    with timer(backend, rows[1]) as seconds:
         for n in rows[:2]:
             seconds(n, 0)  # compiles kernels
         began = time.perf_counter()
@@ -222,23 +222,21 @@ def time_calls(
     backend: Backend,
     calls: Seq[tuple[int, int]],
     patience: float = 0.0,
-    before: Callable[[], object] = lambda: None,
 ) -> dict[tuple[int, int], float]:
     """Seconds of calls, each the shortest of at least two. calls: (tokens, tokens of context).
 
     Calls of more than 16 tokens read a prompt. They are timed once, with one row of logits. patience: seconds that each
-    other call is repeated for, at least. before: is done before each call, and not timed.
+    other call is repeated for, at least.
     """
     most = max(count for count, _ in calls)
     room = backend.max_tokens - most
     taken = {}
-    with _timer(backend, room + most) as seconds:
+    with timer(backend, room + most) as seconds:
         for count, context in calls:
             is_prompt = count > 16
             times, num_rows = (1, 1) if is_prompt else (3, None)
             each: list[float] = []
             while len(each) < times or (not is_prompt and sum(each[1:]) < patience):
-                before()
                 each.append(seconds(count, max(min(context, room), 0), num_rows))
             taken[count, context] = min(each[1:] or each)  # the first compiles kernels
     return taken
@@ -261,7 +259,7 @@ def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats:
     added row is a call's, times the probability that the row falls behind the window's end, into another call.
     """
     prompt = min(DRAFT_ROWS[-1], fixed.max_prompt_tokens, backend.max_tokens)
-    with _timer(backend, max(context + 1, prompt)) as seconds:
+    with timer(backend, max(context + 1, prompt)) as seconds:
         seconds(1, context)
         rounds = [(seconds(1, context), seconds(prompt, 0, 1)) for _ in range(repeats or _REPEATS)]
     call, read = (min(taken) for taken in zip(*rounds, strict=True))
@@ -292,7 +290,7 @@ def _measure_fork(backend: Backend) -> float:
 
 
 @contextlib.contextmanager
-def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
+def timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
     """Yield a function that times a call of tokens, tokens of context, and rows (by default of all tokens).
 
     Calls of more tokens begin with those of calls of fewer, so that a mixture of experts never activates fewer.

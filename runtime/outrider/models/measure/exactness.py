@@ -67,6 +67,24 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
 
 
+def estimate_padding(backend: PaddedBackend) -> Exactness:
+    """About the padding that `measure_exactness` finds, from a few calls: enough for times, not for texts."""
+
+    def least(exactness: Exactness) -> int | None:
+        backend.use(exactness)
+        return _least(_groups(backend, [(rows, rows) for rows in _FEW]))
+
+    needed = least(Exactness())
+    if needed == 1:
+        return Exactness()
+    if needed is None:
+        return Exactness(rule=RowRule(call=Rounding(_FEW[-1], _FEW[-1])))
+    apart = Exactness(rule=RowRule(sequence=Rounding(2), apart=True))
+    if backend.can_pad_apart and least(apart) == 1:
+        return apart
+    return Exactness(rule=RowRule(sequence=Rounding(max(needed, 2))))
+
+
 def has_groups(backend: PaddedBackend, groups: Seq[Seq[int]]) -> bool:
     """Whether a few numbers of rows agree in bits as in these groups, which were measured in another setting.
 

@@ -9,7 +9,7 @@ let models = [];
 
 /** Offer these models, and the drafters of the chosen one. */
 export function offerModels(served, { model, drafter } = {}) {
-  models = served;
+  models = served.filter(({ type }) => type === "llm");
   byId("model").replaceChildren(...models.map(({ id }) => element("option", { value: id }, id)));
   if (models.some(({ id }) => id === model)) byId("model").value = model;
   offerDrafters(drafter);

@@ -38,7 +38,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
     drafters: values of `drafter`, besides auto and none. adapters: values of `adapter`, besides none; or
     "id:adapter" is the model's name. tools, reasoning: whether the chat template has a known form of calls and of
-    reasoning. vision: whether it sees images.
+    reasoning. vision: whether it sees images. type: "llm" for one that writes.
     """
 
     id: str
@@ -53,6 +53,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     tools: bool
     reasoning: bool
     vision: bool
+    type: Literal["llm", "embeddings", "rerank"] = "llm"
     object: Literal["model"] = "model"
     owned_by: Literal["outrider"] = "outrider"
 

@@ -32,10 +32,10 @@ Each step sees the same tokens as in plain decoding: a row of a draft counts the
 on its path, and the state holds committed tokens only. A logit of −inf stays −inf.
 """
 
+from outrider.tokens.sampling.listed import argmax, probability, without
 from outrider.tokens.sampling.processors import BannedAtFirst, OnlyTokens, Timestamps
 from outrider.tokens.sampling.rows import DraftRows
 from outrider.tokens.sampling.sampler import LogitsSampler, Processor
-from outrider.tokens.sampling.top import argmax, probability, whole_row, without
 from outrider.tokens.sampling.truncate import ranked
 
 __all__ = [
@@ -48,6 +48,5 @@ __all__ = [
     "argmax",
     "probability",
     "ranked",
-    "whole_row",
     "without",
 ]

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from outrider.config import GenerationConfig
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.tokens.sampling.processors import BannedTokens, LogitBias, MinNewTokens, NoRepeatNgram, Penalties
-from outrider.tokens.sampling.top import truncated_softmax_of_top
 from outrider.tokens.sampling.truncate import ranked, truncated_softmax
 from outrider.types import Distribution, Logits, LogitsRow, TokenLogprobs
 
@@ -33,8 +32,7 @@ class LogitsSampler:
     Rows are not changed. A token with a logit of −inf is never chosen.
 
     end_token_ids: the tokens that end an answer, which `min_new_tokens` bans. grammar: bans what may not follow.
-    rules: of the model itself, which only ban tokens; they need whole rows, without `LogitsRow.top`. budget: of the
-    model's reasoning, which comes last.
+    rules: of the model itself, which only ban tokens. budget: of the model's reasoning, which comes last.
 
     Raises:
         DeviceError: when a row has no finite maximum, which only broken weights or a broken driver produce.
@@ -68,45 +66,26 @@ class LogitsSampler:
         self._processors += rules
         if budget is not None:
             self._processors.append(budget)
-        self._only_lowers = (
-            budget is None
-            and config.repetition_penalty >= 1
-            and min(config.presence_penalty, config.frequency_penalty) >= 0
-            and max(config.logit_bias.values(), default=0) <= 0
-        )
 
     def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
-        listed = self._process_top(row, prefix)
-        if row.top is not None and listed is not None:
-            return int(row.top.token_ids[listed.argmax()])
-        logits = row.full()
-        token_id = _finite_argmax(logits)
-        return int(self._process(logits, prefix).argmax()) if self._processors else token_id
+        token_ids, processed = self._processed(row, prefix)
+        best = int(processed.argmax())
+        return best if token_ids is None else int(token_ids[best])
 
     def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
         """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
-        listed = self._process_top(row, prefix)
-        if row.top is not None and listed is not None:
-            found = ranked(listed, count)
-            if len(found) == count and listed[found[-1]] > row.top.bound:
-                return [int(token_id) for token_id in row.top.token_ids[found]]
-        logits = row.full()
-        _finite_argmax(logits)
-        return [int(token_id) for token_id in ranked(self._process(logits, prefix), count)]
+        token_ids, processed = self._processed(row, prefix)
+        found = ranked(processed, count)
+        return [int(token_id) for token_id in (found if token_ids is None else token_ids[found])]
 
     def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors. The bits do not depend on `row.top`."""
+        """The probabilities after all processors."""
         config = self._config
         options = config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
-        listed = self._process_top(row, prefix)
-        if row.top is not None and listed is not None:
-            found = truncated_softmax_of_top(row.top, listed, *options)
-            if found is not None:
-                return found
-        logits = row.full()
-        _finite_argmax(logits)
-        return truncated_softmax(self._process(logits, prefix), *options)
+        token_ids, processed = self._processed(row, prefix)
+        made = truncated_softmax(processed, *options)
+        return made if token_ids is None else Distribution(token_ids[made.token_ids], made.probs)
 
     def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """The log-probabilities for a token that was chosen at this row, by the options `logprobs` and `logprobs_of`.
@@ -127,21 +106,17 @@ class LogitsSampler:
         for processor in self._processors:
             processor.commit(token_ids)
 
-    def _process_top(self, row: LogitsRow, prefix: Seq[int]) -> Logits | None:
-        """The processed logits of the tokens in `row.top`; None if others may be larger."""
-        top = row.top
-        if top is None or not np.isfinite(top.logsumexp):  # the whole row shows what is wrong with it
-            return None
-        processed = top.logits
-        if self._processors:
-            if not self._only_lowers:
-                return None
-            logits = np.full(top.vocab_size, -np.inf, dtype=np.float32)
-            logits[top.token_ids] = top.logits
-            for processor in self._processors:
-                processor.apply(logits, prefix)
-            processed = logits[top.token_ids]
-        return processed if processed.max() > top.bound else None
+    def _processed(self, row: LogitsRow, prefix: Seq[int]) -> tuple[NDArray[np.int64] | None, Logits]:
+        """The tokens int64 [n] with a finite logit, ascending, and their processed logits; None: all tokens."""
+        listed = row.listed
+        if listed is None:
+            logits = row.full()
+            _check_finite(logits)
+            return None, self._process(logits, prefix)
+        _check_finite(listed.logits)
+        if not self._processors:
+            return listed.token_ids, listed.logits
+        return listed.token_ids, self._process(row.full(), prefix)[listed.token_ids]
 
     def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
         """The processed logits: a copy, unless there is nothing to do."""
@@ -159,14 +134,14 @@ class LogitsSampler:
         return logits
 
 
-def _finite_argmax(logits: Logits) -> int:
-    token_id = int(logits.argmax())  # the first NaN, if there is one
-    if not np.isfinite(logits[token_id]):
+def _check_finite(logits: Logits) -> None:
+    """Check the maximum, which is the first NaN, if there is one."""
+    highest = logits[logits.argmax()]
+    if not np.isfinite(highest):
         raise DeviceError(
-            f"The model's logits are not finite ({logits[token_id]} for token {token_id}). Check the bundle with "
+            f"The model's logits are not finite (the highest is {highest}). Check the bundle with "
             "'outrider inspect --check', or compute in precision='f32'."
         )
-    return token_id
 
 
 def logprobs_of_logits(logits: Logits, token_id: int, count: int) -> TokenLogprobs:

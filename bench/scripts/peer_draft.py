@@ -1,6 +1,7 @@
-"""Writes a bundle's drafter as openvino-genai reads one: `outrider peer-draft`.
+"""Writes a bundle's drafter, EAGLE-3 or DFlash, as openvino-genai reads one, so that both can be compared.
 
-    write_for_genai(read_bundle("my-bundle"), "eagle3", Path("eagle3-genai"))
+    python bench/scripts/peer_draft.py my-bundle eagle3 eagle3-genai
+    outrider bench my-bundle --modes plain,eagle3:3,genai-eagle3:3 --peer-model genai-eagle3=eagle3-genai
     openvino_genai.LLMPipeline(main, "CPU", draft_model=openvino_genai.draft_model("eagle3-genai", "CPU"), …)
 
 openvino-genai 2026.4 has EAGLE-3 and DFlash. The graphs are those of `outrider.models.backends.heads` on the same
@@ -12,6 +13,7 @@ DFlash, its output matrix are not stored, as it takes them from the main model.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.bundle.folder import Bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.heads.layers import (
@@ -57,7 +59,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
     if entry.kind not in _MAKERS:
         raise ExportError(
             f"Drafter '{name}' is of kind {entry.kind}, and openvino-genai has only {' and '.join(_MAKERS)}. "
-            "It reads draft models without this command."
+            "It reads draft models as they are."
         )
     if main.format != "openvino":
         raise ExportError(f"openvino-genai reads OpenVINO models, and the main model is in {main.format}.")
@@ -65,7 +67,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
     weights = Weights.read(new_core(), bundle.folder / entry.model.folder / _MODEL, main_path)
     model = _MAKERS[entry.kind](weights, entry, bundle)
     if folder.exists():
-        raise OptionError(f"{folder} exists. Choose another name with -o.")
+        raise OptionError(f"{folder} exists. Choose another name.")
     try:
         with Target(folder, overwrite=False) as target:
             ov.save_model(model, target.new / _MODEL, compress_to_fp16=False)
@@ -244,3 +246,9 @@ def _by_head(values: ov.Node) -> ov.Node:
 def _length(values: ov.Node, axis: int) -> ov.Node:
     """The length of an axis, int64 [1]."""
     return ops.gather(ops.shape_of(values, "i64"), ints(axis), ops.constant(0))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
+    write_for_genai(read_bundle(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

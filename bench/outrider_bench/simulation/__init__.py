@@ -1,1 +1,0 @@
-"""`outrider simulate`: predicts a pair's speed on another machine."""

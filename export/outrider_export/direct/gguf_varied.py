@@ -1,0 +1,77 @@
+"""What a GGUF file's metadata says of Gemma 4's layers, as its config.json does; see `sizes`.
+
+Source: keys as llama.cpp's conversion/gemma.py writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider_export.direct.describe import SLIDING, NotDirect
+from outrider_export.direct.sizes import FULL
+from outrider_export.gguf_file import GGUFHeader, is_array
+
+
+def varied_config(header: GGUFHeader) -> dict[str, Any]:
+    """The keys that differ from those of other architectures.
+
+    Raises:
+        NotDirect: when layers differ in a way that config.json could not say.
+        ExportError: when a key is missing, or of another type.
+    """
+
+    def of(key: str, default: int | None = None, least: int = 0) -> int:
+        return header.integer(header.of_architecture(key), default, least)
+
+    kinds = [SLIDING if each else FULL for each in header.integers(header.of_architecture(_PATTERN))][
+        : header.num_layers
+    ]
+    if len(kinds) != header.num_layers:
+        raise NotDirect(f"{_PATTERN} of {len(kinds)} layers for {header.num_layers}")
+    heads = {kind: _alike("attention.head_count_kv", _by_layer(header, "attention.head_count_kv"), kinds, kind)
+             for kind in (SLIDING, FULL)}  # fmt: skip
+    shared = of("attention.shared_kv_layers", 0)
+    first = [i for i, kind in enumerate(kinds) if kind == FULL and i < header.num_layers - shared]
+    same = bool(first) and f"blk.{first[0]}.attn_v.weight" not in header.tensors
+    if heads[FULL] != heads[SLIDING] and not same:
+        raise NotDirect("attention.head_count_kv that differs from layer to layer")
+    sizes = _by_layer(header, "feed_forward_length")
+    wide = [(2 if i >= header.num_layers - shared else 1) * sizes[0] for i in range(header.num_layers)]
+    if sizes != wide and sizes != [sizes[0]] * header.num_layers:
+        raise NotDirect("feed_forward_length that differs from layer to layer")
+    theta = {FULL: ("rope.freq_base", 1e6), SLIDING: ("rope.freq_base_swa", 1e4)}
+    head_size = of("attention.key_length_swa", least=1)
+    return {
+        "layer_types": kinds, "head_dim": head_size, "global_head_dim": of("attention.key_length", least=1),
+        "num_key_value_heads": heads[SLIDING], "num_global_key_value_heads": heads[FULL], "attention_k_eq_v": same,
+        "num_kv_shared_layers": shared, "intermediate_size": sizes[0], "use_double_wide_mlp": sizes == wide,
+        "hidden_size_per_layer_input": of("embedding_length_per_layer_input", 0),
+        "enable_moe_block": bool(of("expert_count", 0)),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": header.metadata.get(header.of_architecture(key), default)}
+            for kind, (key, default) in theta.items()
+        },
+    }  # fmt: skip
+
+
+_PATTERN = "attention.sliding_window_pattern"
+
+
+def _by_layer(header: GGUFHeader, key: str) -> list[int]:
+    """A number of each layer, of which there is one for all, or an array."""
+    whole = header.of_architecture(key)
+    if not is_array(header.metadata.get(whole)):
+        return [header.integer(whole, least=1)] * header.num_layers
+    found = [*header.integers(whole)][: header.num_layers]
+    if len(found) != header.num_layers or min(found) < 1:
+        raise NotDirect(f"{key} of {len(found)} layers for {header.num_layers}")
+    return found
+
+
+def _alike(key: str, numbers: Sequence[int], kinds: Sequence[str], kind: str) -> int:
+    """The number that all layers of a kind have."""
+    found = {number for number, each in zip(numbers, kinds, strict=True) if each == kind} or {*numbers}
+    if len(found) != 1:
+        raise NotDirect(f"{key} that differs from layer to layer")
+    return found.pop()

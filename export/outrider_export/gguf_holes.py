@@ -1,0 +1,41 @@
+"""Finds holes in GGUF files: places that a download reserved on the disk and never wrote, which read as zeros.
+
+Such a file has its full size and a whole header. A matrix or a norm of nothing but zeros is no part of a trained model,
+so a hole that covers a whole one is found by reading the beginning of each. One that lies within a matrix is not.
+"""
+
+from __future__ import annotations
+
+from outrider.errors import ExportError
+from outrider_export.gguf_file import GGUFHeader, TensorInfo
+
+_BEGINNING = 4096  # bytes, of which one is not zero in all but holes and pruned rows
+
+
+def check_holes(header: GGUFHeader) -> None:
+    """Check that no tensor lies in a hole. Takes one read of a page for each.
+
+    Raises:
+        ExportError: with the first one and its place.
+    """
+    empty = [(name, tensor) for name, tensor in header.tensors.items() if _is_weight(name, tensor) and _is_zero(tensor)]
+    if not empty:
+        return
+    name, first = min(empty, key=lambda each: (str(each[1].path), each[1].begin))
+    others = f" and {len(empty) - 1:,} more tensors" if empty[1:] else ""
+    raise ExportError(
+        f"{first.path} has a hole at byte {first.begin:,}: {name}{others} of {len(header.tensors):,} are all zeros, as "
+        "after a download that was not finished. Fetch it again."
+    )
+
+
+def _is_weight(name: str, tensor: TensorInfo) -> bool:
+    """Whether a trained model never has zeros alone there; biases may be."""
+    return len(tensor.shape) > 1 or name.endswith("norm.weight")
+
+
+def _is_zero(tensor: TensorInfo) -> bool:
+    if not tensor.num_bytes:
+        return False
+    stored = tensor.stored()
+    return not stored[:_BEGINNING].any() and not stored.any()

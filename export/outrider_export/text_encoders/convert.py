@@ -1,0 +1,98 @@
+"""Child process: an embedding model or a reranker to OpenVINO IR, through torch, compared with torch before its weights
+are compressed.
+
+Job: `model`, the checkpoint folder; `kind`, "embedding" or "rerank"; `weights`; `output`, the folder for
+openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.errors import ExportError, one_line
+from outrider.system.core import new_core
+from outrider_export.convert import compress
+from outrider_export.progress import Progress
+
+_TASKS = {"embedding": "feature-extraction", "rerank": "text-classification"}
+_OUTPUTS = {"embedding": "last_hidden_state", "rerank": "logits"}
+_MOST_ERROR = 1e-2  # of the largest number
+_NUM_TOKENS = 12
+
+
+def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Convert the model that `job` describes. All files are written when this returns."""
+    import openvino
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    output, scratch, kind = Path(job["output"]), Path(job["scratch"]), job["kind"]
+    scratch.mkdir(parents=True, exist_ok=True)
+    progress.phase("read")
+    model = (AutoModel if kind == "embedding" else AutoModelForSequenceClassification).from_pretrained(
+        job["model"],
+        dtype="float32",
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=job["trust_remote_code"],
+    )
+    progress.phase("convert")
+    _to_ir(model, scratch / "ir", _TASKS[kind])
+    made = new_core().read_model(scratch / "ir" / "openvino_model.xml")
+    progress.phase("compare")
+    _compare(model.eval(), made, _OUTPUTS[kind])
+    del model
+    progress.phase("compress")
+    if job["weights"] in ("int8", "int4"):
+        compress(made, output / "openvino_model.xml", job["weights"])
+    else:
+        openvino.save_model(made, output / "openvino_model.xml", compress_to_fp16=job["weights"] == "fp16")
+    del made
+    shutil.rmtree(scratch / "ir", ignore_errors=True)
+    return {}
+
+
+def _to_ir(model: Any, folder: Path, task: str) -> None:
+    from optimum.exporters.openvino import export_from_model
+    from optimum.intel.openvino import OVConfig
+
+    try:
+        export_from_model(model, folder, task=task, ov_config=OVConfig(dtype="fp32"), stateful=False)
+    except ValueError as error:  # an architecture that it does not know, or not with this version of Transformers
+        raise ExportError(
+            f"optimum-intel {version('optimum-intel')} does not export the architecture '{model.config.model_type}' "
+            f"for {task} with Transformers {version('transformers')}: {one_line(error)[:200]}."
+        ) from error
+
+
+def _compare(model: Any, made: Any, output: str) -> None:
+    """Raise ExportError unless the graph has the output of its kind, with the numbers of the torch model."""
+    import torch
+
+    if output not in {name for port in made.outputs for name in port.get_names()}:
+        raise ExportError(f"The converted model has no output {output}, which openvino-genai's pipeline reads.")
+    token_ids = np.random.default_rng(0).integers(5, model.config.vocab_size, (1, _NUM_TOKENS))
+    names = {name for port in made.inputs for name in port.get_names()}
+    values = {"input_ids": token_ids, "attention_mask": np.ones_like(token_ids)}
+    values |= {"token_type_ids": np.zeros_like(token_ids), "position_ids": np.arange(_NUM_TOKENS)[None]}
+    hints = {"INFERENCE_PRECISION_HINT": "f32"}
+    request = new_core().compile_model(made, "CPU", hints).create_infer_request()
+    found = request.infer({name: value for name, value in values.items() if name in names})[output]
+    with torch.no_grad():
+        expected = getattr(model(input_ids=torch.tensor(token_ids)), output).numpy()
+    error = float(np.abs(found - expected).max() / np.abs(expected).max())
+    if not error < _MOST_ERROR:
+        raise ExportError(
+            f"The converted model's {output} differs from Transformers' by {error:.2g} of the largest number: this "
+            "architecture is not converted correctly, and is refused."
+        )
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(convert)

@@ -1,0 +1,107 @@
+"""The export of an embedding model or a reranker, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider import __version__
+from outrider.bundle.folder import Bundle, read_bundle
+from outrider.bundle.hashes import list_files
+from outrider.bundle.manifest import (
+    SCHEMA_VERSION,
+    Manifest,
+    ModelEntry,
+    Source,
+    TextEncoderKind,
+    TokenizerEntry,
+    write_manifest,
+)
+from outrider.errors import OptionError
+from outrider_export.child import run_child
+from outrider_export.convert_model import version_of
+from outrider_export.plan import TOKENIZER_BYTES, check_extra
+from outrider_export.progress import ForModel, Progress
+from outrider_export.sources import Located, count_weights, fetch, read_json
+from outrider_export.special_tokens import token_of_config
+from outrider_export.target import Target, check_space
+from outrider_export.text_encoders.checkpoint import describe
+from outrider_export.tokenizer_files import copy_files
+from outrider_export.vocabulary import Vocabulary
+
+_FOLDER = "main"
+_PACKAGES = ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch")
+_BYTES = {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0}  # of a weight
+
+
+def check_options(source: Located, kind: TextEncoderKind, weights: str | None, others: Mapping[str, object]) -> None:
+    """Check that no option is given that such models have not.
+
+    Raises:
+        OptionError: naming it.
+        ExportError: when packages are missing.
+    """
+    what = {"embedding": "an embedding model", "rerank": "a reranker"}[kind]
+    for name, value in others.items():
+        if value not in (None, "none", "openvino"):
+            raise OptionError(f"{name}={value!r} is for models that write, and {source.id} is {what}. Leave it out.")
+    if weights == "keep":
+        raise OptionError(f"weights='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32.")
+    check_extra(f"Exporting {source.id}, which is {what},", "openvino")
+
+
+def export_text_encoder(
+    source: Located,
+    kind: TextEncoderKind,
+    target: Target,
+    *,
+    weights: str,
+    trust_remote_code: bool,
+    progress: Progress,
+) -> Bundle:
+    """Convert a model that has passed `check_options` into a target that was entered.
+
+    Raises:
+        ExportError: when it cannot be read or converted, or the bundle cannot be written.
+    """
+    told = ForModel(progress, "main")
+    source = fetch(source, trust_remote_code, told)
+    path = source.fetched
+    geometry, entry = describe(path, kind)
+    vocabulary, num_weights = Vocabulary.of_folder(path), count_weights(path)
+    check_space(target.output.parent, int(num_weights * (_BYTES[weights] + 4.0)) + TOKENIZER_BYTES)
+    folder = target.new / _FOLDER
+    copy_files(path, folder)
+    job: dict[str, Any] = {"model": str(path.resolve()), "trust_remote_code": trust_remote_code}
+    what = f"The tokenizer of {source.id} cannot be converted"
+    reads = {"tokenizer": str(folder), "encodes_only": True, "pairs": kind == "rerank"}
+    run_child("outrider_export.tokenizer_job", job | reads, what, told)
+    job |= {"kind": kind, "weights": weights, "output": str(folder), "scratch": str(target.scratch)}
+    run_child("outrider_export.text_encoders.convert", job, f"{source.id} cannot be converted", told)
+    config = read_json(folder / "tokenizer_config.json")
+    bos, pad = (token_of_config(config, name, vocabulary) for name in ("bos", "pad"))
+    recipe = {"route": "checkpoint"} | {name: version_of(name) for name in _PACKAGES}
+    model = ModelEntry(
+        folder=_FOLDER,
+        format="openvino",
+        weights=weights,
+        geometry=geometry,
+        vocab_size=len(vocabulary),
+        vocab_sha256=vocabulary.sha256,
+        source=Source(id=source.id, kind=source.kind, revision=source.revision, recipe=recipe),
+        text_encoder=entry,
+    )
+    progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        minimum_runtime=__version__,
+        created_by=f"outrider {__version__}",
+        main=model,
+        drafters=(),
+        tokenizer=TokenizerEntry(_FOLDER, (), vocabulary.special_token_ids, bos, pad),
+        files=list_files(target.new, progress.advance),
+    )
+    write_manifest(target.new, manifest)
+    read_bundle(target.new)
+    target.commit()
+    return read_bundle(target.output)

@@ -1,0 +1,187 @@
+"""Answers to requests for embeddings and rankings: OpenAI's, Jina's and Ollama's."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from threading import Event
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from outrider.engine.text_encoders import Embedder, Embeddings, Ranking, Reranker
+from outrider.server.endpoint import Service, as_json, unless_gone
+from outrider.server.errors import ApiError, bad_field, out_of_time
+from outrider.server.limits import Gone, read_body
+from outrider.server.protocol.encoding import (
+    MOST_TEXTS,
+    Embedding,
+    EmbeddingList,
+    EmbeddingRequest,
+    EncodingUsage,
+    OllamaEmbeddingRequest,
+    OllamaEmbedRequest,
+    RerankList,
+    RerankRequest,
+    RerankResult,
+    RerankText,
+)
+from outrider.server.protocol.reading import IGNORED, read_object
+from outrider.server.text_encoders import TextEncoder
+
+log = logging.getLogger("outrider.server")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Made = TypeVar("Made")
+
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
+_CLIENT_GONE = 499  # nginx's; nobody reads it
+_FEWER = f"Send at most {MOST_TEXTS:,} at a time."
+
+
+def encoding_routes(service: Service) -> list[BaseRoute]:
+    """The addresses of embeddings and rankings."""
+    answers: dict[str, Callable[[Service, Request], Any]] = {
+        "/v1/embeddings": _embeddings,
+        "/api/embed": _ollama_embed,
+        "/api/embeddings": _ollama_embeddings,
+        **dict.fromkeys(RERANK_PATHS, _rerank),
+    }
+    return [Route(path, partial(_answer, answer, service), methods=["POST"]) for path, answer in answers.items()]
+
+
+async def _answer(answer: Callable[[Service, Request], Any], service: Service, request: Request) -> Response:
+    """The response, unless the client leaves: then its work ends after the call that is under way."""
+    try:
+        response: Response = await answer(service, request)
+    except Gone:
+        log.info("A client has disconnected.")
+        return Response(status_code=_CLIENT_GONE)
+    return response
+
+
+async def _embeddings(service: Service, request: Request) -> Response:
+    asked = await _read(service, request, EmbeddingRequest)
+    model = service.models.encoders.find(asked.model, "embedding")
+    texts = _texts_of(asked.input)
+
+    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
+        return embedder.embed(texts, dimensions=asked.dimensions, truncate=bool(asked.truncate), cancel=cancel)
+
+    made = await _run(service, request, model, embed)
+    in_base64 = asked.encoding_format == "base64"
+    rows = [_in_base64(vector) for vector in made.vectors] if in_base64 else made.vectors.tolist()
+    data = [Embedding(i, row) for i, row in enumerate(rows)]
+    return as_json(EmbeddingList(data, model.name, EncodingUsage(made.num_tokens, made.num_tokens)))
+
+
+async def _ollama_embed(service: Service, request: Request) -> Response:
+    asked = await _read(service, request, OllamaEmbedRequest)
+    began = time.perf_counter()
+    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    model = service.models.encoders.find(asked.model.removesuffix(":latest"), "embedding")
+    if not texts:  # a client asks so whether a model is there
+        return as_json({"model": asked.model, "embeddings": []})
+
+    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
+        return embedder.embed(texts, dimensions=asked.dimensions, truncate=asked.truncate is not False, cancel=cancel)
+
+    made = await _run(service, request, model, embed)
+    answer = {
+        "model": asked.model,
+        "embeddings": made.vectors.tolist(),
+        "total_duration": int((time.perf_counter() - began) * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": made.num_tokens,
+    }
+    return as_json(answer)
+
+
+async def _ollama_embeddings(service: Service, request: Request) -> Response:
+    asked = await _read(service, request, OllamaEmbeddingRequest)
+    model = service.models.encoders.find(asked.model.removesuffix(":latest"), "embedding")
+
+    def embed(embedder: Embedder, cancel: Event) -> Embeddings:
+        return embedder.embed([asked.prompt], truncate=True, cancel=cancel)
+
+    made = await _run(service, request, model, embed)
+    return as_json({"embedding": made.vectors[0].tolist()})
+
+
+async def _rerank(service: Service, request: Request) -> Response:
+    asked = await _read(service, request, RerankRequest)
+    model = service.models.encoders.find(asked.model, "rerank")
+    texts = [each if isinstance(each, str) else each.text for each in asked.documents]
+
+    def rank(reranker: Reranker, cancel: Event) -> Ranking:
+        return reranker.rerank(asked.query, texts, top_n=asked.top_n, cancel=cancel)
+
+    made = await _run(service, request, model, rank)
+    results = [
+        RerankResult(each.index, each.score, RerankText(texts[each.index]) if asked.return_documents else None)
+        for each in made.ranked
+    ]
+    usage = EncodingUsage(made.num_tokens, made.num_tokens)
+    return as_json(RerankList(f"rerank-{secrets.token_hex(12)}", model.name, results, usage))
+
+
+async def _read(service: Service, request: Request, kind: type[Body]) -> Body:
+    """A body. Fields that are not read cannot change an embedding, and are listed once in the log.
+
+    Raises:
+        ApiError: with status 400, naming the field that is wrong.
+    """
+    settings = service.settings
+    fields = read_object(await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds))
+    IGNORED.add(fields.keys() - {*kind.__struct_fields__})
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise bad_field(error) from error
+
+
+def _texts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The texts of `input`. A list of numbers is one text."""
+    if isinstance(given, str):
+        return [given]
+    ids = [each for each in given if isinstance(each, int)]
+    if ids and len(ids) == len(given):
+        return [ids]
+    texts = [each for each in given if not isinstance(each, int)]
+    if len({type(each) for each in given}) > 1:
+        message = "'input' has texts and token ids. Send one kind."
+        raise ApiError(400, message, param="input", code="invalid_type")
+    if len(texts) > MOST_TEXTS:
+        message = f"'input' has {len(texts):,} texts. {_FEWER}"
+        raise ApiError(400, message, param="input", code="invalid_value")
+    return texts
+
+
+async def _run(service: Service, request: Request, model: TextEncoder, work: Callable[[Any, Event], Made]) -> Made:
+    """What a model makes, in a place of the queue. A client that leaves, or the time limit, ends it after a call."""
+    cancel, encoders = Event(), service.models.encoders
+    try:
+        async with (
+            asyncio.timeout(service.settings.request_seconds),
+            service.queue.places(1),
+            encoders.use(model) as encoder,
+        ):
+            return await unless_gone(asyncio.to_thread(work, encoder, cancel), request.receive)
+    except TimeoutError as error:
+        raise out_of_time(service.settings.request_seconds) from error
+    finally:
+        cancel.set()
+
+
+def _in_base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

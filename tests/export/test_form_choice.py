@@ -1,0 +1,185 @@
+"""The form that a machine chooses for a model: by its times, within a floor of quality, and once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import pytest
+
+from exports import Recorder
+from outrider.config import Config
+from outrider.errors import ExportError
+from outrider.system import saved
+from outrider_export import export_bundle, form_choice, form_slices
+from outrider_export.form_choice import Choice
+from outrider_export.form_slices import FormSlices, Whole, time_slices
+from outrider_export.form_speed import Form
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+# Milliseconds of a call of 1 and of 8 rows, as measured on a processor with AVX2 alone and on one with VNNI.
+AVX2 = {"openvino int8": (130, 309), "openvino int4": (105, 258), "onnx int8": (122, 246), "onnx int4": (74, 235)}
+VNNI = {"openvino int8": (37, 43), "openvino int4": (34, 53), "onnx int8": (43, 67), "onnx int4": (30, 65)}
+
+
+class FakeTrial:
+    """A trial without slices. times: by form; of draft models, a row takes a quarter of that. kl: of every form."""
+
+    times = AVX2
+    kl = 0.05
+    is_settled = True
+    made: ClassVar[list[str]] = []
+
+    def __init__(self, plan: Any, *_: Any) -> None:
+        self.role = plan.role
+        self.made.append(plan.role)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(self, forms: Seq[tuple[Any, str]], rows: Seq[int]) -> list[Form]:
+        taken = {form: self.times[" ".join(form)] for form in forms}
+        share = 1.0 if self.role == "main" else 0.25
+        found = {form: {1: share * one / 1000, 8: share * many / 1000} for form, (one, many) in taken.items()}
+        return [Form(*form, {n: each[n] for n in rows}, {}, 1, "") for form, each in found.items()]
+
+    def slice_kl(self, forms: Seq[Form]) -> list[Form]:
+        return [replace(form, slice_kl=self.kl) for form in forms]
+
+
+@pytest.fixture
+def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeTrial]:
+    """Trials of toys, as if they were large, with nothing saved."""
+    made = type("Trial", (FakeTrial,), {"made": []})
+    monkeypatch.setattr(form_choice, "Trial", made)
+    monkeypatch.setattr(form_choice, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(saved, "FOLDER", tmp_path / "saved")
+    return made
+
+
+def exported(folder: Path, *models: Path, **options: Any) -> tuple[list[str], list[str]]:
+    """The forms of an export's models, and its notes."""
+    told = Recorder()
+    manifest = export_bundle(*models, output=folder, progress=told, **options).manifest
+    entries = [manifest.main, *(drafter.model for drafter in manifest.drafters)]
+    for entry in entries:
+        assert ("chosen" in entry.source.recipe) == any(entry.source.recipe.get("chosen", "-") in n for n in told.notes)
+    return [f"{entry.format} {entry.weights}" for entry in entries], told.notes
+
+
+def test_the_fastest_form_is_taken_and_remembered(trial: type[FakeTrial], tied: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    forms, notes = exported(tmp_path / "a", tied, tied)
+    assert forms == ["onnx int4", "onnx int4"]
+    assert "tied in int4 in ONNX: 1.76 times as fast as int8 in OpenVINO here for a token, 1.31 times for 8" in notes[0]
+    assert trial.made == ["main", "draft"]
+    again, said = exported(tmp_path / "b", tied, tied)
+    assert (again, said) == (forms, notes)
+    assert trial.made == ["main", "draft"]  # once
+
+
+def test_what_is_asked_for_is_not_chosen(trial: type[FakeTrial], tied: Path, tmp_path: Path) -> None:
+    asked: Any = ({"weights": "int8"}, {"format": "openvino"}, {"for_this_machine": False})
+    for number, options in enumerate(asked):
+        assert exported(tmp_path / str(number), tied, **options)[0] == ["openvino int8"]
+    assert not trial.made
+    pytest.importorskip("onnxruntime")
+    forms, _ = exported(tmp_path / "draft", tied, tied, draft_weights="fp16", draft_format="openvino")
+    assert (forms, trial.made) == (["onnx int4", "openvino fp16"], ["main"])
+    assert exported(tmp_path / "as-main", tied, tied, draft_weights="fp32")[0] == ["onnx int4", "onnx fp32"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"times": VNNI}, "no other form is faster enough here"),
+        ({"kl": 0.11}, "no other form is faster enough here"),
+        ({"is_settled": False}, "the machine is too busy to time models"),
+    ],
+)
+def test_the_portable_form_stays(
+    change: dict[str, Any], why: str, trial: type[FakeTrial], tied: Path, tmp_path: Path
+) -> None:
+    for name, value in change.items():
+        setattr(trial, name, value)
+    forms, notes = exported(tmp_path / "a", tied)
+    assert forms == ["openvino int8"]
+    assert why in notes[0]
+    exported(tmp_path / "b", tied)
+    assert len(trial.made) == (1 if trial.is_settled else 2)  # what a busy machine says is not kept
+
+
+def test_a_model_that_cannot_be_cut_is_exported(
+    trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ExportError("no slices")
+
+    monkeypatch.setattr(trial, "measure", refuse)
+    forms, notes = exported(tmp_path / "a", tied)
+    assert forms == ["openvino int8"]
+    assert notes == ["The form of tied is not chosen by this machine: no slices"]
+
+
+def test_small_models_are_not_timed(
+    trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(form_choice, "Trial", trial)
+    assert exported(tmp_path / "a", tied)[0] == ["openvino int8"]
+    assert not trial.made
+
+
+@pytest.mark.parametrize(
+    ("options", "free"),
+    [
+        ({}, True),
+        ({"num_threads": 2}, True),
+        ({"main_device": "GPU"}, False),
+        ({"draft_device": "GPU"}, False),
+        ({"precision": "bf16"}, False),
+        ({"top_logits": 0}, False),
+        ({"main_properties": {"A": "B"}}, False),
+    ],
+)
+def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: bool) -> None:
+    assert Config().replace(**options).device.takes_any_form == free
+
+
+def test_choices_that_are_damaged_are_refused() -> None:
+    with pytest.raises(ValueError, match="a form"):
+        Choice("onnx", "int3", "", {})
+    with pytest.raises(ValueError, match="takes seconds"):
+        Choice("onnx", "int4", "", {1: -1.0})
+
+
+def slices(weights: str, num_weights: int) -> FormSlices:
+    """Slices of one layer and of three, without backends. num_weights: of a layer."""
+    checkpoints = [form_slices.Checkpoint(None, n, 100, 1000 + n * num_weights) for n in (1, 3)]  # type: ignore[arg-type]
+    whole = Whole(11, 600, 10)
+    backends: Any = [f"small {weights}", f"large {weights}"]
+    return FormSlices("onnx", weights, whole, checkpoints, [], "", backends, [{}, {}])
+
+
+def test_times_of_a_busy_machine_are_those_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other call waits; the whole model's time is that of its layers and of its output matrix."""
+    eight, four = slices("int8", 500), slices("int4", 500)
+    calls: Counter[Any] = Counter()
+
+    def take(backend: Any, rows: int) -> tuple[float, float]:
+        calls[backend] += 1
+        spent = (2.0 if "large" in backend else 1.0) * rows
+        return spent * (20.0 if calls[backend] % 2 else 0.5), spent
+
+    monkeypatch.setattr(form_slices, "_time", take)
+    assert time_slices([eight, four], (1,), 1.0)
+    seconds = 0.5 * (1 + 5 * 1 + 500 * 10 / 1000)  # ten more layers are five times two; a weight takes 1 / 1000
+    assert four.seconds(1, eight) == pytest.approx(seconds, rel=0.03)
+    assert four.seconds(1, eight, 100) == pytest.approx(0.5 * 6, rel=0.03)
