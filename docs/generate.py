@@ -122,7 +122,7 @@ LAYOUTS = (
     ("2024–2026", "Qwen1.5, Qwen2.5, QwQ, R1-Distill-Qwen, Qwen3, also saved by Transformers 5", "exported"),
     (
         "2023–2025",
-        "Phi 3, 3.5, 4-mini; Gemma 1, 2, 3, also by others; SmolLM3, OLMo 1, 2 and 3, Granite 3.1, ERNIE 4.5, "
+        "Phi 3, 3.5, 4-mini; Gemma 1 to 4, also by others; SmolLM3, OLMo 1, 2 and 3, Granite 3.1, ERNIE 4.5, "
         "StableLM 3B and 2, Hunyuan, GLM-4",
         "exported",
     ),
@@ -155,7 +155,7 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 71 models
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 72 models
 (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
@@ -218,8 +218,8 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
   (37 and 115 kB in f32), where 21,504 and 50,176 would be needed if each layer had its own. Layers with a window keep
   the keys of the whole text: the window limits what they read.
 - **Embeddings by layer.** Half of E2B's 4.6 billion weights, and 2.8 of E4B's 7.5, are embeddings that each layer has
-  of its own. They are stored in 8 bits, with a scale for each token and layer, and are looked up there: of this part of
-  the file, the operating system reads the rows of tokens that occur, and a call takes no more time for it.
+  of its own. They are stored in 8 bits, with a scale for each token and layer, and are looked up there: of this part
+  of the mapped file, only rows of tokens that occur are in memory.
 - Logits are within float error of Transformers' in float32, with and without shared keys, embeddings by layer and
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.

@@ -40,7 +40,7 @@ text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill
 def record() -> tuple[list[tuple[float, str, str]], Any]:
     """The tokens of an answer: the second when each came, its text and its source. And the answer's figures."""
     with outrider.load(demo_bundle(saved.FOLDER, quiet=False), max_new_tokens=160, keep_records=False) as engine:
-        engine.generate(PROMPTS["extract"])  # the first answer packs the drafter's weights
+        engine.generate(PROMPTS["list"])  # the first answer packs the drafter's weights
         messages = [{"role": "user", "content": PROMPT}]
         began, came = time.perf_counter(), []
         for chunk in engine.stream(messages, earlier_answers=False):

@@ -8,6 +8,11 @@ Needs: pip install ".[structured]"
 import json
 import sys
 
+try:
+    import llguidance  # noqa: F401
+except ImportError as error:
+    sys.exit(f'{error}. Run: pip install ".[structured]"')
+
 import outrider
 
 SCHEMA = {

@@ -8,7 +8,10 @@ python samples/openai_client.py http://127.0.0.1:8000 "Why is the sky blue?"
 import os
 import sys
 
-from openai import OpenAI
+try:
+    from openai import OpenAI
+except ImportError as error:
+    sys.exit(f"{error}. Run: pip install openai")
 
 if len(sys.argv) != 3:
     sys.exit(__doc__)

@@ -10,8 +10,15 @@ BUNDLE has a main model and a draft model that proposes all tokens (`outrider ex
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
+
+try:
+    import bm25s  # noqa: F401
+    import sklearn  # noqa: F401
+except ImportError as error:
+    sys.exit(f'{error}. Run: pip install ".[rag]"')
 
 import outrider
 from outrider.rag import RagAnswer, Retriever, SpeculativeRAG, answer_from, draft_engine

@@ -30,6 +30,8 @@ def test_it_drafts_for_the_demo_and_the_text_is_the_same(smollm2_drafted: Path) 
             drafted = engine.generate(prompt, num_assistant_tokens=2)
             assert drafted.token_ids == plain.token_ids
             assert drafted.stats.num_accepted_tokens > 0
+            words = plain.text.split()  # a loop would be fast, and say nothing
+            assert len({*zip(words, words[1:], words[2:], strict=False)}) > 0.8 * (len(words) - 2)
 
 
 def test_it_is_made_without_the_extra_once(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,15 @@ the same name with .json behind it: what it was made of. That file's time is the
 to a folder with a leading dot and renamed when it is complete, and before it is deleted, so that nobody sees a part of
 one. A lock, one for a key, lets one process make it while others wait; the system frees it when a process ends, however
 it does. What a killed process left behind is deleted by the next that makes something.
+
+A large file that another bundle has too is stored once: both names are hard links to it, where the disk has links. No
+file of a bundle is ever written again, and a bundle that is deleted takes its own names away only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import hashlib
 import json
 import os
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
     from outrider_export.progress import Progress
 
+_LARGE = 1 << 20  # bytes from which on a file is worth a link
 _UNFINISHED = ".partial"
 _DELETED = ".deleted"
 
@@ -108,6 +113,7 @@ class BundleCache:
                 try:
                     new.mkdir()
                     made = make(new / title)
+                    self._share(made)
                     for damaged in self._folders(digest):
                         self._delete(damaged)
                     made.folder.rename(final)
@@ -196,6 +202,39 @@ class BundleCache:
                 elif path.suffix == _UNFINISHED:
                     with contextlib.suppress(OSError), self._lock(digest).acquire(timeout=0):  # Timeout is one
                         shutil.rmtree(path, ignore_errors=True)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk of all bundles; a file that several have counts once."""
+        found = {}
+        with contextlib.suppress(OSError):  # one is deleted meanwhile
+            for folder in [entry.folder for entry in self.entries()]:
+                for path in folder.rglob("*"):
+                    stat = path.stat()
+                    if path.is_file():
+                        found[stat.st_dev, stat.st_ino] = stat.st_size
+        return sum(found.values())
+
+    def _share(self, made: Bundle) -> None:
+        """Put links in the place of a new bundle's large files that other bundles have, byte for byte."""
+        known: dict[tuple[int, str], list[Path]] = {}
+        for entry in self.entries():
+            with contextlib.suppress(BundleError):
+                for file in read_bundle(entry.folder).manifest.files:
+                    known.setdefault((file.size, file.sha256), []).append(entry.folder / file.path)
+        for file in made.manifest.files:
+            own, others = made.folder / file.path, known.get((file.size, file.sha256), [])
+            if file.size < _LARGE:
+                continue
+            for other in others:
+                linked = own.with_name(f"{own.name}.linked")
+                with contextlib.suppress(OSError):  # no links here, too many of them, or it is deleted meanwhile
+                    if not filecmp.cmp(own, other, shallow=False):  # weights may have been damaged since
+                        continue
+                    os.link(other, linked)
+                    linked.replace(own)
+                    break
+                linked.unlink(missing_ok=True)
 
     @property
     def _elsewhere(self) -> str:

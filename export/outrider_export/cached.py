@@ -24,7 +24,7 @@ from outrider_export.find_draft import AUTO, find_draft
 from outrider_export.form_choice import machine_key
 from outrider_export.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.progress import ForModel, Progress, Silent
-from outrider_export.sources import NONE, Located, default_name, fetch, locate
+from outrider_export.sources import NONE, Located, default_name, fetch, locate, nearly_gguf
 
 
 def cached_bundle(
@@ -116,7 +116,7 @@ def _locate(name: str | Path, path: Path) -> Located:
         BundleError: when there is nothing of this name. Nothing is asked of the network for one without a slash.
         OptionError, ExportError: as `locate`.
     """
-    if path.exists() or path.suffix.lower() == ".gguf":
+    if path.exists() or nearly_gguf(path):
         return locate(name)
     with contextlib.suppress(OptionError, ExportError):
         located = locate(name)

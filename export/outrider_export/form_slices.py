@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MAX_TOKENS = 512
 _LEAST_PASSES, _MOST_PASSES = 3, 16  # over all slices, for each number of rows
 # The longer one of a call's two shortest times, as a multiple of the shorter one, if they agree, or are at least close.
-_ALIKE, _CLOSE = 1.03, 1.15
+_ALIKE, _CLOSE = 1.03, 1.25
 _CACHE_BYTES = 128_000_000  # more than processors' caches have
 _TOY = 4_000_000  # bytes of slices
 
@@ -180,7 +180,7 @@ def time_slices(forms: Seq[FormSlices], rows: Seq[int], most_seconds: float) -> 
     pairs = [(form, number) for form in forms for number in range(len(form.backends))]
     size = sum(part.size for form in forms for part in form.parts)
     # Ones, as zeros would be one page of memory. Times of toys mean nothing either way.
-    others = np.ones(_CACHE_BYTES // 4 if _TOY < size < 4 * _CACHE_BYTES else 1, np.float32)
+    others = np.ones(_CACHE_BYTES // 4 if _TOY < size < 2 * _CACHE_BYTES else 1, np.float32)
     began = time.perf_counter()
     for order, count in enumerate(rows, 1):
         until = began + most_seconds * order / len(rows)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -114,12 +115,28 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
             raise ExportError(f"{text} is neither a checkpoint folder nor a .gguf file. Name the folder it is in.")
         first = shards_of(path)[0]
         return Located(whole_name(first.name), "gguf", first)
+    if near := nearly_gguf(path):
+        raise ExportError(f"There is no {text}. {near}")
     looks_like_path = isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or "\\" in text
     if looks_like_path or path.suffix.lower() == ".gguf" or text.count("/") > 1:
         raise ExportError(f"There is no {text}. Name a .gguf file, a checkpoint folder or a hub id (org/name).")
     if not _HUB_ID.fullmatch(text):
         raise OptionError(f"{text!r} is neither a path that exists nor a hub id. A hub id looks like org/name.")
     return Located(text, "hub", None, revision)
+
+
+def nearly_gguf(path: Path) -> str:
+    """What a path that does not exist was probably meant for, in a sentence; empty unless it looks like a GGUF file."""
+    suffix = path.suffix.lower()
+    if not get_close_matches(suffix, [SUFFIX], cutoff=0.75) or len(suffix) > len(SUFFIX) + 1:
+        return ""
+    try:
+        there = [each.name for each in path.parent.iterdir() if each.suffix.lower() == SUFFIX]
+    except OSError:
+        there = []
+    found = get_close_matches(path.name, there, n=1)
+    others = "Name a .gguf file, a checkpoint folder or a hub id (org/name)."
+    return f"Did you mean {path.with_name(found[0])}?" if found else others
 
 
 def default_output(main: str | Path, draft: str | Path | None = None) -> Path:

@@ -23,7 +23,7 @@ from outrider.cli import run
 from outrider.cli.serve import name_bundles
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
-from outrider_export import content
+from outrider_export import bundle_cache, content
 from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.cached import _identity
 from outrider_export.plan import DEFAULT_WEIGHTS
@@ -151,6 +151,43 @@ def test_pairs_are_others_than_their_main_models(file: Path, files: list[Path]) 
     assert [len(bundle.manifest.drafters) for bundle in (alone, pair)] == [0, 1]
     assert opened(file, files[1])[0] == pair
     assert opened(file, files[0])[0] != pair
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_of_several_bundles_are_stored_once(
+    file: Path, files: list[Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle_cache, "_LARGE", 100_000)
+    cache, (alone, _) = BundleCache(folder), opened(file)
+    first = cache.size
+    pair, _ = opened(file, files[1])
+    weights = "main/openvino_model.bin"
+    assert inodes(alone.folder)[weights] == inodes(pair.folder)[weights]
+    assert len({*inodes(alone.folder).values()} & {*inodes(pair.folder).values()}) < len(inodes(alone.folder))
+    assert cache.size < first + sum(entry.size for entry in pair.manifest.files)
+    cache.remove(cache.find(alone.folder.name))
+    pair.check_hashes()
+    # Damaged weights are no others' weights.
+    damaged = pair.folder / weights
+    damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
+    again, _ = opened(file)
+    again.check_hashes()
+
+
+def test_without_links_files_are_stored_again(file: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(bundle_cache, "_LARGE", 1)
+    monkeypatch.setattr(os, "link", refused)
+    bundles = [opened(file)[0], opened(file, files[1])[0]]
+    assert not {*inodes(bundles[0].folder).values()} & {*inodes(bundles[1].folder).values()}
+    assert not list(bundles[1].folder.rglob("*.linked"))
+    for bundle in bundles:
+        bundle.check_hashes()
 
 
 def test_options_and_version_are_in_the_key(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
 from outrider.models.backends.projections import projections_of
+from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
@@ -499,6 +500,16 @@ def test_gguf_files_of_gemma_4_s_larger_models_give_the_same(changes: dict[str, 
 def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(NotDirect, match=says):
         describe({"model_type": "gemma4_text", **CONFIGS["gemma4_text"], **changes})
+
+
+def test_gemma_4_s_larger_models_have_slices(tmp_path: Path) -> None:
+    """Each layer's output is scaled by a number of its own, and kernels are the same."""
+    kinds = ["sliding_attention", "full_attention"] * 6
+    sizes = {"num_hidden_layers": 12, "layer_types": kinds, "head_dim": 32, "global_head_dim": 64}
+    _, folder = saved("gemma4_text", tmp_path / "model", **GEMMA4_DENSE, **sizes)
+    found = choose_layers(graph_of(folder, "int8", tmp_path / "scratch"), 12)
+    assert found is not None
+    assert {kinds[i] for i in found.small} == {*kinds}
 
 
 def test_layers_whose_sizes_a_config_could_not_say_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from exports import Recorder
 from outrider.config import Config
 from outrider.errors import ExportError
+from outrider.models.measure import estimate_padding, exactness
 from outrider.system import saved
+from outrider.types import Exactness
 from outrider_export import export_bundle, form_choice, form_slices
 from outrider_export.form_choice import Choice
 from outrider_export.form_slices import FormSlices, Whole, time_slices
@@ -145,7 +148,7 @@ def test_small_models_are_not_timed(
         ({"main_device": "GPU"}, False),
         ({"draft_device": "GPU"}, False),
         ({"precision": "bf16"}, False),
-        ({"top_logits": 0}, False),
+        ({"cache_precision": "u8"}, False),
         ({"main_properties": {"A": "B"}}, False),
     ],
 )
@@ -158,6 +161,27 @@ def test_choices_that_are_damaged_are_refused() -> None:
         Choice("onnx", "int3", "", {})
     with pytest.raises(ValueError, match="takes seconds"):
         Choice("onnx", "int4", "", {1: -1.0})
+
+
+@pytest.mark.parametrize(
+    ("groups", "apart", "padded"),
+    [
+        ([(1, 2, 3, 4, 5, 6, 8)], False, 1),
+        ([(1,), (2, 3, 4, 5, 6, 8)], False, 2),
+        ([(1,), (2, 3, 4), (5, 6, 8)], False, 5),
+        ([(1,), (2, 3, 4, 5, 6, 8)], True, 1),
+    ],
+)
+def test_padding_is_estimated(
+    groups: list[tuple[int, ...]], apart: bool, padded: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apart: whether padding the attention alone is enough."""
+    used: list[Exactness] = []
+    backend: Any = SimpleNamespace(can_pad_apart=apart, use=used.append)
+    alike = [(1, 2, 3, 4, 5, 6, 8)]
+    monkeypatch.setattr(exactness, "_groups", lambda *_: alike if used[-1].rule.apart else groups)
+    rule = estimate_padding(backend).rule
+    assert (rule.num_rows([1]) if not rule.apart else rule.call(1)) == padded
 
 
 def slices(weights: str, num_weights: int) -> FormSlices:

@@ -11,6 +11,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from exports import Recorder
+from outrider.bundle.opening import open_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf
@@ -38,6 +39,19 @@ def test_a_path_with_nothing_there_is_never_downloaded(name: str) -> None:
         locate(name)
     with pytest.raises(ExportError, match="There is no"):
         locate(Path("org/name"))  # a Path is never a hub id
+
+
+@pytest.mark.parametrize("name", ["model.guf", "model.gguff", "modl.gguf", "models/../model.ggfu"])
+def test_a_misspelt_file_is_not_taken_for_a_new_bundle(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for open_it in (locate, open_bundle):
+        with pytest.raises(ExportError, match=r"^There is no \S+\. Did you mean \S*model\.gguf\?$"):
+            open_it(name)
+    assert locate("org/model.v2").kind == "hub"
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "org/", "org/na me", "-x"])

@@ -174,7 +174,7 @@ def test_gemma_4_has_merges_and_sentencepiece_s_spelling(build_tokenizer: Any, t
         "tokenizer.ggml.merges": [" ".join(pair) for pair in content["model"]["merges"]],
         "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": vocabulary.index("<|im_start|>"),
     }  # fmt: skip
-    write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}, (0, 0)), tmp_path)
+    write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}), tmp_path)
     original, again = Tokenizer.from_str(json.dumps(content)), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert write_tokenizer_ir(tmp_path)
     converted = openvino_genai.Tokenizer(tmp_path)

@@ -14,7 +14,7 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, Manifest, ModelEntry, TextEncoderEntry, TextEncoderKind, write_manifest
 from outrider.system.core import new_core
 
-WIDTH, LENGTH = 16, 32
+WIDTH, LENGTH = 16, 64
 
 
 def table_of(vocab_size: int) -> NDArray[np.float32]:

@@ -286,7 +286,7 @@ def test_an_unknown_adapter_is_named_with_the_nearest(engine: outrider.Engine, t
     with pytest.raises(outrider.OptionError, match="has no adapter 'poets'. Did you mean 'poet'?"):
         outrider.load(engine.bundle.folder, adapters=("poets",))
     with pytest.raises(outrider.OptionError, match="adapter=3 is not an adapter's name"):
-        engine.generate(PROMPT, adapter=3)
+        engine.generate(PROMPT, adapter=3)  # type: ignore[arg-type]
 
 
 def test_a_prompt_can_name_its_adapter(engine: outrider.Engine) -> None:

@@ -144,7 +144,7 @@ def test_the_same_seed_gives_the_same_text_again(engine: outrider.Engine) -> Non
     assert {chat.retry().text for _ in range(5)} != {seeded.text}  # the seed is not kept
     assert chat.retry(seed=3).text == seeded.text
     with pytest.raises(outrider.OptionError, match="no_such"):
-        chat.retry(no_such=1)
+        chat.retry(no_such=1)  # type: ignore[call-arg]
     assert chat.turns[-1].text == seeded.text
     with pytest.raises(outrider.RequestError, match="no turn yet"):
         engine.chat().retry()
@@ -199,13 +199,13 @@ def test_an_error_leaves_the_conversation_as_it_was(engine: outrider.Engine) -> 
     with pytest.raises(outrider.RequestError, match="too long|holds|context"):
         chat.send("a" * 5000)
     with pytest.raises(outrider.OptionError, match="no_such"):
-        list(chat.stream("hello", no_such=3))
+        list(chat.stream("hello", no_such=3))  # type: ignore[call-arg]
     empties: list[Any] = ["  ", []]
     for empty in empties:
         with pytest.raises(outrider.RequestError, match="empty|no message"):
             chat.send(empty)
     with pytest.raises(outrider.OptionError, match=r"Call chat.cancel\(\)"):
-        chat.send("hello", cancel=threading.Event())
+        chat.send("hello", cancel=threading.Event())  # type: ignore[call-arg]
     assert chat.turns == turns
     assert chat.cancel() is False
     chat.send("go on")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -26,7 +27,7 @@ from outrider.cli import run
 from outrider.cli.chat.answering import joined
 from outrider.cli.chat.keyboard import interruptible
 from outrider.cli.chat.session import Session
-from outrider.cli.chat.terminal import open_history, run_terminal, status
+from outrider.cli.chat.terminal import open_history, run_terminal, status, title_of
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import TextChunk
 from watching import AfterCalls, chat_engine, watched
@@ -49,6 +50,12 @@ def typed(session: Session, keys: str, history: Path | None = None) -> str:
         run_terminal(session, screen, history)
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
+
+
+@pytest.mark.parametrize(("name", "title"), [("pair", "pair"), ("model-0123456789ab", "Model.gguf")])
+def test_a_cached_bundle_is_called_by_its_source(name: str, title: str) -> None:
+    source = SimpleNamespace(main=SimpleNamespace(source=SimpleNamespace(id="Model.gguf")))
+    assert title_of(SimpleNamespace(folder=Path(name), manifest=source)) == title  # type: ignore[arg-type]
 
 
 def asked(session: Session) -> list[str]:

@@ -1,14 +1,21 @@
 """Options are checked when they are set. Errors name the wrong ones."""
 
+import inspect
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
 from outrider.config import Config, GenerationConfig
 from outrider.config.files import find_presets, load_config, user_path
+from outrider.config.generation_options import GenerationOptions
+from outrider.config.option import options_of
+from outrider.engine.chat import Chat
+from outrider.engine.engine import Engine
 from outrider.errors import OptionError
 
 
@@ -171,3 +178,16 @@ def test_names_of_configs_that_no_file_can_have(tmp_path: Path) -> None:
         load_config("a\0b")
     with pytest.raises(OptionError, match="cannot be read|There is no config"):
         load_config(str(tmp_path / "\ud800"))
+
+
+def test_type_checkers_know_the_options_of_a_request() -> None:
+    wider = {
+        tuple[str, ...]: str | Seq[str],
+        tuple[int, ...]: Seq[int],
+        tuple[Mapping[str, Any], ...]: Seq[Mapping[str, Any]],
+    }
+    known = get_type_hints(GenerationConfig)
+    described = {name: wider.get(known[name], known[name]) for name in options_of(GenerationConfig)}
+    assert get_type_hints(GenerationOptions) == described
+    for method in (Engine.generate, Engine.stream, Engine.submit, Engine.agenerate, Engine.astream, Chat.send):
+        assert inspect.signature(method).parameters["options"].annotation == "Unpack[GenerationOptions]"

@@ -24,7 +24,7 @@ from outrider.bundle import Bundle, Format
 from outrider.errors import DeviceError
 from outrider.models import backends, loading
 from outrider.models.backends import devices, onnx_providers, probe, processor
-from outrider.models.backends.devices import Device
+from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.support import ModelSpec
@@ -774,3 +774,10 @@ class TestProcessor:
         monkeypatch.setattr("subprocess.run", lambda *_, **__: done)
         monkeypatch.setattr(sys, "platform", "darwin")
         assert processor._ask_macos() == ("Apple M9", {"asimd", "i8mm"})
+
+
+def test_a_model_without_cores_is_said_so() -> None:
+    raised = RuntimeError("Check '!proc_type_table.empty()' failed: proc_type_table is empty. No CPU resources!")
+    said = str(compile_error(ov.Core(), "CPU", "draft", raised))
+    assert said.startswith("CPU has no cores for draft: ENABLE_CPU_RESERVATION keeps")
+    assert "Lower num_threads" in said

@@ -114,7 +114,8 @@ def test_numbers_of_numpys_are_as_good(toy_engine: outrider.Engine) -> None:
     prompts: list[Any] = [np.array(prompt, dtype=np.uint8), [np.uint64(i) for i in prompt]]
     plain = toy_engine.generate(prompt, temperature=0.75, stop_token_ids=[39], **options)
     for given, more in zip(prompts, (odd, unsigned), strict=True):
-        result = toy_engine.generate(given, temperature=np.float16(0.75), stop_token_ids=np.array([39]), **more)
+        more |= {"temperature": np.float16(0.75), "stop_token_ids": np.array([39])}
+        result = toy_engine.generate(given, **more)
         assert result.token_ids == plain.token_ids
         assert all(type(token_id) is int for token_id in result.token_ids)
         assert type(result.seed) is int

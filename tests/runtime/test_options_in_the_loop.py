@@ -134,7 +134,7 @@ def test_each_option_is_heard(toy_engine: outrider.Engine) -> None:
     plain = toy_engine.generate("hello", **options).token_ids
     banned = sorted(set(plain))[:3]
     assert not set(banned) & set(toy_engine.generate("hello", **options, banned_token_ids=banned).token_ids)
-    assert set(toy_engine.generate("hello", **options, logit_bias={"7": 100}).token_ids) == {7}
+    assert set(toy_engine.generate("hello", **options, logit_bias={"7": 100}).token_ids) == {7}  # type: ignore[dict-item]
     varied = toy_engine.generate("hello", **options, no_repeat_ngram_size=2).token_ids
     text = [*ToyTokenizer().encode_prompt("hello"), *varied]
     assert len(set(itertools.pairwise(text))) == len(text) - 1

@@ -258,7 +258,7 @@ def test_a_draft_ends_between_two_calls_where_its_answer_is_cancelled(gone: bool
 
     draft, main = Slow(VOCAB_SIZE, memory=MEMORY), FakeBackend(VOCAB_SIZE, memory=MEMORY)
     model = DraftModel(draft, context_length=1000)
-    fields = {"num_assistant_tokens": 16, "max_new_tokens": 40}
+    fields: dict[str, Any] = {"num_assistant_tokens": 16, "max_new_tokens": 40}
     stopped = new_request([1, 2], model, cancel=None if gone else stop, **fields)
     other, alone = new_request([3], model, **fields), new_request([3], None, max_new_tokens=40)
     found, _ = run_in_loop(main, stopped, other)

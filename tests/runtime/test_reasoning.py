@@ -168,7 +168,7 @@ class Marked:
         self.chat_template, self._tokenizer = template, train_tokenizer(special=["<|endoftext|>", *special])
         self._tokenizer.save(str(folder / "tokenizer.json"))
         self.end = self.encode("<|endoftext|>")[0]
-        self._grammars = Grammars(folder, self._tokenizer.get_vocab_size(), [self.end])
+        self._grammars = Grammars(folder, self._tokenizer.get_vocab_size(), (self.end,))
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer.encode(text).ids

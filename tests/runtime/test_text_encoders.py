@@ -53,7 +53,7 @@ def test_a_long_text_is_cut_where_that_is_asked_for(embedder: Any) -> None:
     text = "quick " * 100
     found = embedder.embed([text], truncate=True)
     assert found.num_tokens == LENGTH
-    with pytest.raises(TooLong, match=r"^input\[1\] has \d+ tokens, and this model reads 32\. Split it\.$"):
+    with pytest.raises(TooLong, match=r"^input\[1\] has \d+ tokens, and this model reads 64\. Split it\.$"):
         embedder.embed(["quick", text])
 
 

@@ -11,7 +11,7 @@ import msgspec
 from outrider.bundle.manifest import Geometry, Pooling, TextEncoderEntry, TextEncoderKind
 from outrider.errors import ExportError
 from outrider_export.geometry import geometry_of_config
-from outrider_export.progress import Silent
+from outrider_export.progress import Progress, Silent
 from outrider_export.sources import POOLING, Located, architectures_of, configuring, fetch, read_json
 
 # What sentence-transformers writes beside config.json: its modules, the pooling, and the longest text.
@@ -28,7 +28,7 @@ _ENCODERS = (
 _OFFSET = ("roberta", "xlm-roberta", "camembert")  # positions begin after the padding token's id
 
 
-def kind_of(source: Located) -> TextEncoderKind | None:
+def kind_of(source: Located, progress: Progress | None = None) -> TextEncoderKind | None:
     """What a checkpoint makes of texts; None for a model that writes. Of a hub id, only small files are downloaded.
 
     Raises:
@@ -36,7 +36,7 @@ def kind_of(source: Located) -> TextEncoderKind | None:
     """
     if source.kind == "gguf":
         return None
-    folder = fetch(source, False, Silent(), FILES).fetched
+    folder = fetch(source, False, progress or Silent(), FILES).fetched
     with configuring(folder / "config.json"):
         config = read_json(folder / "config.json")
         names = architectures_of(config)

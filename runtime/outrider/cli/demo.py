@@ -39,8 +39,8 @@ PROMPTS = {
         "Peter lives in a small house by the sea. Every morning Peter walks along the beach with his dog. "
         "In the evening Peter reads a book in front of the fire."
     ),
-    "extract": (
-        "Extract all names and places from this text as a list: "
+    "list": (
+        "Put these sentences into a numbered list:\n\n"
         "Anna Keller was born in Zurich in 1871. She studied in Vienna with Otto Wagner and later moved to Budapest, "
         "where she met Miklos Szabo. Together they built the Elisabeth Bridge."
     ),
@@ -68,7 +68,7 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     # Both runs read the whole prompt.
     config = Config().replace(max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
     engine = load_model(read_bundle(bundle), config)
-    warm_up(engine, PROMPTS["extract"], "auto", max_new_tokens=24)
+    warm_up(engine, PROMPTS["list"], "auto", max_new_tokens=24)
     with tracing(engine, trace):
         compared = {name: _compare(engine, name, quiet=as_json) for name in PROMPTS}
     if as_json:

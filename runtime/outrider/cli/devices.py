@@ -71,7 +71,7 @@ def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[li
     from outrider.models.part import parts_of
 
     named = config.device.draft_bundle
-    other = bundle if named is None else open_bundle(named)
+    other = bundle if named is None else open_bundle(named, for_this_machine=config.device.takes_any_form)
     main, drafts = parts_of(bundle, other)
     rows = [
         _try_model(part, device, config)

@@ -78,7 +78,7 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         weights = {name: model.weights for name, model in models.items()}
         print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
         return
-    draft = "no draft model" if manifest.main.text_encoder is None else manifest.main.text_encoder.kind
+    draft: str = "no draft model" if manifest.main.text_encoder is None else manifest.main.text_encoder.kind
     if manifest.drafters:
         first = manifest.drafters[0]
         draft = f"{'draft model' if first.kind == 'draft_model' else first.kind} in {first.model.weights}"

@@ -42,10 +42,11 @@ def remove(names: tuple[str, ...], every: bool, as_json: bool) -> None:
         raise click.UsageError("Give names as 'outrider models' lists them, or --all, and not both.")
     cache = open_cache()
     entries = cache.entries() if every else list({entry.name: entry for entry in map(cache.find, names)}.values())
-    size = sum(entry.size for entry in entries)
+    before = cache.size
     for entry in entries:
         cache.remove(entry)
     cache.tidy()
+    size = before - cache.size  # files that others have stay
     if as_json:
         print_json({"removed": [entry.name for entry in entries], "bytes": size})
         return
@@ -65,7 +66,7 @@ def open_cache() -> BundleCache:
 
 def _list(cache: BundleCache, as_json: bool) -> None:
     entries = cache.entries()
-    size = sum(entry.size for entry in entries)
+    size = cache.size
     if as_json:
         found = [
             {

@@ -9,12 +9,13 @@ from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Unpack
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.opening import open_bundle
 from outrider.config import Config, GenerationConfig
 from outrider.config.files import load_config
+from outrider.config.generation_options import GenerationOptions
 from outrider.decoding import event_loop
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import Submitted
@@ -87,7 +88,7 @@ class Engine(CompiledBundle):
         *,
         chat_template: bool = True,
         cancel: Event | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Result:
         """Answer a prompt.
 
@@ -172,7 +173,7 @@ class Engine(CompiledBundle):
         *,
         chat_template: bool = True,
         cancel: Event | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Generator[TextChunk, None, None]:
         """Answer a prompt piece by piece; as `generate`. Closing or dropping the stream ends the answer."""
         return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
@@ -184,7 +185,7 @@ class Engine(CompiledBundle):
         *,
         sink: Callable[[TextChunk | BaseException], object],
         chat_template: bool = True,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Submitted:
         """Start to answer a prompt, and return at once.
 
@@ -208,23 +209,37 @@ class Engine(CompiledBundle):
         *,
         chat_template: bool = True,
         cancel: Event | None = None,
-        **options: Any,
+        at_once: bool = False,
+        **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[TextChunk, None]:
         """Answer a prompt piece by piece, in an event loop of asyncio; as `stream`.
 
             async for chunk in engine.astream("Why is the sky blue?"):
                 print(chunk.text, end="", flush=True)
 
-        Closing the generator, or cancelling the task that reads it, ends the answer.
+        Closing the generator, or cancelling the task that reads it, ends the answer. at_once: the text comes at
+        the end.
         """
-        request = await self._aprepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
+        request = await self._aprepare(
+            prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, **options
+        )
         async with aclosing(event_loop.run(self._queue, request)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def agenerate(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Result:
+    async def agenerate(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Result:
         """Answer a prompt, in an event loop of asyncio; as `generate`. Cancelling the task ends the answer."""
-        request = await self._aprepare(prompt, config, at_once=True, **options)
+        request = await self._aprepare(
+            prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options
+        )
         async with aclosing(event_loop.run(self._queue, request)) as chunks:
             *_, last = [chunk async for chunk in chunks]
         return last.result or request.result()
@@ -276,7 +291,12 @@ class Engine(CompiledBundle):
         return scoring.score(self._queue, request, token_ids)
 
     def count_tokens(
-        self, prompt: AnyPrompt, config: GenerationConfig | None = None, *, chat_template: bool = True, **options: Any
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        **options: Unpack[GenerationOptions],
     ) -> int:
         """The tokens of a prompt, with its images'. Raises as `generate`, but for one that does not fit the cache."""
         return self._preparation.count_tokens(prompt, self._config_of(config, options), chat_template=chat_template)
@@ -353,7 +373,7 @@ class Engine(CompiledBundle):
             observer.entered(request, config.drafter)
         return request
 
-    def _config_of(self, config: GenerationConfig | None, options: dict[str, Any]) -> GenerationConfig:
+    def _config_of(self, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
         """A request's options."""
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")

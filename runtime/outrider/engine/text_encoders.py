@@ -134,11 +134,11 @@ class Embedder(_TextEncoder):
         config = pipeline.Config()
         config.pooling_type = getattr(pipeline.PoolingType, (entry.pooling or "cls").upper())
         config.normalize = True
-        if entry.pooling == "last_token":
-            config.padding_side = "left"  # else the pipeline looks for it where texts padded there have another one
+        self._tokenizer = openvino_genai.Tokenizer(folder)
+        if not self._tokenizer.encode(["a", "a a a a"]).attention_mask.data[0, 0]:
+            config.padding_side = "left"  # as the tokenizer pads: else the pipeline looks for last tokens elsewhere
         config.max_length = self.context_length
         self._pipeline = pipeline(folder, device, config)
-        self._tokenizer = openvino_genai.Tokenizer(folder)
 
     @property
     def width(self) -> int:

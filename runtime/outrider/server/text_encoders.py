@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -118,10 +118,10 @@ class TextEncoders:
         model.num_users += 1
         try:
             async with model.loading:
-                loaded = model.loaded
-                if loaded is None:
-                    made = Embedder if model.kind == "embedding" else Reranker
-                    loaded = model.loaded = await asyncio.to_thread(made, model.bundle, model.device)
+                if (loaded := model.loaded) is None:
+                    made: Callable[..., Embedder | Reranker] = Embedder if model.kind == "embedding" else Reranker
+                    found = await asyncio.to_thread(made, model.bundle, model.device)
+                    model.loaded = loaded = found
                     log.info("Loaded %s.", model.name)
             yield loaded
         finally:

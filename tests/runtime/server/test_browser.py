@@ -402,6 +402,7 @@ def test_markdown_becomes_nodes(page: Page) -> None:
     assert node.locator("ol > li").count() == 3
     assert node.locator("ol > li > ul > li").all_text_contents() == ["inner x", "more"]
     assert node.locator("pre").text_content() == "if a < b:\n    **c**"
+    assert node.locator("pre").get_by_role("button", name="Copy code").count() == 1
 
 
 @pytest.mark.parametrize(

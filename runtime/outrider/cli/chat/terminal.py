@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 
+from outrider.bundle.folder import Bundle
 from outrider.cli.chat.answering import do
 from outrider.cli.chat.commands import COMMANDS, SWITCH
 from outrider.cli.chat.keyboard import on_interrupt
@@ -23,6 +25,8 @@ from outrider.cli.chat.session import Session
 from outrider.config import GenerationConfig
 from outrider.config.option import options_of
 from outrider.errors import OutriderError
+
+_CACHED = re.compile(r"-[0-9a-f]{12}$")  # the end of a cached bundle's name
 
 
 def run_terminal(session: Session, console: Console, history: Path | None = None) -> None:
@@ -39,7 +43,7 @@ def run_terminal(session: Session, console: Console, history: Path | None = None
         prompt_continuation="  ",
         bottom_toolbar=lambda: status(session),
     )
-    console.print(session.engine.bundle.folder.resolve().name, style="bold")
+    console.print(title_of(session.engine.bundle), style="bold")
     console.print("/help lists the commands. Ctrl-D quits.", style="dim")
     with on_interrupt(lambda *_: None):  # one that comes between an answer and the prompt
         while (line := _read(prompts, session, console)) is not None:
@@ -166,3 +170,9 @@ def open_history(path: Path | None) -> History:
             path.open("ab").close()
             return _History(str(path))
     return InMemoryHistory()
+
+
+def title_of(bundle: Bundle) -> str:
+    """What a conversation's model is called: its bundle's name, or that of what a cached bundle was made of."""
+    name = bundle.folder.resolve().name
+    return bundle.manifest.main.source.id if _CACHED.search(name) else name

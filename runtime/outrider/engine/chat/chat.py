@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing, closing, contextmanager
 from dataclasses import replace
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from outrider.engine.chat.file import read_chat, write_chat
 from outrider.engine.chat.images import Seen, keep_images
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
+    from outrider.config.generation_options import GenerationOptions
     from outrider.decoding.results import AnswerToken, Result, TextChunk
     from outrider.engine.chat.turn import ChatTurn, Message
     from outrider.engine.engine import Engine
@@ -89,7 +90,7 @@ class Chat:
         """The tokens that the next turn goes on from; none before the first."""
         return list(self._turns[-1].token_ids) if self._turns else []
 
-    def send(self, message: str | Message | Seq[Message], **options: Any) -> Result:
+    def send(self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]) -> Result:
         """Answer a message, and wait for the whole answer. `options` are for this turn.
 
         Raises:
@@ -100,7 +101,9 @@ class Chat:
         """
         return self._generate(_messages(message), options)
 
-    def stream(self, message: str | Message | Seq[Message], **options: Any) -> Generator[TextChunk, None, None]:
+    def stream(
+        self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]
+    ) -> Generator[TextChunk, None, None]:
         """Answer a message piece by piece; as `send`. Closing or dropping the stream ends the answer."""
         with (
             self._answer(_messages(message), options) as answer,
@@ -110,7 +113,7 @@ class Chat:
                 answer.add(chunk)
                 yield chunk
 
-    async def asend(self, message: str | Message | Seq[Message], **options: Any) -> Result:
+    async def asend(self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]) -> Result:
         """As `send`, in an event loop. Cancelling the task ends the answer."""
         messages = await asyncio.to_thread(_messages, message)
         with self._answer(messages, options) as answer:
@@ -119,7 +122,9 @@ class Chat:
             answer.result = result
         return result
 
-    async def astream(self, message: str | Message | Seq[Message], **options: Any) -> AsyncGenerator[TextChunk, None]:
+    async def astream(
+        self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]
+    ) -> AsyncGenerator[TextChunk, None]:
         """As `stream`, in an event loop. Closing the generator, or cancelling the task, ends the answer."""
         messages = await asyncio.to_thread(_messages, message)
         with self._answer(messages, options) as answer:
@@ -139,7 +144,7 @@ class Chat:
             cancel.set()
         return cancel is not None
 
-    def retry(self, **options: Any) -> Result:
+    def retry(self, **options: Unpack[GenerationOptions]) -> Result:
         """Answer the last turn's messages again, and put the answer in place of the last one.
 
         The options are those of the last answer but for its seed, and `options` win over them. The seed of the last
@@ -150,7 +155,7 @@ class Chat:
         """
         return self._generate(None, options)
 
-    def go_on(self, **options: Any) -> Generator[TextChunk, None, None]:
+    def go_on(self, **options: Unpack[GenerationOptions]) -> Generator[TextChunk, None, None]:
         """Go on with the last answer, which was cut or cancelled: the pieces become part of it. As `stream`.
 
         The options are those of the last answer but for its seed, and `options` win over them. The last chunk's result
@@ -216,7 +221,7 @@ class Chat:
             )
         return self._turns[-count:]
 
-    def _generate(self, messages: tuple[Message, ...] | None, options: dict[str, Any]) -> Result:
+    def _generate(self, messages: tuple[Message, ...] | None, options: Mapping[str, Any]) -> Result:
         with self._answer(messages, options) as answer:
             result = self._engine.generate(answer.prompt, cancel=answer.cancel, **answer.options)
             answer.result = result
@@ -236,7 +241,7 @@ class Chat:
 
     @contextmanager
     def _answer(
-        self, messages: tuple[Message, ...] | None, options: dict[str, Any], *, extends: bool = False
+        self, messages: tuple[Message, ...] | None, options: Mapping[str, Any], *, extends: bool = False
     ) -> Iterator[_Answer]:
         """Make a turn of what is answered in the block.
 
@@ -277,7 +282,7 @@ class Chat:
         self,
         messages: tuple[Message, ...],
         answer: _Answer,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         extended: ChatTurn | None = None,
     ) -> ChatTurn:
         result = answer.result

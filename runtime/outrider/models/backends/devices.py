@@ -97,6 +97,11 @@ def resolve_auto(core: ov.Core) -> str:
 
 def compile_error(core: ov.Core, device: str, what: str, error: Exception) -> DeviceError:
     """The error for a model, `what`, that OpenVINO cannot compile. An unknown property gets the nearest known one."""
+    if "proc_type_table is empty" in str(error):
+        return DeviceError(
+            f"{device} has no cores for {what}: ENABLE_CPU_RESERVATION keeps those of the other model, or there are "
+            "none of the SCHEDULING_CORE_TYPE. Lower num_threads and draft_num_threads, or leave these properties out."
+        )
     unknown = re.search(r"Unsupported property (\S+)", str(error))
     if unknown is None:
         return DeviceError(f"{device} cannot compile {what}: {one_line(error)}")

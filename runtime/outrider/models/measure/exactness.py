@@ -20,6 +20,7 @@ from outrider.types import Backend, Chunk, CompiledModel, Exactness, PaddedBacke
 ROWS = (*range(1, 18), 20, 23, 24, 31, 32)
 _SQUARE = [(rows, rows) for rows in ROWS]  # calls of as many rows of logits
 _FEW = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
+_ESTIMATED = (1, 2, 3, 4, 5, 6, 8)  # numbers of rows that tell about the least padding
 _PROBED = (1, 2, 3, 4, 8, 16, 32)  # numbers of rows that tell two settings' groups apart
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
 _BEFORE = 190  # tokens of context before these rows; several blocks, and not a multiple of one
@@ -72,13 +73,13 @@ def estimate_padding(backend: PaddedBackend) -> Exactness:
 
     def least(exactness: Exactness) -> int | None:
         backend.use(exactness)
-        return _least(_groups(backend, [(rows, rows) for rows in _FEW]))
+        return _least(_groups(backend, [(rows, rows) for rows in _ESTIMATED]))
 
     needed = least(Exactness())
     if needed == 1:
         return Exactness()
     if needed is None:
-        return Exactness(rule=RowRule(call=Rounding(_FEW[-1], _FEW[-1])))
+        return Exactness(rule=RowRule(call=Rounding(_MULTIPLES[0], _MULTIPLES[0])))
     apart = Exactness(rule=RowRule(sequence=Rounding(2), apart=True))
     if backend.can_pad_apart and least(apart) == 1:
         return apart

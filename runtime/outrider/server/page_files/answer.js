@@ -132,13 +132,14 @@ export class Answer {
     const count = this.tokens.length, seconds = (performance.now() - this.#began) / 1e3;
     if (!count) return this.#note === null ? this.waiting : "";
     const counts = countSources(this.tokens);
+    const isDrafted = count > counts.plain; // without drafts their figures say nothing
     const isRunning = this.#note === null && count > 1 && seconds > 0;
     const speed = this.timings?.predicted_per_second ?? (isRunning ? (count - 1) / seconds : 0);
     return [
       `${count} token${count > 1 ? "s" : ""}`,
       speed && `${speed.toFixed(1)} a second`,
-      this.timings && `${tokensPerRound(this.timings).toFixed(2)} a round`,
-      ...SOURCES.map((source) => counts[source] && `${counts[source]} ${source}`),
+      this.timings && isDrafted && `${tokensPerRound(this.timings).toFixed(2)} a round`,
+      ...SOURCES.map((source) => isDrafted && counts[source] && `${counts[source]} ${source}`),
       this.seed !== null && `seed ${this.seed}`,
     ].filter(Boolean).join(" · ");
   }

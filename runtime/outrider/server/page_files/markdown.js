@@ -1,6 +1,6 @@
 // The Markdown that models write, as nodes: headings, lists, quotes, code, emphasis, links. HTML stays text.
 
-import { element } from "./dom.js";
+import { copyText, element } from "./dom.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/d;
@@ -123,7 +123,17 @@ function codeOf(lines, fence, leaf) {
   const isClosed = lines.length > 1 && closes(lines.at(-1).text, fence[1]);
   const { text, places } = join(lines.slice(1, isClosed ? -1 : undefined));
   const code = element("code", {}, ...(text ? leaf(text, places) : []));
-  return element("pre", { tabIndex: 0, role: "region", "aria-label": `Code ${fence[2]}`.trim() }, code);
+  return element("pre", { tabIndex: 0, role: "region", "aria-label": `Code ${fence[2]}`.trim() }, code, copies(text));
+}
+
+/** A button that copies code. Its label is the style's, so that the block's text is the code alone. */
+function copies(text) {
+  const button = element("button", { type: "button", className: "copy", "aria-label": "Copy code" });
+  button.onclick = async () => {
+    button.classList.toggle("done", await copyText(text));
+    setTimeout(() => button.classList.remove("done"), 1500);
+  };
+  return button;
 }
 
 function listOf(lines, depth, leaf) {
