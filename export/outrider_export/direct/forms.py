@@ -34,25 +34,25 @@ class Form:
 
     Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
 
-    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are rotated,
-    so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files have. norm:
-    "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint, but those of
-    `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width. norm_embedding: they
-    have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`). fused_mlp: one holds
-    gate and up (`gate_up_proj`). windows: which layers have the sliding window where `layer_types` is missing: "none",
-    "all", "late" (from max_window_layers on), or a number n: all but each n-th; of −n, layers are counted from the
-    last. rotated: which layers rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, by
-    `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with a window rotate by frequencies of
-    their own: by `rope_local_base_freq`, or by the same base without scaling. normed_after_rope: norms of queries and
-    keys come after their rotation. normed_heads: queries and keys have norms, without weights if the file has none. gated: what
-    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. gate: a matrix of its own
-    (`self_attn.output_gate`) gives that sigmoid. in_blocks: attention, states and feed-forward parts are numbered each
-    on their own, see `Blocks`. ungated: feed-forward parts are down(act(up)), by the square of ReLU, too. names: what
-    checkpoints call
-    modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
-    expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers
-    differ in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
+    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are
+    rotated, so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files
+    have. norm: "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint,
+    but those of `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width.
+    norm_embedding: they have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`).
+    fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
+    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th;
+    of −n, layers are counted from the last. rotated: which layers rotate queries and keys: "all", "none",
+    "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with
+    a window rotate by frequencies of their own: by `rope_local_base_freq`, or by the same base without scaling.
+    normed_after_rope: norms of queries and keys come after their rotation. normed_heads: queries and keys have
+    norms, without weights if the file has none. gated: what attention finds is multiplied by a sigmoid, whose rows
+    in `q_proj` follow each head's. gate: a matrix of its own (`self_attn.output_gate`) gives that sigmoid.
+    in_blocks: attention, states and feed-forward parts are numbered each on their own, see `Blocks`. ungated:
+    feed-forward parts are down(act(up)), by the square of ReLU, too. names: what checkpoints call modules that have
+    other names here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys:
+    what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
+    "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
+    in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
     defaults: what Transformers takes for keys that config.json lacks.
     """
 
