@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from outrider import cli
-from outrider.bundle.architectures import REFUSED
+from outrider.bundle.architectures import PEERS, REFUSED
 from outrider.cli.options import generation_options, load_options
 from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
@@ -178,8 +178,8 @@ each layer; a graph with other windows is refused at load.
 
 These architectures are refused before weights are downloaded or packages asked for, and again at load:
 
-| architectures | why |
-|---|---|
+| architectures | why | what runs them |
+|---|---|---|
 {refused}
 
 ## Layers with a state
@@ -188,6 +188,15 @@ A layer with a state (short convolution, gated delta net, Mamba-2) has no keys a
 could be dropped. OpenVINO 2026.4 stores such a state after each token of a call (`PagedCausalConv1D`,
 `PagedGatedDeltaNet`, `PagedSelectiveSSM`). It recognises these layers by the form of the graph, so they are converted
 without PyTorch only, and a graph with a state that is not paged is refused. ONNX Runtime has no such stores.
+
+OpenVINO gives a model a paged cache only if it has attention in at least one layer ("No ScaledDotProductAttention
+operation observed in the graph"), so models of Mamba-2 alone (`mamba2`) are refused.
+
+Nemotron-H numbers what mixes tokens and feed-forward parts each on their own. Here, a layer is one of the former with
+the feed-forward part after it, so `outrider inspect` shows fewer layers than `config.json` has. Its mixtures of experts
+(`E` in `hybrid_override_pattern`, `nemotron_h_moe` in GGUF files) are refused. Its text was compared with Transformers'
+with the limits of time steps of `time_step_limit`, as in NVIDIA's kernels; Transformers without these kernels takes
+`time_step_min` as the least, and differs from its own text token by token beyond `chunk_size` tokens.
 
 GGUF files of Granite 4.0 that have attention in all layers name the architecture `granite`.
 
@@ -325,10 +334,10 @@ def models_page() -> str:
             each.tried,
         )
         rows.append(f"| {' | '.join(cells)} |")
-    of_rule: dict[str, list[str]] = {}
+    of_rule: dict[tuple[str, str], list[str]] = {}
     for name, rule in REFUSED.items():
-        of_rule.setdefault(rule, []).append(f"`{name}`")
-    refused = "\n".join(f"| {', '.join(names)} | {rule} |" for rule, names in of_rule.items())
+        of_rule.setdefault((rule, PEERS[name]), []).append(f"`{name}`")
+    refused = "\n".join(f"| {', '.join(names)} | {rule} | {peer} |" for (rule, peer), names in of_rule.items())
     return (
         MODELS_HEAD
         + "\n".join(rows)

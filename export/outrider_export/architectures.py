@@ -71,6 +71,7 @@ _ALL = (
     Architecture("mistral", "Mistral 7B, Nemo, Small 3 without images", "sliding", onnx=True),
     Architecture("mixtral", "Mixtral", "sliding", experts=True),
     Architecture("muse_glimmer_text", "Muse Glimmer, without images", "mixed"),
+    Architecture("nemotron_h", "Nemotron-H, Nemotron Nano 2 (dense)", states="Mamba-2", features=False),
     Architecture("olmo", "OLMo 1", onnx=True),
     Architecture("olmo2", "OLMo 2", onnx=True),
     Architecture("olmo3", "OLMo 3", "mixed"),

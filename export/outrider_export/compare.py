@@ -5,8 +5,9 @@ Job: `bundle`, its folder; `role`, "main" or a drafter's name; `scheduler` and `
 reads in float32; `gguf`, whether it is one; `scratch`, a folder for a copy of it; `trust_remote_code`; `texts`, lists
 of token ids.
 
-Both read the same texts in the same pieces, so that only one piece's logits are in memory. The result: for each text
-the `cosines` and whether the `top` tokens are the same, row by row, and the bundle's `setting`.
+Both read the same texts in the same pieces, so that only one piece's logits are in memory; a checkpoint whose layers
+keep states reads a text at once, as Transformers forgets the states between pieces of several tokens. The result: for
+each text the `cosines` and whether the `top` tokens are the same, row by row, and the bundle's `setting`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def compare(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     made: dict[str, Any] = {"setting": engine.setting["main_device"], "cosines": [], "top": []}
     with torch.inference_mode():
         for token_ids in job["texts"]:
-            cosines, same = _compare_text(engine.main, reference, token_ids, columns)
+            at_once = any(alone.manifest.main.geometry.layer_states)
+            theirs = _Whole(reference, token_ids) if at_once else _InPieces(reference, token_ids)
+            cosines, same = _compare_text(engine.main, theirs, token_ids, columns)
             made["cosines"].append(cosines)
             made["top"].append(same)
             progress.advance(1)
@@ -58,12 +61,41 @@ def _alone(bundle: Bundle, role: str) -> tuple[Bundle, NDArray[np.int32] | None]
     return Bundle(bundle.folder, msgspec.structs.replace(bundle.manifest, main=main, drafters=())), columns
 
 
-def _compare_text(
-    backend: Backend, reference: Any, token_ids: Seq[int], columns: NDArray[np.int32] | None
-) -> tuple[list[float], list[bool]]:
-    import torch
+class _InPieces:
+    """A checkpoint's logits for a text's tokens, read piece by piece."""
 
-    slot, cache = backend.open(len(token_ids)), None
+    def __init__(self, reference: Any, token_ids: Seq[int]) -> None:
+        self._reference, self._token_ids, self._cache = reference, token_ids, None
+
+    def rows(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Those of the next piece, float32 [end − begin, width]."""
+        import torch
+
+        piece = torch.tensor([[*self._token_ids[begin:end]]])
+        done = self._reference(input_ids=piece, past_key_values=self._cache, use_cache=True)
+        self._cache = done.past_key_values
+        found: NDArray[np.float32] = done.logits[0].float().numpy()
+        return found
+
+
+class _Whole:
+    """The same, of a text that is read at once."""
+
+    def __init__(self, reference: Any, token_ids: Seq[int]) -> None:
+        import torch
+
+        self._logits = reference(input_ids=torch.tensor([[*token_ids]]), use_cache=False).logits[0]
+
+    def rows(self, begin: int, end: int) -> NDArray[np.float32]:
+        """As `_InPieces`."""
+        found: NDArray[np.float32] = self._logits[begin:end].float().numpy()
+        return found
+
+
+def _compare_text(
+    backend: Backend, reference: _InPieces | _Whole, token_ids: Seq[int], columns: NDArray[np.int32] | None
+) -> tuple[list[float], list[bool]]:
+    slot = backend.open(len(token_ids))
     if slot is None:
         raise ExportError(f"The cache has no room for {len(token_ids):,} tokens. Raise --cache-size.")
     cosines: list[float] = []
@@ -73,9 +105,7 @@ def _compare_text(
             piece = list(token_ids[begin : begin + PIECE])
             step = backend.submit([Chunk(slot, piece, num_rows=len(piece))]).wait()
             ours = np.array([step.row(i).full() for i in range(len(piece))])
-            done = reference(input_ids=torch.tensor([piece]), past_key_values=cache, use_cache=True)
-            cache = done.past_key_values
-            theirs = _same_columns(done.logits[0].float().numpy(), ours.shape[1], columns)
+            theirs = _same_columns(reference.rows(begin, begin + len(piece)), ours.shape[1], columns)
             cosines += cosine(ours, theirs).tolist()
             same += (ours.argmax(-1) == theirs.argmax(-1)).tolist()
     finally:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
+from outrider_export.direct.blocks import MLP
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect
 from outrider_export.direct.experts import CHOICE, ROUTER, SHARED_GATE
@@ -22,7 +23,14 @@ from outrider_export.direct.gguf_config import config_of
 from outrider_export.direct.pack import matrices_of
 from outrider_export.direct.sizes import FULL
 from outrider_export.direct.states import STATE_KINDS
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name, place_of
+from outrider_export.direct.weights import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    Weights,
+    layer_name,
+    place_of,
+)
 from outrider_export.gguf_file import read_header
 from outrider_export.sources import Located, read_config
 
@@ -104,13 +112,17 @@ def _chosen(decoder: Decoder, num_layers: int) -> list[int]:
 
 def _cut(config: dict[str, Any], decoder: Decoder, chosen: list[int]) -> dict[str, Any]:
     """The configuration with fewer layers; lists of as many entries as there were layers are cut, too."""
-    before = config["num_hidden_layers"]
+    before = len(decoder.layers)
     cut = {k: [v[i] for i in chosen] if isinstance(v, list) and len(v) == before else v for k, v in config.items()}
     if decoder.states:
         cut["layer_types"] = [STATE_KINDS.get(decoder.states[i], FULL) for i in chosen]
     if decoder.experts:
         dense = [number for number, i in enumerate(chosen) if decoder.layers[i].experts is None]
         cut |= {"num_dense_layers": 0, "decoder_sparse_step": 1, "mlp_only_layers": dense}
+    if decoder.blocks is not None:
+        kinds = (([STATE_KINDS.get(decoder.states[i], "attention")], decoder.layers[i].feeds) for i in chosen)
+        cut["layers_block_type"] = [kind for mixing, feeds in kinds for kind in [*mixing, *([MLP] if feeds else [])]]
+        cut.pop("layer_types")
     return cut | {"num_hidden_layers": len(chosen)}
 
 
@@ -154,11 +166,10 @@ def _modules_of(layer: Layer, decoder: Decoder) -> list[str]:
     """Modules of a layer with a weight, a bias or both, but experts."""
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "sinks")
     mixing = [f"self_attn.{part}" for part in parts] if layer.state is None else [*layer.state.matrices]
-    dense = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
     norms = decoder.form.norms
     around = {norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp} - {""}
     experts = layer.experts
-    fed = [*(dense if experts is None or experts.shared else ()), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]
+    fed = [*decoder.feed_forward_of(layer), *((ROUTER, CHOICE, SHARED_GATE) if experts else ())]
     return [*mixing, *fed, *sorted(around)]
 
 

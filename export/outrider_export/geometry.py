@@ -13,6 +13,7 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
+from outrider_export.direct.blocks import block_kinds
 from outrider_export.direct.describe import NotDirect
 from outrider_export.direct.forms import FORMS
 from outrider_export.direct.gguf_config import kv_heads_of
@@ -44,6 +45,7 @@ def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
         architecture, logits_width = config["model_type"], config["vocab_size"]
     except KeyError as error:
         raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
+    found["num_layers"] = found["num_layers"] or len(block_kinds(config)) or None
     found["context_length"] = found["context_length"] or _TRAINED_LENGTHS.get(architecture)
     if lacking := [_NAMES[ours][0] for ours, value in found.items() if value is None]:
         raise ExportError(f"{where}/config.json has no '{lacking[0]}', so its model's shape is not known.")
@@ -74,7 +76,8 @@ def check_architecture(config: dict[str, Any], where: Path) -> None:
         ExportError: with the architecture, the rule and the next step.
     """
     layers = config.get("layer_types")
-    if refusal := refusal_of(str(config.get("model_type")), map(str, layers) if isinstance(layers, list) else ()):
+    kinds = [*map(str, layers)] if isinstance(layers, list) else block_kinds(config)
+    if refusal := refusal_of(str(config.get("model_type")), kinds):
         raise ExportError(f"{where} cannot be exported. {refusal}")
     size, of_full = (config.get(name) for name in ("head_dim", "global_head_dim"))
     is_known = any(form.varied for form in (FORMS.get(str(config.get("model_type"))),) if form)

@@ -60,6 +60,7 @@ _NO_TEXT = (
     "model.audio_", "model.embed_vision.", "model.embed_audio.",
 )  # fmt: skip
 _OF_TEXT = ("model.language_model.", "language_model.model.")
+_OF_MAMBA = "backbone."
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
 UNQUANTISED = "Export the original checkpoint or a GGUF file."
 _AGAIN = "Download the checkpoint again."
@@ -235,6 +236,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 def name_in_text(name: str) -> str:
     """The name in a model's text part of a tensor, without what shows that there is another part."""
+    if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
+        return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
     prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
     return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
 

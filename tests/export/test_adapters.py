@@ -22,6 +22,7 @@ from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.measure.readings import read
 from outrider.models.part import Part, adapters_of
+from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle
 from outrider_export.adapters.peft_format import read_adapter
@@ -181,6 +182,13 @@ def test_what_does_not_fit_a_bundle_changes_nothing(folder: Path, tmp_path: Path
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     with pytest.raises(BundleError, match="adapter.bin is not the file that was exported"):
         outrider.load(folder)
+
+
+def test_models_with_states_take_no_adapters_by_request(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy", states=True, padded=False)
+    adapter = write_adapter(tmp_path / "pirate", SHAPE)
+    with pytest.raises(ExportError, match="whose layers keep states, .* Merge it at export: outrider export MODEL"):
+        add_adapter(bundle.folder, adapter)
 
 
 def test_kept_weights_are_not_merged_into(tmp_path: Path) -> None:

@@ -53,7 +53,9 @@ def test_a_slice_has_the_tensors_of_its_layers(kind: str, tied: Path, make_gguf:
     assert count == sum(tensor.numbers().size for tensor in cut.values())
 
 
-@pytest.mark.parametrize("name", ["lfm2_moe", "qwen3_5_moe_text", "granitemoehybrid", "granitemoe", "gpt_oss"])
+@pytest.mark.parametrize(
+    "name", ["lfm2_moe", "qwen3_5_moe_text", "granitemoehybrid", "granitemoe", "gpt_oss", "nemotron_h"]
+)
 def test_a_slice_of_a_hybrid_or_a_mixture_is_a_model(name: str, tmp_path: Path) -> None:
     """Its layers are the first one with attention, and those from the first on."""
     source = locate(save_model(make_model(name), tmp_path / "whole"))

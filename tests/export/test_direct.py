@@ -27,6 +27,7 @@ from outrider.models.backends.taps import hidden_states_of
 from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
 from outrider_export.direct import fp8
+from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import FORMS
@@ -44,7 +45,8 @@ TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
     name
     for name in FORMS
-    if CONFIGS[name].get("layer_types", ["full_attention"])[0] in STATES or "linear_num_key_heads" in CONFIGS[name]
+    if CONFIGS[name].get("layer_types", CONFIGS[name].get("layers_block_type", [""]))[0] in STATES
+    or "linear_num_key_heads" in CONFIGS[name]
 ]
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
 # Of Gemma 4, whose queries are not scaled, single precision is ten times as far from double: Transformers' own, too.
@@ -121,7 +123,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
-    assert len(hidden_states_of(graph, count)) == count + 2
+    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks else count + 2)
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
@@ -368,16 +370,20 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     in_gguf = form.gguf or "llama"  # Mixtral's, too
     known = "afmoe" if in_gguf == "muse-glimmer" else in_gguf  # which the package gguf has from 0.20 on
     architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
-    names = gguf.get_tensor_name_map(architecture, len(decoder.layers))
+    kinds = block_kinds(config) or [layer.state and layer.state.kind for layer in decoder.layers]
+    names = gguf.get_tensor_name_map(architecture, len(kinds))
     writer = gguf.GGUFWriter(path, in_gguf)
-    writer.add_block_count(len(decoder.layers))
+    writer.add_block_count(len(kinds))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
+    widths = [decoder.mlp_size * (kind == MLP) for kind in kinds]
     if not form.varied:
-        writer.add_feed_forward_length(config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size)
+        writer.add_feed_forward_length(
+            widths if decoder.blocks else config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size
+        )
     writer.add_head_count(decoder.num_heads)
-    kv_heads = [decoder.num_kv_heads if layer.state is None else 0 for layer in decoder.layers]
+    kv_heads = [decoder.num_kv_heads if kind in (None, "attention") else 0 for kind in kinds]
     if form.varied:
         add_varied_sizes(writer, decoder, config)
     else:
@@ -394,7 +400,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(experts.size)
         writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters", {"rope_theta": 1e4})
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if rope.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -551,6 +557,7 @@ def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
         ("granitemoehybrid", ("mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear"), False),
         ("qwen3_5_text", ("linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "linear_attn.out_proj"), True),
         ("qwen3_next", ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"), False),
+        ("nemotron_h", ("mixer.in_proj", "mixer.out_proj"), True),
     ],
 )
 def test_adapters_change_recurrences(name: str, targets: tuple[str, ...], is_gguf: bool, tmp_path: Path) -> None:
@@ -570,6 +577,44 @@ def test_adapters_change_recurrences(name: str, targets: tuple[str, ...], is_ggu
     packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
     save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
     assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "shape", "says"),
+    [
+        ("lfm2", "layers.0.conv.conv", (64, 3), "which is no linear layer. Only linear layers"),
+        ("qwen3_5_text", "layers.0.linear_attn.conv1d", (160, 4), "which is no linear layer"),
+        ("nemotron_h", "layers.0.mixer.conv1d", (176, 4), "which is no linear layer"),
+        ("qwen3_next", "layers.0.mlp.shared_expert_gate", (1, 64), ""),
+    ],
+)
+def test_no_adapter_is_without_effect(
+    name: str, module: str, shape: tuple[int, int], says: str, tmp_path: Path
+) -> None:
+    """Filters of convolutions have the shape of matrices, too, and a matrix of one row is not rounded."""
+    model, path = saved(name, tmp_path / name)
+    rows, columns = shape
+    change = Change(np.full((2, columns), 0.5, np.float32), np.full((rows, 2), 0.3, np.float32), 1.0)
+    weights = open_weights(path, is_gguf=False)
+    adapter = LoraAdapter("adapter", "", {f"model.{module}": change}, None)
+    if says:
+        with pytest.raises(ExportError, match=says):
+            weights.merge(adapter)
+        return
+    weights.merge(adapter)
+    model.get_submodule(f"model.{module}").weight.data += torch_of(change.up @ change.down)
+    packed = pack(weights, "fp32", tmp_path / "model.bin", lambda _: None)
+    save(*build(weights.decoder, weights, packed), tmp_path / "model.xml")
+    assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
+
+
+def test_blocks_become_layers_of_two_parts() -> None:
+    blocks = Blocks.of(["mamba", "mlp", "mamba", "attention", "mlp"])
+    assert blocks == Blocks((0, 2, 3), (1, None, 4))
+    assert [blocks.layer(number) for number in range(6)] == [0, 0, 1, 2, 2, None]
+    for kinds, says in ((["mlp"], "block 0 of the kind 'mlp'"), (["mamba", "mlp", "mlp"], "block 2 of the kind 'mlp'")):
+        with pytest.raises(ValueError, match=says):
+            Blocks.of(kinds)
 
 
 def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider_export.compare import PIECE, cosine
+from shapes import make_model, save_model
 
 F32 = ("--precision", "f32", "--max-new-tokens", "8", "--cache-size", "0.02")
 
@@ -57,6 +58,17 @@ def test_an_exact_model_is_told_from_a_compressed_one(
     code, (exact, compressed) = verify(capsys, pair, *both, "--min-cosine", 0.9999)
     assert code == 1
     assert (exact["passed"], compressed["passed"]) == (True, False)
+
+
+def test_states_are_compared_beyond_a_piece(
+    convert: Any, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Transformers reads such a text at once: it forgets the states between pieces."""
+    checkpoint = save_model(make_model("lfm2"), tmp_path / "lfm2")
+    bundle, _ = convert(checkpoint, weights="fp32")
+    _, (found,) = verify(capsys, bundle, "--checks", "fidelity", "--prompts", prompts, "--against", checkpoint)
+    assert found["figures"]["num_rows"] > 2 * PIECE
+    assert found["figures"]["minimum"] > 0.99999
 
 
 def test_another_models_checkpoint_is_noticed(

@@ -1,6 +1,6 @@
 """Recurrent layers as llama.cpp's converter writes them to GGUF: names, orders and signs of a checkpoint's tensors.
 
-Facts from its conversion/qwen.py, granite.py and mamba.py. Gemma 4's layers, too, by conversion/gemma.py.
+Facts from its conversion/qwen.py, granite.py, mamba.py and nemotron.py. Gemma 4's layers, too, by conversion/gemma.py.
 """
 
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, A
     if isinstance(state, SelectiveSSM):
         if name.endswith((".A_log", ".D")):
             values = values[:, None]
-        elif name.endswith("mamba.norm.weight"):
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
             values = values.reshape(state.num_groups, -1)
         elif name.endswith("shared_mlp.input_linear.weight"):
             gate, up = np.split(values, 2)

@@ -1,5 +1,6 @@
 """Tiny random models of many architectures, and what each has to be: see `outrider_export.architectures`."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 32, "sliding_window": WINDOW, "final_logit_softcapping": 3.0, "output_multiplier": 0.4,
         "post_norm_eps": 0.01, "pad_token_id": 0,
     },
+    "nemotron_h": {name: value for name, value in _LLAMA.items() if name != "num_hidden_layers"}
+    | {
+        "head_dim": 24, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 12,
+        "time_step_min": 1e-9, "chunk_size": 512,
+        "layers_block_type": ["mamba", "moe", "mamba", "attention", "moe", "mamba", "moe"],
+    },
     "olmo": _LLAMA,
     "olmo2": _LLAMA,
     "olmo3": _MIXED,
@@ -160,6 +167,8 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
+    if architecture == "nemotron_h":
+        _with_dense_parts(model)
     for name, parameter in model.named_parameters():
         if name.endswith(
             "A_log"
@@ -173,6 +182,27 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
         if name.endswith(("expert_bias", "layer_scalar")):
             buffer += 0.3 * torch.randn_like(buffer)
     return model
+
+
+def _with_dense_parts(model: Any) -> None:
+    """Give a Nemotron-H dense feed-forward parts, which its code in Transformers 5.5 has, but its configuration not."""
+    from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMLP
+
+    for layer in model.model.layers:
+        if layer.block_type == "moe":
+            layer.mixer = NemotronHMLP(model.config)
+    pattern = "".join({"mamba": "M", "moe": "-", "attention": "*"}[layer.block_type] for layer in model.model.layers)
+    save = model.save_pretrained
+
+    def save_as_published(folder: Path, **options: Any) -> None:
+        save(folder, **options)
+        path = Path(folder) / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        del config["layers_block_type"]
+        config |= {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern)}
+        path.write_text(json.dumps(config), encoding="utf-8")
+
+    model.save_pretrained = save_as_published
 
 
 def do_not_scale_windows(model: Any) -> None:

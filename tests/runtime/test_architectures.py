@@ -12,7 +12,7 @@ from openvino import opset13 as ops
 
 import outrider
 from outrider.bundle import Bundle, read_bundle, write_manifest
-from outrider.bundle.architectures import REFUSED, refusal_of
+from outrider.bundle.architectures import PEERS, REFUSED, refusal_of
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError
 from outrider.models.backends import load_model
@@ -44,7 +44,7 @@ def test_a_refusal_names_the_architecture_the_rule_and_the_next_step(name: str) 
     assert said is not None
     assert f"'{name}'" in said
     assert REFUSED[name] in said
-    assert "docs/models.md" in said
+    assert f"Run it with {PEERS[name]}, or choose a model of the table in docs/models.md" in said
 
 
 def test_layers_decide_where_the_name_does_not() -> None:
@@ -56,11 +56,19 @@ def test_layers_decide_where_the_name_does_not() -> None:
     assert refusal_of("qwen3_5_text", ["full_attention", "linear_attention"]) is None
     assert "its layer_types have 'recurrent', and known are" in str(refusal_of("new", ["full_attention", "recurrent"]))
     assert "chunks" in str(refusal_of("new", ["chunked_attention"]))
+    assert refusal_of("nemotron_h", ["mamba", "mlp", "attention"]) is None
+    said = str(refusal_of("nemotron_h", ["mamba", "moe"]))
+    assert said.startswith(
+        "The architecture 'nemotron_h' is not supported: its experts have no gate, and OpenVINO would"
+    )
+    assert "Run it with llama.cpp, or choose" in said
 
 
 def test_a_state_space_model_is_refused_at_load(tmp_path: Path) -> None:
     bundle = with_geometry(tmp_path / "toy", architecture="mamba")
-    with pytest.raises(BundleError, match=r"'mamba' is not supported: its layers keep a state .* Choose a model with"):
+    with pytest.raises(
+        BundleError, match=r"'mamba' is not supported: its layers keep a state .* Run it with llama\.cpp, or"
+    ):
         outrider.Engine(bundle, tokenizer=ToyTokenizer())
 
 

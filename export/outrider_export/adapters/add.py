@@ -54,6 +54,11 @@ def add_adapter(
     check_name(name, old)
     matrices = matrices_of(read)
     geometry = main.geometry
+    if any(geometry.layer_states):
+        raise ExportError(
+            f"{old.folder} has a main model whose layers keep states, and adapters that requests choose are for "
+            "models with attention in all layers. Merge it at export: outrider export MODEL --adapter FOLDER."
+        )
     layers = projections_of(
         read_ir(new_core(), old.model_path(main)),
         geometry.num_layers,

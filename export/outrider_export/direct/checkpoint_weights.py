@@ -28,7 +28,7 @@ class CheckpointWeights(Weights):
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
-        stored = self.decoder.form.in_checkpoint(name)
+        stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
         if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             return self._clamped(stored)
@@ -93,5 +93,5 @@ class CheckpointWeights(Weights):
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""
-        name = self.decoder.form.in_checkpoint(name)
+        name = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

@@ -96,6 +96,8 @@ def describe_layers(decoder: Decoder) -> dict[str, Any]:
         "sliding_windows": decoder.windows, "num_experts": count, "num_active_experts": active,
     }  # fmt: skip
     found |= {"layer_states": decoder.states} if decoder.states else {}
+    if decoder.blocks is not None:
+        found |= {"num_layers": len(decoder.layers), "head_size": decoder.head_size}
     found |= {"kv_shapes": decoder.kv_shapes} if decoder.kv_shapes else {}
     return found | ({} if decoder.context_length is None else {"context_length": decoder.context_length})
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
+from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.sizes import FULL, Sizes, varied_sizes
 from outrider_export.direct.states import STATES, State
 
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 SLIDING = "sliding_attention"
+_OF_LAYERS = "model.layers."
 _ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
     "silu": "silu",
@@ -25,6 +28,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+_UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
 _SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla")
 
@@ -34,7 +38,7 @@ class Layer:
     """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None.
 
     state: what it keeps instead of keys and values; None for attention, which has the others. experts: None for a dense
-    feed-forward part.
+    feed-forward part. feeds: whether it has a feed-forward part.
     """
 
     window: int
@@ -42,6 +46,7 @@ class Layer:
     state: State | None
     experts: Experts | None
     sizes: Sizes
+    feeds: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Decoder:
     stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step: queries
     are multiplied by 1 + growth · ln(1 + ⌊position / step⌋). context_length: in tokens, where it is not config.json's.
     num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
-    of the embedding that each layer has of its own; 0 if there is none.
+    of the embedding that each layer has of its own; 0 if there is none. blocks: the
+    numbers of the layers' parts in files, where these are not those of the layers.
     """
 
     form: Form
@@ -77,6 +83,30 @@ class Decoder:
     tied: bool = False
     context_length: int | None = None
     layer_input_size: int = 0
+    blocks: Blocks | None = None
+
+    def in_file(self, name: str) -> str:
+        """A tensor's or a module's name with the number that its part has in files."""
+        if self.blocks is None or not name.startswith(_OF_LAYERS):
+            return name
+        layer, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        feeds = part.startswith(("mlp.", f"{self.form.norms.before_mlp}."))
+        number = self.blocks.number(int(layer), feeds=feeds)
+        return name if number is None else f"{_OF_LAYERS}{number}.{part}"
+
+    def of_file(self, name: str) -> str:
+        """The opposite: a module's name with the number of its layer."""
+        if self.blocks is None or not name.startswith(_OF_LAYERS):
+            return name
+        number, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        layer = self.blocks.layer(int(number)) if number.isdecimal() else None
+        return name if layer is None else f"{_OF_LAYERS}{layer}.{part}"
+
+    def feed_forward_of(self, layer: Layer) -> tuple[str, ...]:
+        """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
+        if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
+            return ()
+        return FEED_FORWARD[1:] if self.form.ungated else FEED_FORWARD
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
@@ -146,16 +176,18 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
     """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
+    activations = ACTIVATIONS | _UNGATED if form.ungated else ACTIVATIONS
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
     if config.get("num_local_experts") and not form.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
-    if given not in ACTIVATIONS:
-        raise NotDirect(f"the activation {given!r}")
+    for each in (given, config.get("mamba_hidden_act", "silu")):
+        if each not in activations:
+            raise NotDirect(f"the activation {each!r}")
     try:
-        return _decoder(form, config, ACTIVATIONS[given])
+        return _decoder(form, config, activations[given])
     except KeyError as error:
         raise NotDirect(f"no {error.args[0]!r} in its configuration") from error
     except (TypeError, ValueError) as error:
@@ -171,6 +203,15 @@ def _settle(config: dict[str, Any]) -> None:
 
 
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
+    blocks = None
+    if form.in_blocks:
+        kinds = block_kinds(config)
+        blocks = Blocks.of(kinds)
+        mixing = [kinds[number] for number in blocks.mixing]
+        if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP)]:
+            raise ValueError(f"layers of the kind {unknown[0]!r}")
+        size = config.get("head_dim", config.get("attention_head_dim"))
+        config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     head_size = int(config.get("head_dim") or hidden // heads)
     sizes = Sizes(int(config.get("num_key_value_heads") or heads), head_size, _mlp_size(config))
@@ -180,6 +221,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     states = _states(config)
     experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
     windows = _windows(form, config)
+    feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
     if form.shared and any(experts) and not all(experts):
         raise ValueError("layers with and without experts beside a shared one")
     ropes, context = _ropes(form, config, {FULL: full_size, SLIDING: head_size})
@@ -198,13 +240,14 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         activation=activation,
         ropes=ropes,
         layers=tuple(
-            Layer(window if state is None else 0, rope if state is None else None, state, mixture, each)
-            for window, rope, state, mixture, each in zip(
+            Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds)
+            for window, rope, state, mixture, each, feeds in zip(
                 windows,
                 _rotations(form, config, windows),
                 states,
                 experts,
                 varied_sizes(config, sizes) if form.varied else [sizes] * len(states),
+                feeding,
                 strict=True,
             )
         ),
@@ -217,6 +260,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         query_step=step,
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=context,
+        blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
     )
 
@@ -305,6 +349,8 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
         return _rotations_by_base(config, windows)
     if form.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
+    if form.rotated == "none":
+        return [None] * len(windows)
     if form.rotated == "position_embedding_type":
         return [FULL if config.get(form.rotated) == "rope" else None] * len(windows)
     if form.rotated == "no_rope_layers":

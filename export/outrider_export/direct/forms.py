@@ -34,23 +34,25 @@ class Form:
 
     Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
 
-    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are rotated,
-    so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files have. norm:
-    "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint, but those of
-    `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width. norm_embedding: they
-    have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`). fused_mlp: one holds
-    gate and up (`gate_up_proj`). windows: which layers have the sliding window where `layer_types` is missing: "none",
-    "all", "late" (from max_window_layers on), or a number n: all but each n-th; of −n, layers are counted from the
-    last. rotated: which layers rotate queries and keys: "all", "sliding", by `no_rope_layers`, by `layer_rope_theta`,
-    or by `position_embedding_type`. local_theta: layers with a window rotate by frequencies of their own: by
-    `rope_local_base_freq`, or by the same base without scaling. normed_after_rope: norms of queries and keys come after
-    their rotation. normed_heads: queries and keys have norms, without weights if the file has none. gated: what
-    attention finds is multiplied by a sigmoid, whose rows in `q_proj` follow each head's. gate: a matrix of its own
-    (`self_attn.output_gate`) gives that sigmoid. names: what checkpoints call
-    modules that have other names here, which are Llama's where it has such, or tensors, with {} for the number of an
-    expert. keys: what config.json calls keys that have other names here. router, shared: of mixtures of experts, see
-    `Experts`; "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers
-    differ in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
+    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are
+    rotated, so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files
+    have. norm: "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint,
+    but those of `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width.
+    norm_embedding: they have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`).
+    fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
+    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th;
+    of −n, layers are counted from the last. rotated: which layers rotate queries and keys: "all", "none",
+    "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with
+    a window rotate by frequencies of their own: by `rope_local_base_freq`, or by the same base without scaling.
+    normed_after_rope: norms of queries and keys come after their rotation. normed_heads: queries and keys have
+    norms, without weights if the file has none. gated: what attention finds is multiplied by a sigmoid, whose rows
+    in `q_proj` follow each head's. gate: a matrix of its own (`self_attn.output_gate`) gives that sigmoid.
+    in_blocks: attention, states and feed-forward parts are numbered each on their own, see `Blocks`. ungated:
+    feed-forward parts are down(act(up)), by the square of ReLU, too. names: what checkpoints call modules that have
+    other names here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys:
+    what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
+    "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
+    in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
     defaults: what Transformers takes for keys that config.json lacks.
     """
 
@@ -72,6 +74,8 @@ class Form:
     normed_after_rope: bool = False
     normed_heads: bool = False
     gated: bool = False
+    in_blocks: bool = False
+    ungated: bool = False
     gate: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -165,6 +169,22 @@ _OF_QWEN3_5 = {
 }  # fmt: skip
 _OF_QWEN3_5_MOE: dict[str, Any] = _OF_QWEN3_5 | {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+}  # fmt: skip
+_NAMES_OF_NEMOTRON_H = {
+    **{f"self_attn.{name}_proj": f"mixer.{name}_proj" for name in "qkvo"},
+    **{f"mlp.{name}_proj": f"mixer.{name}_proj" for name in ("up", "down")},
+    **{f"mamba.{name}": f"mixer.{name}" for name in ("in_proj", "out_proj", "conv1d", "norm", "A_log", "dt_bias", "D")},
+    "input_layernorm": "norm", "post_attention_layernorm": "norm", "model.embed_tokens": "model.embeddings",
+    "model.norm": "model.norm_f",
+}  # fmt: skip
+_KEYS_OF_NEMOTRON_H = {
+    "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "mlp_hidden_act", "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim", "mamba_n_groups": "n_groups", "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "conv_kernel",
+}  # fmt: skip
+_OF_NEMOTRON_H: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "hidden_act": "relu2", "mamba_hidden_act": "silu", "mamba_n_heads": 128, "mamba_d_head": 64,
+    "mamba_n_groups": 8, "mamba_d_state": 128, "mamba_d_conv": 4, "mamba_norm_by_group": True,
 }  # fmt: skip
 _NAMES_OF_GEMMA4 = {
     "output_scale.weight": "layer_scalar", "mlp.router": "router.proj", "mlp.router_scale.weight": "router.scale",
@@ -261,6 +281,10 @@ FORMS: dict[str, Form] = {
         Form(
             "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
             defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        ),
+        Form(
+            "nemotron_h", "nemotron_h", rotated="none", in_blocks=True, ungated=True, names=_NAMES_OF_NEMOTRON_H,
+            keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
         ),
         Form(
             "muse_glimmer_text", "muse-glimmer", gguf_interleaved=True, norms=_AROUND, norm_offset=1.0,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_export.direct.blocks import MLP
 from outrider_export.direct.describe import SLIDING, Decoder, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.gguf_varied import varied_config
@@ -62,17 +63,18 @@ _REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
 _SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
 _PATTERN = "attention.sliding_window_pattern"
 # The kind of layers without keys and values, in `layer_types`.
-_STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba"}
+_STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba"}
 _INNER, _COUNT = "inner_size", "time_step_rank"  # numbers of all heads together, and heads
 _DELTA_NET = {
     "linear_num_value_heads": _COUNT, "linear_num_key_heads": "group_count", "linear_key_head_dim": "state_size",
     "linear_conv_kernel_dim": "conv_kernel",
 }  # fmt: skip
+_MAMBA = {
+    "mamba_n_heads": _COUNT, "mamba_n_groups": "group_count", "mamba_d_state": "state_size",
+    "mamba_d_conv": "conv_kernel",
+}  # fmt: skip
 _RECURRENCES = {
-    "granitemoehybrid": {
-        "mamba_n_heads": _COUNT, "mamba_n_groups": "group_count", "mamba_d_state": "state_size",
-        "mamba_d_conv": "conv_kernel",
-    },
+    "granitemoehybrid": _MAMBA, "nemotron_h": _MAMBA,
     "qwen3_5_text": _DELTA_NET, "qwen3_5_moe_text": _DELTA_NET, "qwen3_next": _DELTA_NET,
 }  # fmt: skip
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
@@ -216,7 +218,11 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     if len(counts) != 1 or (state is None and 0 in found):
         raise NotDirect("attention.head_count_kv that differs from layer to layer")
     layers = found[: header.num_layers]  # MTP modules may be behind them
-    kinds = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
+    kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
+    widths = header.metadata.get(header.of_architecture("feed_forward_length"))
+    if form is not None and form.in_blocks and isinstance(widths, memoryview) and len(widths) == len(found):
+        of_blocks = [MLP if width else kind for width, kind in zip(widths, kinds["layer_types"], strict=False)]
+        kinds = {"layers_block_type": of_blocks, "intermediate_size": max(widths)}
     return {"num_key_value_heads": counts.pop(), **kinds}
 
 

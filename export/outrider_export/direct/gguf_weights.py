@@ -66,7 +66,9 @@ _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.sca
 _SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
-_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"), "post_attention_norm")
+_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"), "post_attention_norm") | {
+    "nemotron_h": "attn_norm"
+}
 _NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
 
 
@@ -86,6 +88,7 @@ class GGUFWeights(Weights):
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`."""
+        name = self.decoder.in_file(name)
         module, _, kind = name.rpartition(".")
         if module in _MODULES:
             found = f"{_MODULES[module]}.{kind}"
@@ -97,7 +100,7 @@ class GGUFWeights(Weights):
         if found not in self._header.tensors:
             return None
         stored = stored_in(self._header, found)
-        state = self.state_of(module)
+        state = self.state_of(self.decoder.of_file(module))
         if isinstance(state, GatedDeltaNet) and self._header.architecture not in _BY_KEY_HEAD:
             stored = _by_key_head(stored, module.rsplit(".", 1)[-1], kind, state)
         return _logarithms(stored) if kind == "A_log" else stored

@@ -98,6 +98,8 @@ class _Builder:
         attended = self._norm(layer_name(i, norms.after_attention), attended, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
+        if not layer.feeds:
+            return stream
         read = self._norm(layer_name(i, norms.before_mlp), stream)
         if layer.experts is None:
             fed = self._feed_forward(i, read)
@@ -203,12 +205,16 @@ class _Builder:
         return queries, gate
 
     def _feed_forward(self, i: int, x: ov.Node) -> ov.Node:
+        if self.decoder.form.ungated:
+            return self._project(i, "mlp.down_proj", self._activated(self._project(i, "mlp.up_proj", x)))
         gate = self._activated(self._project(i, "mlp.gate_proj", x))
         return self._project(i, "mlp.down_proj", ops.multiply(gate, self._project(i, "mlp.up_proj", x)))
 
     def _activated(self, gate: ov.Node) -> ov.Node:
         if self.decoder.activation == "silu":
             return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
+        if self.decoder.activation == "relu2":
+            return ops.multiply(ops.relu(gate), ops.relu(gate))
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
 
     def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:

@@ -23,7 +23,6 @@ from outrider_export.codes import paired, rounded
 from outrider_export.direct import mxfp4
 from outrider_export.direct.weights import (
     EMBEDDING,
-    FEED_FORWARD,
     HEAD,
     LAYER_EMBEDDING,
     LAYER_GATE,
@@ -170,7 +169,7 @@ def matrices_of(weights: Weights) -> list[str]:
             *(attention_of(layer) if layer.state is None else layer.state.matrices),
             *([OUTPUT_GATE] if layer.state is None and decoder.form.gate else ()),
             *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
-            *(FEED_FORWARD if layer.experts is None or layer.experts.shared else ()),
+            *decoder.feed_forward_of(layer),
             *(() if layer.experts is None else layer.experts.shapes),
         )
     ]

@@ -1,9 +1,11 @@
-"""The graphs of layers with a state: LFM2's short convolution, Qwen3.5's gated delta net, Granite 4.0-H's Mamba-2.
+"""The graphs of layers with a state: LFM2's short convolution, Qwen3.5's gated delta net, Mamba-2.
 
     parts = Parts(number, states, project, …)              # of a layer: its place, its matrices and other weights
     found = state_layer(GatedDeltaNet(…), parts, x)        # float32 [batch, tokens, width], as x
 
-Source: Transformers 5.5, modeling_lfm2.py, modeling_qwen3_5.py and modeling_granitemoehybrid.py.
+Source: Transformers 5.5, modeling_lfm2.py, modeling_qwen3_5.py, modeling_granitemoehybrid.py and
+modeling_nemotron_h.py. Of the latter, time steps have the limits of `time_step_limit`, as in its kernels for GPUs;
+its code without them takes `time_step_min` as the least, with which the published models were not trained.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def delta_net_layer(state: GatedDeltaNet, parts: Parts, x: ov.Node) -> ov.Node:
 
 
 def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
-    """Mamba-2, whose output is gated and then normed as a whole."""
+    """Mamba-2, whose output is gated and then normed, as a whole or by group of heads."""
     count, width = state.num_heads, state.inner_width
     gate, mixed, steps = _split(parts.project("mamba.in_proj", x), (width, state.conv_width, count))
     mixed = ops.swish(parts.convolved("mamba.conv1d", mixed, state.conv_width, state.kernel))
@@ -93,7 +95,13 @@ def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
     found = selective_ssm(parts.states, f"recurrent.{parts.number}", -np.exp(rate), steps, b, inner, c)
     found = ops.add(found, ops.multiply(inner, ops.constant(skip.reshape(1, 1, -1, 1))))
     found = ops.multiply(ops.reshape(found, ints(0, 0, width), special_zero=True), ops.swish(gate))
-    return parts.project("mamba.out_proj", rms_norm(found, parts.numbers("mamba.norm.weight", width), parts.eps))
+    weight = parts.numbers("mamba.norm.weight", width)
+    if state.norm_groups == 1:
+        return parts.project("mamba.out_proj", rms_norm(found, weight, parts.eps))
+    size = width // state.norm_groups
+    normed = rms_norm(_heads(found, state.norm_groups, size), np.ones(size, np.float32), parts.eps)
+    normed = ops.reshape(normed, ints(0, 0, width), special_zero=True)
+    return parts.project("mamba.out_proj", ops.multiply(normed, _row(weight)))
 
 
 def _split(x: ov.Node, sizes: Sequence[int]) -> list[ov.Output]:

@@ -107,10 +107,10 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True)
 class SelectiveSSM:
-    """Mamba-2 behind a convolution over the last `kernel` tokens, as in Granite 4.0-H.
+    """Mamba-2 behind a convolution over the last `kernel` tokens, as in Granite 4.0-H and Nemotron-H.
 
     Its states are float32 [conv_width, kernel] and [num_heads, head_size, state_size]. num_groups: of B and C, each for
-    as many heads. limits: of time steps.
+    as many heads. limits: of time steps. norm_groups: parts of the output that are normed each on its own.
     """
 
     width: int
@@ -120,6 +120,7 @@ class SelectiveSSM:
     state_size: int
     kernel: int
     limits: tuple[float, float]
+    norm_groups: int = 1
 
     kind = "selective_ssm"
     others = tuple(f"mamba.{name}" for name in ("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", "D", "norm.weight"))
@@ -157,7 +158,8 @@ class SelectiveSSM:
         size = int(config["mamba_expand"]) * width // heads if size == "auto" else int(size)
         groups, wide, kernel = (int(config[f"mamba_{name}"]) for name in ("n_groups", "d_state", "d_conv"))
         least, most = config.get("time_step_limit") or (0.0, float("inf"))
-        found = cls(width, heads, size, groups, wide, kernel, (_float(least), _float(most)))
+        parts = groups if config.get("mamba_norm_by_group") else 1
+        found = cls(width, heads, size, groups, wide, kernel, (_float(least), _float(most)), parts)
         _check_sizes("Mamba-2", found.conv_width, found.kernel, found.num_heads, found.num_groups)
         return found
 

@@ -28,7 +28,6 @@ Indices = NDArray[np.int64]
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 OUTPUT_GATE = "self_attn.output_gate"
-FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 # Of decoders whose layers have embeddings of their own: one of all, one below the other by token, and what reads them.
 LAYER_EMBEDDING, LAYER_INPUTS = "model.embed_tokens_per_layer", "model.per_layer_model_projection"
 LAYER_NORM = "model.per_layer_projection_norm"
@@ -85,6 +84,11 @@ class Weights(ABC):
 
         def find(name: str) -> tuple[int, ...] | str | None:
             name = self._own(name)
+            layer, (_, part) = self._layer_of(name), layer_of(name)
+            if layer is not None and layer.state is not None and f"{part}.weight" in layer.state.others:
+                return "is no linear layer"
+            if layer is not None and layer.experts is not None and part in (*layer.experts.shapes, GATE_UP):
+                return "has the matrices of all experts"
             module = None if "norm" in name.rsplit(".", 1)[-1] else self.stored(f"{name}.weight")
             if module is not None and name == EMBEDDING:
                 return "is an Embedding"
@@ -97,7 +101,7 @@ class Weights(ABC):
 
     def _own(self, name: str) -> str:
         """The name here of a module that is called so in checkpoints, or in those that read images, too."""
-        return self.decoder.form.of_checkpoint(name_in_text(name))
+        return self.decoder.of_file(self.decoder.form.of_checkpoint(name_in_text(name)))
 
     @abstractmethod
     def stored(self, name: str) -> Stored | None:
@@ -269,7 +273,9 @@ class Weights(ABC):
         """A norm or a bias, float32 [n], by its whole name; None if the file does not have it."""
         module, _, kind = name.rpartition(".")
         found = self._part(module, kind)
-        return None if found is None else found.read(slice(None)).reshape(-1)
+        if found is None:
+            return None
+        return (self._changed(module, found) if kind == "weight" else found).read(slice(None)).reshape(-1)
 
     def numbers(self, name: str, count: int) -> Rows:
         """A tensor that has to be there, float32 [count], by its whole name.

@@ -1,7 +1,7 @@
-"""Architectures that do not run, and the rule against each; `docs/models.md` lists those that do.
+"""Architectures that do not run, the rule against each, and what runs it; `docs/models.md` lists those that do.
 
 A round appends draft tokens to the cache, and drops the rejected ones again. So a model has to keep its past in keys
-and values, one pair for each token. A state that every token changes has nothing to drop.
+and values, one pair for each token, or in a state that OpenVINO stores after each token.
 """
 
 from __future__ import annotations
@@ -12,29 +12,46 @@ STATES = (
     "its layers keep a state that every token changes, and rejected draft tokens cannot be dropped from a state as "
     "they can from a cache"
 )
+_MAMBA = f"{STATES}; OpenVINO stores Mamba-2's after each token, not Mamba's"
+_ALONE = f"{STATES}; OpenVINO stores Mamba-2's after each token only in models that have attention, too"
+_UNWRITTEN = (
+    f"{STATES}; OpenVINO stores Mamba-2's after each token, but the conversion does not know how such a model mixes it "
+    "with attention"
+)
+_RULE = f"{STATES}; OpenVINO stores none that is computed by this rule"
+_UNGATED = "its experts have no gate, and OpenVINO would compute all of them for each token"
 _ALIBI = "OpenVINO's paged attention computes its position biases differently than in training"
 _LOCAL = "OpenVINO's paged attention ignores the window of its local attention"
 _CHUNKS = "its layers attend within chunks, and a paged cache supports only sliding windows"
 _LATENT = "optimum-intel exports its latent attention only with Transformers before 4.54"
-_ANOTHER = "Choose a model with attention in all layers, such as Llama 3, Qwen3 or Gemma 3; docs/models.md lists them."
+_ANOTHER = "choose a model of the table in docs/models.md, such as Llama 3, Qwen3 or Gemma 3"
 
 # By model_type of config.json, and by GGUF's general.architecture where that is another name.
 REFUSED: dict[str, str] = (
-    dict.fromkeys(
+    dict.fromkeys(("mamba", "falcon_mamba", "jamba", "zamba", "plamo2"), _MAMBA)
+    | {"mamba2": _ALONE}
+    | dict.fromkeys(("bamba", "falcon_h1", "falcon-h1", "zamba2"), _UNWRITTEN)
+    | dict.fromkeys(
         (
-            "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "zamba", "zamba2", "bamba",
-            "falcon_h1", "nemotron_h", "xlstm", "minimax",
-            "olmo_hybrid", "arwkv7", "falcon-h1", "kimi-linear", "nemotron_h_moe", "plamo2",
-            "rwkv6", "rwkv6qwen2", "rwkv7",
+            "arwkv7", "kimi-linear", "minimax", "olmo_hybrid", "recurrent_gemma", "rwkv", "rwkv6", "rwkv6qwen2",
+            "rwkv7", "xlstm",
         ),
-        STATES,
+        _RULE,
     )
-    | {"mpt": _ALIBI, "gpt_neo": _LOCAL, "llama4_text": _CHUNKS}
+    | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "llama4_text": _CHUNKS}
     | dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2"), _LATENT)
 )  # fmt: skip
-_OF_LAYERS = {"chunked_attention": _CHUNKS}
-# Kinds of layers that run: attention, and states that OpenVINO pages.
-_RUN = ("full_attention", "sliding_attention", "attention", "conv", "linear_attention", "mamba")
+_OF_LAYERS = {"chunked_attention": _CHUNKS, "moe": _UNGATED}
+# Programs that run them. Sources: llama.cpp's gguf-py/gguf/constants.py and conversion/, vLLM's
+# vllm/model_executor/models/registry.py, Transformers 5.5.
+PEERS: dict[str, str] = {
+    **dict.fromkeys(REFUSED, "llama.cpp"),
+    **dict.fromkeys(("minimax", "zamba2"), "vLLM"),
+    **dict.fromkeys(("gpt_neo", "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba"), "Transformers"),
+}
+_BY_RULE = {_UNGATED: "llama.cpp", _CHUNKS: "llama.cpp"}  # for layers of architectures that run otherwise
+# Kinds of layers that run: attention, states that OpenVINO pages, and feed-forward parts that are counted as layers.
+_RUN = ("full_attention", "sliding_attention", "attention", "conv", "linear_attention", "mamba", "mlp")
 
 
 def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None:
@@ -46,4 +63,8 @@ def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None
     for kind in layer_types:
         if rule is None and kind not in _RUN:
             rule = _OF_LAYERS.get(kind, f"its layer_types have {kind!r}, and known are {', '.join(_RUN)}")
-    return rule and f"The architecture '{architecture}' is not supported: {rule}. {_ANOTHER}"
+    if rule is None:
+        return None
+    peer = PEERS.get(architecture, _BY_RULE.get(rule))
+    instead = f"Run it with {peer}, or {_ANOTHER}" if peer else _ANOTHER[0].upper() + _ANOTHER[1:]
+    return f"The architecture '{architecture}' is not supported: {rule}. {instead}."
