@@ -478,14 +478,19 @@ def test_a_cache_that_cannot_be_written_is_read(file: Path, folder: Path) -> Non
 # ── hub ids
 
 
-def test_a_hub_id_means_the_commit_that_was_exported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_means_the_commit_that_was_exported(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     newest, asked = ["0" * 40], list[str | None]()
+    (tmp_path / "small").mkdir()  # of the small files that are looked at first, a repository of GGUF files has none
 
-    def download(located: Located, *_: Any, **__: Any) -> Located:
+    def download(located: Located, trust: bool = False, progress: Any = None, only: Any = None, **_: Any) -> Located:
+        if only:
+            return Located(located.id, "folder", tmp_path / "small", located.revision or newest[-1])
         asked.append(located.revision)
         return Located(located.id, "gguf", file, located.revision or newest[-1])
 
-    for module in ("cached", "export"):
+    for module in ("cached", "export", "plan", "text_encoders.checkpoint"):
         monkeypatch.setattr(f"outrider_export.{module}.fetch", download)
     first, _ = opened("org/Tiny")
     assert first.folder.name.startswith("tiny-")

@@ -279,7 +279,7 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
         (2, "tune varies --num-assistant-tokens", ["tune", "b", "--num-assistant-tokens", "3"]),
         (2, "is plain", ["generate", "b", "p", "--compare", "--drafter", "none"]),
-        (1, "is not a folder's name", ["inspect", "x" * 5000]),
+        (1, "is not a folder's name", ["devices", "x" * 5000]),
         (2, "--minutes does not go with --layers", ["tune", "b", "--layers", "--minutes", "1"]),
         (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
         (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
