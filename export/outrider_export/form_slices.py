@@ -42,6 +42,7 @@ _MAX_TOKENS = 512
 _LEAST_PASSES, _MOST_PASSES = 3, 16  # over all slices, for each number of rows
 # The longer one of a call's two shortest times, as a multiple of the shorter one, if they agree, or are at least close.
 _ALIKE, _CLOSE = 1.03, 1.25
+_WAITED = 1.1  # the clock's share in a call that has waited for other processes
 _CACHE_BYTES = 128_000_000  # more than processors' caches have
 _TOY = 4_000_000  # bytes of slices
 
@@ -175,12 +176,14 @@ def time_slices(forms: Seq[FormSlices], rows: Seq[int], most_seconds: float) -> 
 
     A pass over all slices fills the processor's caches with other slices, as a whole model's layers do.
 
-    Returns whether all times agree, or are at least close: if not, there is no prediction.
+    Returns whether all times agree, or are at least close, and some call of each form has not waited: processor times
+    alone tell what a form takes on a busy machine, where memory is no longer what limits it.
     """
     pairs = [(form, number) for form in forms for number in range(len(form.backends))]
     size = sum(part.size for form in forms for part in form.parts)
     # Ones, as zeros would be one page of memory. Times of toys mean nothing either way.
     others = np.ones(_CACHE_BYTES // 4 if _TOY < size < 2 * _CACHE_BYTES else 1, np.float32)
+    has_waited = False
     began = time.perf_counter()
     for order, count in enumerate(rows, 1):
         until = began + most_seconds * order / len(rows)
@@ -200,8 +203,11 @@ def time_slices(forms: Seq[FormSlices], rows: Seq[int], most_seconds: float) -> 
                     form.shares.setdefault(count, []).append(clock / processor)
         shares = [min(form.shares[count]) for form in forms]
         for form, share in zip(forms, shares, strict=True):
-            form.share[count] = share if max(shares) <= 1 else 1.0
-    return all(_agree(seconds, _CLOSE) for form in forms for each in form.processor for seconds in each.values())
+            form.share[count] = share if max(shares) <= _WAITED else 1.0
+        has_waited |= max(shares) > _WAITED
+    return not has_waited and all(
+        _agree(seconds, _CLOSE) for form in forms for each in form.processor for seconds in each.values()
+    )
 
 
 def _time(backend: CompiledModel, rows: int) -> tuple[float, float]:

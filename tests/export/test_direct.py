@@ -370,7 +370,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     in_gguf = form.gguf or "llama"  # Mixtral's, too
     known = "afmoe" if in_gguf == "muse-glimmer" else in_gguf  # which the package gguf has from 0.20 on
     architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
-    kinds = block_kinds(config) or [layer.state and layer.state.kind for layer in decoder.layers]
+    kinds: list[str] = block_kinds(config) or [layer.state.kind if layer.state else "" for layer in decoder.layers]
     names = gguf.get_tensor_name_map(architecture, len(kinds))
     writer = gguf.GGUFWriter(path, in_gguf)
     writer.add_block_count(len(kinds))
@@ -383,7 +383,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
             widths if decoder.blocks else config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size
         )
     writer.add_head_count(decoder.num_heads)
-    kv_heads = [decoder.num_kv_heads if kind in (None, "attention") else 0 for kind in kinds]
+    kv_heads = [decoder.num_kv_heads if kind in ("", "attention") else 0 for kind in kinds]
     if form.varied:
         add_varied_sizes(writer, decoder, config)
     else:

@@ -207,3 +207,7 @@ def test_times_of_a_busy_machine_are_those_of_the_processors(monkeypatch: pytest
     seconds = 0.5 * (1 + 5 * 1 + 500 * 10 / 1000)  # ten more layers are five times two; a weight takes 1 / 1000
     assert four.seconds(1, eight) == pytest.approx(seconds, rel=0.03)
     assert four.seconds(1, eight, 100) == pytest.approx(0.5 * 6, rel=0.03)
+    busy = slices("int8", 500)
+    monkeypatch.setattr(form_slices, "_time", lambda backend, _: (9.0, 2.0 if "large" in backend else 1.0))
+    assert not time_slices([busy], (1,), 1.0)
+    assert busy.seconds(1, busy, 100) == pytest.approx(6)  # as if it had not waited
