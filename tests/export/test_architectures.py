@@ -58,9 +58,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def tokenizer_once(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
-    def add_once(job: dict[str, Any]) -> None:
+    def add_once(job: dict[str, Any], progress: Any = None) -> None:
         if not tokenizer.exists():
-            add_tokenizer(job)
+            add_tokenizer(job, progress)
             shutil.copytree(job["tokenizer"], tokenizer)
         shutil.copytree(tokenizer, job["tokenizer"], dirs_exist_ok=True)
 
