@@ -93,7 +93,8 @@ def export_bundle(
     check_weights("weights", weights, main_form)
     check_weights("draft_weights", draft_weights, draft_form)
     source = locate(main, revision)
-    if (kind := kind_of(source, ForModel(progress, "main"))) is not None:
+    kind = None if weights == "keep" else kind_of(source, ForModel(progress, "main"))
+    if kind is not None:
         return _export_text_encoder(
             source, kind, weights, Path(output), trust_remote_code, overwrite, progress,
             draft=draft, format=main_form, draft_vocab=draft_vocab, adapter=adapter,

@@ -122,13 +122,21 @@ def test_a_hole_that_a_download_left_is_found_before_anything_is_converted(gguf_
     tensors = read_header(gguf_file).tensors
     make_plan("main", locate(gguf_file), "openvino", "int8")
     whole = gguf_file.read_bytes()
-    for name in ("token_embd.weight", "blk.0.ffn_down.weight", "output_norm.weight"):
-        path, begin = tmp_path / "hole.gguf", tensors[name].begin
-        path.write_bytes(whole[:begin] + bytes(tensors[name].num_bytes) + whole[begin + tensors[name].num_bytes :])
+    path = tmp_path / "hole.gguf"
+
+    def write_hole(begin: int, end: int) -> None:
+        path.write_bytes(whole[:begin] + bytes(end - begin) + whole[end:])
+
+    for name, beyond in (("token_embd.weight", 100), ("blk.0.ffn_down.weight", 100), ("output_norm.weight", 0)):
+        begin, end = tensors[name].begin, tensors[name].begin + tensors[name].num_bytes
+        write_hole(begin, end + beyond)
         with pytest.raises(
-            ExportError, match=rf"hole\.gguf has a hole at byte {begin:,}: {name} of {len(tensors)} are"
+            ExportError, match=rf"hole\.gguf has a hole at byte {begin:,}: {name} .*of {len(tensors)} are"
         ):
             make_plan("main", locate(path), "openvino", "int8")
+    alone = tensors["blk.0.ffn_down.weight"]
+    write_hole(alone.begin, alone.begin + alone.num_bytes)
+    make_plan("main", locate(path), "openvino", "int8")  # a layer that does nothing yet
     begin = tensors["blk.1.attn_q.weight"].begin
     path.write_bytes(whole[:begin] + bytes(len(whole) - begin))
     with pytest.raises(ExportError, match=rf"has a hole at byte {begin:,}: \S+ and \d+ more tensors of"):

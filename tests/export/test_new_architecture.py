@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from exports import error_of, logits_of_ir
 from outrider.cli import run
+from outrider.cli.console import out
 from outrider.errors import ExportError
 from outrider_export.direct import forms
 from outrider_export.direct.convert import convert
@@ -43,7 +44,7 @@ def lines(text: str) -> list[str]:
 def test_inspect_says_what_the_page_says(
     of_folder: bool, acorn: tuple[Any, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(out, "width", 160)
     monkeypatch.setattr("outrider_export.plan._missing", lambda _: ["torch"])
     assert run(["inspect", str(acorn[1] if of_folder else acorn[1] / "config.json")]) == 0
     assert lines(capsys.readouterr().out) == lines(SHOWN)

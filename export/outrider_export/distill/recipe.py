@@ -124,4 +124,4 @@ def write_stored(folder: Path, stored: Stored) -> None:
     """
     with reading(str(folder), "Name another folder.", ExportError):
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _FILE, msgspec.json.encode(stored))
+        write_whole(folder / _FILE, msgspec.json.encode(stored, order="deterministic"))

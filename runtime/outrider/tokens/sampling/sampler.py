@@ -113,7 +113,7 @@ class LogitsSampler:
             logits = row.full()
             _check_finite(logits)
             return None, self._process(logits, prefix)
-        _check_finite(listed.logits)
+        _check_finite(listed.logits, listed.token_ids)
         if not self._processors:
             return listed.token_ids, listed.logits
         return listed.token_ids, self._process(row.full(), prefix)[listed.token_ids]
@@ -134,12 +134,13 @@ class LogitsSampler:
         return logits
 
 
-def _check_finite(logits: Logits) -> None:
-    """Check the maximum, which is the first NaN, if there is one."""
-    highest = logits[logits.argmax()]
-    if not np.isfinite(highest):
+def _check_finite(logits: Logits, token_ids: NDArray[np.int64] | None = None) -> None:
+    """Check the maximum, which is the first NaN, if there is one. token_ids: of the logits; None: of all tokens."""
+    highest = int(logits.argmax())
+    if not np.isfinite(logits[highest]):
+        token_id = highest if token_ids is None else int(token_ids[highest])
         raise DeviceError(
-            f"The model's logits are not finite (the highest is {highest}). Check the bundle with "
+            f"The model's logits are not finite ({logits[highest]} for token {token_id}). Check the bundle with "
             "'outrider inspect --check', or compute in precision='f32'."
         )
 
