@@ -92,8 +92,9 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     if encoder is not None:
         try_it = f"transcribe {output} talk.wav" if encoder.kind == "audio" else f"generate {output} 'A text to read'"
     out.print(f"Try it: outrider {try_it}", soft_wrap=True)
-    has_onnx = manifest.main.format == "openvino" and not manifest.main.geometry.layer_states
-    if has_onnx and lacks_int8_products(find_processor()):
+    main = manifest.main
+    may_be_faster = main.format == "openvino" and not main.geometry.layer_states and "chosen" not in main.recipe
+    if may_be_faster and lacks_int8_products(find_processor()):
         out.print(
             "This processor has no products of 8-bit numbers, so that int4 in ONNX may be faster: "
             "'outrider tune MODEL --weights' measures that.",
