@@ -93,7 +93,7 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         try_it = f"transcribe {output} talk.wav" if encoder.kind == "audio" else f"generate {output} 'A text to read'"
     out.print(f"Try it: outrider {try_it}", soft_wrap=True)
     main = manifest.main
-    may_be_faster = main.format == "openvino" and not main.geometry.layer_states and "chosen" not in main.recipe
+    may_be_faster = main.format == "openvino" and not main.geometry.layer_states and "chosen" not in main.source.recipe
     if may_be_faster and lacks_int8_products(find_processor()):
         out.print(
             "This processor has no products of 8-bit numbers, so that int4 in ONNX may be faster: "
