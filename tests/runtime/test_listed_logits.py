@@ -81,7 +81,7 @@ def test_decisions_are_those_of_the_whole_row(
 
 def test_the_whole_row_is_not_read_without_need() -> None:
     logits = np.random.default_rng(0).normal(0, 3, 64_000).astype(np.float32)
-    row = LogitsRow(unread, ListedLogits(np.arange(64_000), logits, 150_000))
+    row = LogitsRow(unread, ListedLogits(np.arange(64_000), logits))
     options: dict[str, Any]
     for options in ({"top_p": 0.95}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.01}, {}):
         sampler = LogitsSampler(GenerationConfig(temperature=0.7, **options), [])
@@ -97,7 +97,7 @@ def test_a_broken_row_fails_listed_or_not(bad: float) -> None:
     logits = np.zeros(50, dtype=np.float32)
     logits[30] = bad
     sampler = LogitsSampler(GenerationConfig(temperature=1.0, top_k=2), [])
-    for row in (LogitsRow.of(logits), LogitsRow(unread, ListedLogits(np.arange(50), logits, 90))):
+    for row in (LogitsRow.of(logits), LogitsRow(unread, ListedLogits(np.arange(50), logits))):
         for decide in (sampler.best, sampler.distribution):
             with pytest.raises(DeviceError, match="not finite"):
                 decide(row, [])

@@ -299,7 +299,7 @@ def test_the_best_tokens_in_order(values: list[float], count: int, options: dict
     order = sorted((i for i in range(len(logits)) if processed[i] > -np.inf), key=lambda i: (-processed[i], i))
     whole = LogitsRow.of(logits)
     finite = np.flatnonzero(logits > -np.inf)
-    listed = ListedLogits(finite, logits[finite], len(logits))
+    listed = ListedLogits(finite, logits[finite])
     for row in (whole, LogitsRow(whole.full, listed)):
         assert sampler.best_several(row, [], count) == order[:count]
         assert sampler.best_several(row, [], 1) == [sampler.best(row, [])]

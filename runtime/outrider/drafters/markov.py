@@ -165,9 +165,9 @@ def _likeliest(row: LogitsRow) -> tuple[NDArray[np.int64], Logits]:
 
     Of groups of logits, the largest of each are compared. A few more are found than asked for, never fewer.
     """
-    if row.listed is not None:
-        return row.listed.token_ids, row.listed.logits
-    logits = row.full()
+    token_ids, logits = row.finite()
+    if token_ids is not None:
+        return token_ids, logits
     size = len(logits) // (_GROUPS * NUM_CANDIDATES)
     if size > 1:
         groups = logits[: len(logits) // size * size].reshape(size, -1).max(0)
@@ -185,7 +185,7 @@ def _row_of(token_ids: NDArray[np.int64], logits: Logits, vocab_size: int) -> Lo
         made[token_ids] = logits
         return made
 
-    return LogitsRow(full, ListedLogits(token_ids, logits, vocab_size))
+    return LogitsRow(full, ListedLogits(token_ids, logits))
 
 
 def _sigmoid(values: Numbers) -> Numbers:

@@ -65,7 +65,7 @@ class Subset:
 
     def row(self, row: LogitsRow) -> LogitsRow:
         """The model's row as a row over all draft ids, which lists the tokens with a logit."""
-        listed = ListedLogits(self.token_ids, row.full(), len(self._row))
+        listed = ListedLogits(self.token_ids, row.full())
         return LogitsRow(lambda: self.widen(row.full()), listed)
 
 

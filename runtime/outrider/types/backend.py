@@ -24,12 +24,11 @@ Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 class ListedLogits:
     """The logits of a row that are finite. All others are −inf.
 
-    token_ids: int64 [n], ascending. logits: float32 [n]. vocab_size: of the whole row.
+    token_ids: int64 [n], ascending. logits: float32 [n].
     """
 
     token_ids: NDArray[np.int64]
     logits: Logits
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +49,10 @@ class LogitsRow:
     def of(cls, logits: Logits) -> LogitsRow:
         """A row in memory, float32 [vocab_size]."""
         return cls(lambda: logits)
+
+    def finite(self) -> tuple[NDArray[np.int64] | None, Logits]:
+        """The tokens int64 [n] that are listed, and their logits; None: all tokens."""
+        return (None, self.full()) if self.listed is None else (self.listed.token_ids, self.listed.logits)
 
     def copied(self) -> LogitsRow:
         """The same row, valid for as long as it is wanted."""

@@ -49,7 +49,6 @@ from outrider.types import (
     answer_keys,
 )
 
-# Largest logits per row that a device with memory of its own picks out.
 _ANY_SIZE = 32  # of blocks, if there is no cache
 _STEADY_ROWS = 32  # more rows cost more than a change of their number
 _FEW_THREADS = 2  # so many rows of padding are cheap

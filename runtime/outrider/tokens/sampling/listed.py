@@ -25,19 +25,16 @@ def without(row: LogitsRow, token_id: int) -> LogitsRow:
 
 def argmax(row: LogitsRow) -> int:
     """The token with the highest unprocessed logit; the lowest id among equals."""
-    if row.listed is None:
-        return int(row.full().argmax())
-    return int(row.listed.token_ids[row.listed.logits.argmax()])
+    token_ids, logits = row.finite()
+    best = int(logits.argmax())
+    return best if token_ids is None else int(token_ids[best])
 
 
 def probability(row: LogitsRow, token_id: int) -> float:
     """The softmax of the row at one token, in single precision."""
-    if row.listed is None:
-        logits, index = row.full(), token_id
-    else:
-        logits = row.listed.logits
-        index = int(row.listed.token_ids.searchsorted(token_id))
-        if index == len(logits) or row.listed.token_ids[index] != token_id:
-            return 0.0
+    token_ids, logits = row.finite()
+    index = token_id if token_ids is None else int(token_ids.searchsorted(token_id))
+    if token_ids is not None and (index == len(token_ids) or token_ids[index] != token_id):
+        return 0.0
     highest = logits.max()
     return float(np.exp(logits[index] - highest) / np.exp(logits - highest).sum())

@@ -69,8 +69,10 @@ class LogitsSampler:
 
     def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
-        token_ids, processed = self._processed(row, prefix)
-        best = int(processed.argmax())
+        token_ids, logits = row.finite()
+        best = _finite_argmax(logits, token_ids)
+        if self._processors:
+            best = int(self._process_finite(row, prefix).argmax())
         return best if token_ids is None else int(token_ids[best])
 
     def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
@@ -108,15 +110,14 @@ class LogitsSampler:
 
     def _processed(self, row: LogitsRow, prefix: Seq[int]) -> tuple[NDArray[np.int64] | None, Logits]:
         """The tokens int64 [n] with a finite logit, ascending, and their processed logits; None: all tokens."""
-        listed = row.listed
-        if listed is None:
-            logits = row.full()
-            _check_finite(logits)
-            return None, self._process(logits, prefix)
-        _check_finite(listed.logits, listed.token_ids)
-        if not self._processors:
-            return listed.token_ids, listed.logits
-        return listed.token_ids, self._process(row.full(), prefix)[listed.token_ids]
+        token_ids, logits = row.finite()
+        _finite_argmax(logits, token_ids)
+        return token_ids, self._process_finite(row, prefix) if self._processors else logits
+
+    def _process_finite(self, row: LogitsRow, prefix: Seq[int]) -> Logits:
+        """The processed logits of the tokens of `LogitsRow.finite`. Processors see the whole row."""
+        processed = self._process(row.full(), prefix)
+        return processed if row.listed is None else processed[row.listed.token_ids]
 
     def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
         """The processed logits: a copy, unless there is nothing to do."""
@@ -134,8 +135,8 @@ class LogitsSampler:
         return logits
 
 
-def _check_finite(logits: Logits, token_ids: NDArray[np.int64] | None = None) -> None:
-    """Check the maximum, which is the first NaN, if there is one. token_ids: of the logits; None: of all tokens."""
+def _finite_argmax(logits: Logits, token_ids: NDArray[np.int64] | None) -> int:
+    """The index of the maximum, which is the first NaN, if there is one. token_ids: as in `LogitsRow.finite`."""
     highest = int(logits.argmax())
     if not np.isfinite(logits[highest]):
         token_id = highest if token_ids is None else int(token_ids[highest])
@@ -143,6 +144,7 @@ def _check_finite(logits: Logits, token_ids: NDArray[np.int64] | None = None) ->
             f"The model's logits are not finite ({logits[highest]} for token {token_id}). Check the bundle with "
             "'outrider inspect --check', or compute in precision='f32'."
         )
+    return highest
 
 
 def logprobs_of_logits(logits: Logits, token_id: int, count: int) -> TokenLogprobs:
