@@ -15,7 +15,7 @@ from outrider.bundle.opening import is_gguf
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
-from outrider.cli.parts import print_parts, unknown_architecture
+from outrider.cli.parts import is_unknown_architecture, print_parts
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, needs
 from outrider.models.backends.attention import describe_windows
@@ -40,8 +40,8 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
                 raise OptionError(f"--{option} is for bundles, and of {bundle} the header is read. Leave it out.")
         _inspect_file(path, as_json=as_json)
         return
-    if (architecture := unknown_architecture(bundle)) is not None:
-        print_parts(architecture, draft=draft, check=check, as_json=as_json)
+    if is_unknown_architecture(path):
+        print_parts(path, draft=draft, check=check, as_json=as_json)
         return
     opened = open_model(bundle, draft, quiet=as_json)
     if check:

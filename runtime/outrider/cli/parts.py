@@ -9,24 +9,21 @@ import msgspec
 
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.console import out, print_json, table
-from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, needs
-from outrider.system.files import usable
 
 if TYPE_CHECKING:
     from outrider_export.parts import Report
 
 
-def unknown_architecture(model: str) -> Path | None:
-    """The config.json, or the checkpoint folder of an architecture without an entry, that `model` is; else None."""
-    path = usable(user_path(model))
+def is_unknown_architecture(path: Path) -> bool:
+    """Whether a path is a config.json, or the checkpoint folder of an architecture without an entry."""
     if path.suffix == ".json" and path.is_file():
-        return path
+        return True
     if not path.is_dir() or (path / MANIFEST_NAME).is_file() or not (path / "config.json").is_file():
-        return None
+        return False
     with needs("Reading a checkpoint", "export", ExportError):
         from outrider_export.parts import has_no_entry
-    return path if has_no_entry(path) else None
+    return has_no_entry(path)
 
 
 def print_parts(path: Path, *, draft: str | None, check: bool, as_json: bool) -> None:
