@@ -50,6 +50,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _SIZES | {
         "num_hidden_layers": 8, "shared_intermediate_size": 768, "intermediate_size": 768, "num_local_experts": 0,
         "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_expand": 2,
+        "mamba_chunk_size": 64,
         "attention_multiplier": 0.125, "position_embedding_type": None, "tie_word_embeddings": True,
         "layer_types": (["mamba"] * 3 + ["attention"]) * 2,
     },
@@ -134,8 +135,8 @@ class Module(torch.nn.Module):
     def forward(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, T, h] of a module that reads token i + 1 beside the hidden state of token i."""
         rows = self.fc(torch.cat([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], -1))
-        positions = torch.arange(rows.shape[1], device=rows.device)[None]
-        turned = self.rotary(rows, positions)
+        positions = torch.arange(rows.shape[1], device=rows.device)[None]  # of text alone: three alike
+        turned = self.rotary(rows, positions.expand(3, 1, -1))
         out = self.layers[0](rows, position_embeddings=turned, attention_mask=None, position_ids=positions)
         return self.norm(out[0] if isinstance(out, tuple) else out)
 

@@ -31,7 +31,7 @@ ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2
 
 
 def make(bundle: Bundle, folder: Path | None, **options: Any) -> outrider.Engine:
-    return load_toy(bundle, prefix_store=folder and str(folder), **options)
+    return load_toy(bundle, prefix_store=folder, **options)
 
 
 def saved(folder: Path) -> list[Path]:
