@@ -71,7 +71,9 @@ def questions(engine: outrider.Engine, texts: Any, distance: int) -> Iterator[tu
 
     for i in range(NUM_ASKED):
         place, code = chosen.choice(PLACES), f"{chosen.randrange(10_000):04}"
-        middle = np.concatenate([texts[i % len(texts)][300:1700], texts[(i + 1) % len(texts)], texts[(i + 2) % len(texts)]])
+        middle = np.concatenate(
+            [texts[i % len(texts)][300:1700], texts[(i + 1) % len(texts)], texts[(i + 2) % len(texts)]]
+        )
         end = encode("<|im_end|>\n" + turn(f"What is the code of {place}?", f"The code of {place} is "[:-1]))
         yield encode(turn(f"The code of {place} is {code}.", "I will remember it.<|im_end|>\n")) + [
             *map(int, middle[:distance]), *end
@@ -128,7 +130,9 @@ def main(folder: str, *kinds: str) -> None:
     texts = safetensors.numpy.load_file(place / "texts.safetensors")["texts"][:32]  # which no training saw
     scored = texts[:NUM_SCORED]
     print("| model | form | loss | KL to fp32, nats | " + " | ".join(f"code {d} tokens ago" for d in DISTANCES), end="")
-    print(" | texts that differ: prefixes | of 4,000 tokens | tokens of a round |\n" + "|---" * (len(DISTANCES) + 7) + "|")
+    print(
+        " | texts that differ: prefixes | of 4,000 tokens | tokens of a round |\n" + "|---" * (len(DISTANCES) + 7) + "|"
+    )
     for kind in kinds or sorted(path.parent.name for path in place.glob("*/config.json")):
         source = [*distributions(export(place, kind, "fp32"), scored)]
         for form in FORMS:

@@ -76,7 +76,9 @@ def write_texts(writer: str, tokenizer: Any, prompts: list[str], device: torch.d
             )  # fmt: skip
         for question, answer in zip(asked, made[:, read["input_ids"].shape[1] :].tolist(), strict=True):
             kept = list(itertools.takewhile(lambda token_id: token_id not in ends, answer))
-            turns.append(tokenizer.encode(question, add_special_tokens=False) + kept + _encode(tokenizer, "<|im_end|>\n"))
+            turns.append(
+                tokenizer.encode(question, add_special_tokens=False) + kept + _encode(tokenizer, "<|im_end|>\n")
+            )
         print(f"{len(turns)} answers, {time.perf_counter() - began:.0f} s", flush=True)
     return torch.tensor(list(_texts(turns, tokenizer)))
 
@@ -143,6 +145,7 @@ class Module(torch.nn.Module):
 
 def loss_of(hidden: torch.Tensor, matrix: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy, eight texts at a time, whose logits are computed again for the gradient."""
+
     def part(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy((rows @ matrix.T).flatten(0, 1).float(), wanted.flatten(), reduction="sum")
 
@@ -160,7 +163,9 @@ def train(kind: str, texts: torch.Tensor, device: torch.device, seconds: float) 
     module = Module(config).to(device).train() if kind == "qwen3_5_text" else None
     weights = [*model.parameters(), *(module.parameters() if module else ())]
     print(f"{kind}: {sum(each.numel() for each in weights):,} weights", flush=True)
-    groups = [{"params": [w for w in weights if (w.ndim > 1) is wide], "weight_decay": 0.1 * wide} for wide in (True, False)]
+    groups = [
+        {"params": [w for w in weights if (w.ndim > 1) is wide], "weight_decay": 0.1 * wide} for wide in (True, False)
+    ]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=device.type == "cuda")
     order, began, step = torch.Generator().manual_seed(0), time.perf_counter(), 0
     held_out, texts = texts[:BATCH].to(device), texts[BATCH:]
@@ -174,10 +179,16 @@ def train(kind: str, texts: torch.Tensor, device: torch.device, seconds: float) 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 50 == 0:
-            print(f"{kind} {step} {time.perf_counter() - began:.0f} s", *(f"{loss.item():.3f}" for loss in losses), flush=True)
+            print(
+                f"{kind} {step} {time.perf_counter() - began:.0f} s",
+                *(f"{loss.item():.3f}" for loss in losses),
+                flush=True,
+            )
         step += 1
     with torch.no_grad():
-        print(f"{kind}, {step} steps, held out:", *(f"{loss.item():.3f}" for loss in losses_of(model, module, held_out)))
+        print(
+            f"{kind}, {step} steps, held out:", *(f"{loss.item():.3f}" for loss in losses_of(model, module, held_out))
+        )
     return model.eval(), module
 
 

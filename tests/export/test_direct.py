@@ -248,6 +248,16 @@ def test_older_configurations_mean_the_same(tmp_path: Path) -> None:
         assert np.array_equal(before.ropes[kind].frequencies, rope.frequencies)
 
 
+def test_later_names_of_states_mean_the_same() -> None:
+    """As Transformers writes them from 5.17 on."""
+    config = {"model_type": "granitemoehybrid", **CONFIGS["granitemoehybrid"]}
+    later = [{"mamba": "linear_attention", "attention": "full_attention"}[kind] for kind in config["layer_types"]]
+    states = [layer.state for layer in describe(config).layers]
+    assert [layer.state for layer in describe(config | {"layer_types": later}).layers] == states
+    assert states.count(None) == 1
+    assert block_kinds({"layers_block_type": later}) == ["mamba", "mamba", "full_attention", "mamba"]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
