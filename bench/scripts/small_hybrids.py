@@ -2,10 +2,10 @@
 
     python bench/scripts/small_hybrids.py FOLDER [KIND …]
 
-FOLDER is that of `train_small_hybrids.py`; the bundles are exported into it, where they stay. "Remembered" are codes that
-a prompt names at its beginning and is asked for at its end, with so many tokens between. Each prompt is answered as it
-is, again with its beginning from the prefix cache, and from the prefix store by an engine that has just begun, and the
-texts have to be the same. So have long ones be, with each drafter and without.
+FOLDER is that of `train_small_hybrids.py`; the bundles are exported into it, where they stay. The codes are those that
+a prompt names at its beginning and asks for at its end, with so many tokens between. Each prompt is answered as it is,
+with its beginning from the prefix cache, and from the prefix store by an engine that has just begun: the texts have to
+be the same. So do long ones, with each drafter and without.
 """
 
 import random
@@ -71,13 +71,11 @@ def questions(engine: outrider.Engine, texts: Any, distance: int) -> Iterator[tu
 
     for i in range(NUM_ASKED):
         place, code = chosen.choice(PLACES), f"{chosen.randrange(10_000):04}"
-        middle = np.concatenate(
-            [texts[i % len(texts)][300:1700], texts[(i + 1) % len(texts)], texts[(i + 2) % len(texts)]]
-        )
-        end = encode("<|im_end|>\n" + turn(f"What is the code of {place}?", f"The code of {place} is "[:-1]))
-        yield encode(turn(f"The code of {place} is {code}.", "I will remember it.<|im_end|>\n")) + [
-            *map(int, middle[:distance]), *end
-        ], code  # fmt: skip
+        others = [texts[(i + k) % len(texts)] for k in range(3)]
+        middle = [int(token_id) for token_id in np.concatenate([others[0][300:1700], *others[1:]])[:distance]]
+        begin = encode(turn(f"The code of {place} is {code}.", "I will remember it.<|im_end|>\n"))
+        end = encode("<|im_end|>\n" + turn(f"What is the code of {place}?", f"The code of {place} is"))
+        yield [*begin, *middle, *end], code
 
 
 def remembered(bundle: Path, texts: Any, store: str) -> tuple[list[str], int]:
@@ -99,7 +97,7 @@ def remembered(bundle: Path, texts: Any, store: str) -> tuple[list[str], int]:
 
 
 def differing(engine: outrider.Engine, cold: dict[tuple[int, ...], Any]) -> int:
-    """How many texts differ from those of prompts that were read from their beginning. A prompt that is read is told."""
+    """How many texts differ from those of prompts that were read whole. Says which ones are read whole again."""
     count = 0
     for prompt, right in cold.items():
         result = engine.generate(list(prompt), max_new_tokens=6)
@@ -129,10 +127,9 @@ def main(folder: str, *kinds: str) -> None:
     place = Path(folder)
     texts = safetensors.numpy.load_file(place / "texts.safetensors")["texts"][:32]  # which no training saw
     scored = texts[:NUM_SCORED]
-    print("| model | form | loss | KL to fp32, nats | " + " | ".join(f"code {d} tokens ago" for d in DISTANCES), end="")
-    print(
-        " | texts that differ: prefixes | of 4,000 tokens | tokens of a round |\n" + "|---" * (len(DISTANCES) + 7) + "|"
-    )
+    columns = ["model", "form", "loss", "KL to fp32, nats", *(f"code {distance} tokens ago" for distance in DISTANCES)]
+    columns += ["texts that differ: prefixes", f"of {LONG} tokens", "tokens of a round"]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
     for kind in kinds or sorted(path.parent.name for path in place.glob("*/config.json")):
         source = [*distributions(export(place, kind, "fp32"), scored)]
         for form in FORMS:

@@ -5,8 +5,8 @@
 
 States of random weights forget at once, so a wrong one shows in few texts. These models have learnt to remember: each
 text begins with codes, and ends with questions about them. WRITER is a checkpoint or GGUF file of a small model with
-ChatML's template, and TOKENIZER the folder with its tokenizer. FOLDER gets `texts.safetensors`, which is used again, and
-a checkpoint of each kind, of about 20 million weights: short convolutions, gated delta nets with an MTP module, and
+ChatML's template, and TOKENIZER the folder with its tokenizer. FOLDER gets `texts.safetensors`, which is used again,
+and a checkpoint of each kind, of about 20 million weights: short convolutions, gated delta nets with an MTP module, and
 Mamba-2. A GPU needs minutes. Needs PyTorch and Transformers. `bench/scripts/small_hybrids.py` looks at what they do.
 """
 
@@ -31,7 +31,7 @@ NUM_ANSWERS, AT_ONCE = int(os.environ.get("NUM_ANSWERS", "10240")), int(os.envir
 SECONDS = float(os.environ.get("SECONDS", "240"))  # of training of each kind
 BATCH = int(os.environ.get("BATCH", "32"))
 RATE, WARM_UP = 2e-3, 0.05
-PLACES = "Oslo Lima Cairo Quito Accra Delhi Seoul Paris Turin Dakar Perth Kyoto Miami Tunis Sofia Hanoi".split()
+PLACES = ["Oslo", "Lima", "Cairo", "Quito", "Accra", "Delhi", "Seoul", "Paris", "Turin", "Dakar", "Perth", "Kyoto"]
 _SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 49_152}
 KINDS: dict[str, dict[str, Any]] = {
     "lfm2": _SIZES | {
@@ -40,7 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_text": _SIZES | {
         "num_hidden_layers": 8, "intermediate_size": 768, "head_dim": 64, "linear_num_key_heads": 4,
-        "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+        "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "tie_word_embeddings": True,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25,
@@ -225,7 +226,8 @@ def main(folder: str, writer: str, tokenizer: str, prompts: str, *kinds: str) ->
     out.mkdir(parents=True, exist_ok=True)
     if not (texts := out / "texts.safetensors").exists():
         reader = transformers.PreTrainedTokenizerFast(
-            tokenizer_file=str(Path(tokenizer, "tokenizer.json")), pad_token="<|endoftext|>"
+            tokenizer_file=str(Path(tokenizer, "tokenizer.json")),
+            pad_token="<|endoftext|>",  # noqa: S106
         )
         made = write_texts(writer, reader, Path(prompts).read_text(encoding="utf-8").splitlines(), device)
         safetensors.torch.save_file({"texts": made.to(torch.uint16)}, texts)
