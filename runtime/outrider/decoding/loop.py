@@ -47,7 +47,11 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         draft_ahead([(reading.request, reading.turn) for reading in readings], target_pass, observer)
     finally:  # whatever happens: the next round writes where this one reads
         target = target_pass.wait()
-    took = main.seconds - main_began
+    took, is_alone, steady = (
+        main.seconds - main_began,
+        not any(each.ahead for each in requests),
+        main.capabilities.steady,
+    )
     for reading in readings:
         request, commit_began = reading.request, time.perf_counter()
         try:
@@ -60,7 +64,7 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
             request.fail(error)
         if request.waits:  # all of its rows are read on the host
             took += time.perf_counter() - commit_began
-    scheduler.took(took)
+    scheduler.took(took, steady.current if steady else 0, alone=is_alone)
 
 
 def _share(requests: Seq[Request], turns: Seq[Turn | None], scheduler: Scheduler, began: float) -> list[Reading]:
