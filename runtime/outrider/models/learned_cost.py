@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import math
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -60,7 +61,7 @@ class LearnedCost(PassCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.version = 0
+        self._version = 0
         self.begin()
 
     def take(self, measured: PassCost) -> None:
@@ -85,7 +86,12 @@ class LearnedCost(PassCost):
         self._moved = 0.0  # since the numbers were told
         self._least_level, self._noise = self._level, 0.0
         self._saved_near, self._saved_doubt, self._saved_extra = [*self._near], [*self._doubt], (0.0, 0.0)
-        self.version += 1
+        self._version += 1
+
+    @property
+    def version(self) -> int:
+        """Of its numbers."""
+        return self._version
 
     @property
     def is_unsure(self) -> bool:
@@ -208,7 +214,7 @@ class LearnedCost(PassCost):
         self.far = tuple(n + max(a + self._more_added * least, 0.0) for n, a in zip(near, self._added, strict=True))
         if self._change is not None:
             self.change = max(self._change + self._more_change * least, 0.0)
-        self.version, self._moved = self.version + 1, 0.0
+        self._version, self._moved = self._version + 1, 0.0
         if self.told is not None:
             self.told()
 
@@ -236,6 +242,8 @@ class LearnedCost(PassCost):
 
         They include the fewest rows. The shorter times count.
         """
+        if not all(map(min, taken.values())):  # a clock that is too coarse
+            return False
         two = {rows: sorted(seconds)[:2] for rows, seconds in taken.items()}
         spreads = {rows: math.log(second / least) for rows, (least, second) in two.items()}
         if spreads[self.rows[0]] > UNSURE:
@@ -274,9 +282,13 @@ class LearnedCost(PassCost):
 
     def save(self) -> None:
         """Write what was learned to the file, if that differs from what is there."""
-        if self.file is not None and self.stored is not None and _differs(self.stored, made := self.learned()):
-            self.file.write(made)
-            self.stored = made
+        if self.file is None or self.stored is None:
+            return
+        with contextlib.suppress(ValueError):  # numbers that nothing measures
+            made = self.learned()
+            if _differs(self.stored, made):
+                self.file.write(made)
+                self.stored = made
 
 
 def _ascending(seconds: Seq[float], variances: Seq[float]) -> list[float]:

@@ -114,14 +114,15 @@ def _time(model: LoadedModel, cost: LearnedCost, rows: list[int]) -> Iterator[No
     """Time calls with these numbers of rows in turns, twice each: the first one changes the number."""
     taken: dict[int, list[float]] = {count: [] for count in rows}
     with _calls(model, cost, max(rows)) as seconds:
-        for _ in range(_TURNS if seconds else 0):
+        if seconds is None:
+            return
+        for _ in range(_TURNS):
             for count in rows:
                 seconds(count)
                 yield
                 taken[count].append(seconds(count))
                 yield
-    if all(taken.values()):
-        cost.measured_again(taken)
+    cost.measured_again(taken)
 
 
 def _call(model: LoadedModel, cost: LearnedCost, budget: float) -> float:

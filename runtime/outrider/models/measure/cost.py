@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from outrider.models.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk, RowRule
@@ -53,11 +53,8 @@ class PassCost:
     change: extra seconds of a call with another number of rows than the one before, because a graph in dynamic shapes
     is prepared again; None: it was not measured. fork: extra seconds of each branch of a tree, besides its rows. first:
     extra seconds of the first call after a load, which packs the weights and compiles kernels. doubt: how far each of
-    `near` may be off, as the logarithm of a factor; empty: nobody knows. version: of its numbers, for what is derived
-    from them; a cost that learns changes it.
+    `near` may be off, as the logarithm of a factor; empty: nobody knows.
     """
-
-    version: ClassVar[int] = 0
 
     rows: tuple[int, ...]
     near: tuple[float, ...]
@@ -87,6 +84,11 @@ class PassCost:
             raise ValueError(f"contexts of a cost ascend, from 0 to below {_MOST_TOKENS:,} tokens")
         if not 1 / _MOST_SCALE <= self.scale <= _MOST_SCALE:
             raise ValueError(f"the scale of a cost is from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}")
+
+    @property
+    def version(self) -> int:
+        """Of its numbers, for what is derived from them: a cost that learns changes it."""
+        return 0
 
     def __call__(self, rows: int, context: float = NEAR) -> float:
         """Seconds of one sequence's call, by its rows and its tokens of context."""
