@@ -47,11 +47,7 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         draft_ahead([(reading.request, reading.turn) for reading in readings], target_pass, observer)
     finally:  # whatever happens: the next round writes where this one reads
         target = target_pass.wait()
-    took, is_alone, steady = (
-        main.seconds - main_began,
-        not any(each.ahead for each in requests),
-        main.capabilities.steady,
-    )
+    took = main.seconds - main_began
     for reading in readings:
         request, commit_began = reading.request, time.perf_counter()
         try:
@@ -64,6 +60,8 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
             request.fail(error)
         if request.waits:  # all of its rows are read on the host
             took += time.perf_counter() - commit_began
+    steady = main.capabilities.steady
+    is_alone = not any(reading.request.ahead or reading.chunk.parents for reading in readings)
     scheduler.took(took, steady.current if steady else 0, alone=is_alone)
 
 

@@ -94,14 +94,15 @@ class Scheduler:
         self.num_prompt_rows = sum(counts[i] for i in prompts)
         return counts
 
-    def took(self, seconds: float, padded: int = 0, *, alone: bool = False) -> None:
+    def took(self, seconds: float, padded: int = 0, *, alone: bool | None = None) -> None:
         """Learn from the seconds of the call that was shared last.
 
-        padded: its rows, if more than the rule says. alone: whether nothing else ran meanwhile.
+        padded: its rows, if more than the rule says. alone: whether nothing else ran meanwhile; None: the cost does not
+        learn from the call here.
         """
         if not self._cost or seconds <= 0:
             return
-        if self._shared is not None:
+        if self._shared is not None and alone is not None:
             counts = self._answers if alone and not self.num_prompt_rows else ()
             self._shared.observe(counts, self._context, seconds, padded)
         added = seconds - self._answer_seconds

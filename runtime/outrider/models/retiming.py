@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.models.learned_cost import LearnedCost
 from outrider.models.measure import LONGEST
 from outrider.models.measure.slots import open_slot, random_tokens
-from outrider.types import Chunk
+from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -98,11 +98,16 @@ class Retiming:
         """Answers have taken so many seconds: time a doubtful call, if that takes little of their time so far."""
         if self._is_sure:
             return
-        for model, cost in self._learning:
-            role, is_main = model.part.role, model.part.is_main
-            budget = self._budgets.get(role, 0.0) + (_SHARE_OF_ROWS if is_main else _SHARE_OF_CALLS) * seconds
-            self._budgets[role] = budget - (_pad if is_main else _call)(model, cost, budget)
-        self._is_sure = not any(cost.is_unsure for _, cost in self._learning)
+        learning = self._learning
+        try:
+            for model, cost in learning:
+                role, is_main = model.part.role, model.part.is_main
+                budget = self._budgets.get(role, 0.0) + (_SHARE_OF_ROWS if is_main else _SHARE_OF_CALLS) * seconds
+                self._budgets[role] = budget - (_pad if is_main else _call)(model, cost, budget)
+            self._is_sure = not any(cost.is_unsure for _, cost in learning)
+        except Exception as error:  # requests are not affected
+            log.warning("A call could not be timed beside answers: %r", error)
+            self._is_sure = True
 
     def save(self) -> None:
         """Save what the costs have learned."""
@@ -156,7 +161,7 @@ def _calls(model: LoadedModel, cost: LearnedCost, most: int) -> Iterator[Callabl
     """Yield a function that times a call of so many rows; None if the cache has no room."""
     backend, context = model.backend, cost.contexts[0]
     try:
-        slot = open_slot(backend, context + most)
+        slot = open_slot(backend, context + most, Prompt((), counted=False))
     except AssertionError:
         yield None
         return
