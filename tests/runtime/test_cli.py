@@ -152,8 +152,8 @@ def test_inspect_counts_layers_with_a_state(tmp_path: Path, capsys: pytest.Captu
     assert "2 of them with a state, hidden size 16" in capsys.readouterr().out
 
 
-def test_tune_prints_a_row_for_every_length(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_json(capsys, "tune", model, "--max-new-tokens", 8)
+def test_tune_prints_a_row_for_every_length(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "tune", tiny, "--max-new-tokens", 8)
     assert [row["num_assistant_tokens"] for row in result["rows"]] == [0, "auto", *range(1, 9)]
     assert result["drafter"] == "suffix"
     assert len(result["costs"]["main"]["near"]) == len(result["costs"]["main"]["rows"])
