@@ -91,7 +91,7 @@ def test_blocks_run_in_their_order(
     program = program.replace(place, first + place, 1)
     if page in REAL:
         folder = request.getfixturevalue("smollm2").parent
-        program = program.replace('("my-pair")', f'("{request.getfixturevalue("smollm2").name}", max_new_tokens=96)')
+        program = program.replace('("my-pair")', f'("{request.getfixturevalue("smollm2").name}", max_new_tokens=200)')
     if page == "embeddings.md":
         write_toy(folder / "bge-small", tiny, "embedding")
         write_toy(folder / "bge-reranker", tiny, "rerank")

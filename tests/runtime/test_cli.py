@@ -37,12 +37,12 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return result
 
 
-def test_generate_prints_the_answer(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(model), PROMPT, "--max-new-tokens", "30"]) == 0
+def test_generate_prints_the_answer(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(tiny), PROMPT, "--max-new-tokens", "30"]) == 0
     printed = capsys.readouterr()
-    result = run_json(capsys, "generate", model, PROMPT, "--max-new-tokens", 30)
+    result = run_json(capsys, "generate", tiny, PROMPT, "--max-new-tokens", 30)
     assert printed.out == result["text"] + "\n"
-    assert_only_loads(printed.err, model)
+    assert_only_loads(printed.err, tiny)
     assert result["finish_reason"] in ("stop", "length")
     assert result["stats"]["num_generated_tokens"] == len(result["token_ids"])
 
@@ -315,9 +315,9 @@ def test_bad_requests(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="another signal there")
-def test_ctrl_c_is_one_line(model: Path) -> None:
+def test_ctrl_c_is_one_line(tiny: Path) -> None:
     process = subprocess.Popen(
-        [*OUTRIDER, "generate", str(model), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],
+        [*OUTRIDER, "generate", str(tiny), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -326,7 +326,7 @@ def test_ctrl_c_is_one_line(model: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert errors == f"Loading {model}.\noutrider: Cancelled.\n"
+    assert errors == f"Loading {tiny}.\noutrider: Cancelled.\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error there")
