@@ -62,7 +62,7 @@ def test_damaged_storage_is_not_shown(node: str) -> None:
         const names = Object.keys(localStorage), bad = names.find((name) => name.endsWith("bad"));
         localStorage[bad] = localStorage[bad].replace("Bad", "Baf");
         localStorage["outrider-conversation-text"] = "x"; localStorage["outrider-conversation-"] = "";
-        kept.keepConversation("null", null); kept.keepConversation("list", []); kept.keepConversation("n", { title: 1 });
+        for (const odd of [null, [], { title: 1 }]) kept.keepConversation(`${odd}`, odd);
         const all = [kept.listed(), kept.keptConversation("bad"), kept.keptSettings()];
         const hasRoom = kept.keepConversation("long", talk("a".repeat(9000), 4));
         for (const name of Object.keys(localStorage)) localStorage[name] = "00000000 {}";
