@@ -5,8 +5,8 @@
 A warm server answers streams of one connection, one after the other: chats with a prompt that is in the prefix cache,
 of 1 and 64 tokens. Of each stream the time from the request to the first byte of the answer, to its end, and
 between two tokens, which is a round without drafts: with a random model of two layers nearly all of it is the host's.
-All answer with one letter again and again, so that each token is sent at once. `engine.stream` is measured the same way,
-without the server.
+All answer with one letter again and again, so that each token is sent at once. `engine.stream` is measured the same
+way, without the server.
 
 --bundle: a random model is made if none is given. --against: another checkout of this repository. Both are then
 measured by turns, each in a process of its own, and the differences are those of each turn. Prints medians in
