@@ -26,6 +26,7 @@ from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
 from outrider.models.kv.block_tree import Block
+from outrider.models.kv.chunk_files import files_in
 from outrider.models.measure.readings import compare_readings, compare_states
 from outrider.models.part import Part
 from outrider.testing import ToyTokenizer
@@ -228,6 +229,28 @@ def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
         turned = engine.generate(turn, **options)
     assert turned.logprobs == after.logprobs
     assert turned.stats.num_cached_tokens == len(turn.token_ids) - 4
+
+
+def test_states_that_are_found_later_are_saved_too(tmp_path: Path) -> None:
+    """Where texts part within a piece that has a file; a damaged file of states is left out."""
+    bundle, options = save_hybrid(tmp_path / "bundle", "conv"), OPTIONS | {"drafter": None}
+    system = random_ids(75, 100)
+    texts = [[*system, i, *random_ids(76 + i, 60)] for i in range(3)]
+    store: dict[str, Any] = {"prefix_store": str(tmp_path / "store")}
+    with load_toy(bundle, **store) as engine:
+        expected = engine.generate(texts[2], **options)
+        engine.main.clear_prefixes()
+    for i in range(2):  # of the first, files have no states after the system prompt
+        with load_toy(bundle, **store) as engine:
+            engine.generate(texts[i], **options)
+    for num_cached in (100, 0):
+        with load_toy(bundle, **store) as engine:
+            found = engine.generate([*system, 9, *texts[2][101:]], **options | {"max_new_tokens": 1})
+            assert found.stats.num_cached_tokens == num_cached
+            assert engine.generate(texts[2], **options).logprobs == expected.logprobs
+        for file in files_in(tmp_path / "store"):
+            if b'"is_state":true' in file.path.read_bytes():
+                file.path.write_bytes(file.path.read_bytes()[:-1])
 
 
 def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engine) -> None:

@@ -1,0 +1,165 @@
+"""Drafters that read hidden states, in GGUF files as llama.cpp writes them, have what their checkpoints have."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from heads import DECODER, HEAD_SIZE, TOKEN_MAP, config_of, tensors_of, write_head
+from outrider.bundle.manifest import Geometry
+from outrider.cli import run
+from outrider.errors import ExportError
+from outrider_export.drafters import add_drafter
+from outrider_export.heads import gguf as drafters
+from outrider_export.heads.formats import kind_of, read_head
+from outrider_export.heads.plan import is_head
+from outrider_export.sources import locate
+
+GEOMETRY = Geometry("qwen2", 4, 4, 2, HEAD_SIZE, DECODER["hidden_size"], 512, 448)
+KINDS = ("eagle3", "dflash", "dflash2", "dflash2 scaled", "dspark", "dspark without confidence")
+Change = Callable[[gguf.GGUFWriter], Any]
+
+
+def swap_halves(values: Any, size: int = HEAD_SIZE) -> Any:
+    """Rows of queries or keys for rotating neighbours, from those for rotating halves."""
+    return values.reshape(-1, 2, size // 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+
+
+def write_drafter(path: Path, kind: str, change: Change = lambda _: None, leave_out: str = "") -> Path:
+    """A drafter in a GGUF file. change: of the writer, before it writes; leave_out: a key."""
+    config, form = config_of(kind), kind.split()[0]
+    own = {**config, **(config.get("dflash_config") or {})}
+    is_eagle = form == "eagle3"
+    writer = gguf.GGUFWriter(path, "eagle3" if is_eagle else "dflash")
+    keys: dict[str, int] = {
+        "block_count": config["num_hidden_layers"], "embedding_length": 64, "context_length": 512,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": HEAD_SIZE,
+        "rope.dimension_count": HEAD_SIZE, "vocab_size": 448,
+    }  # fmt: skip
+    if not is_eagle:
+        keys["block_size"] = own["block_size"]
+        writer.add_mask_token_id(own["mask_token_id"])
+    selector = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    keys |= {name: own[name] for name in selector if name in own}
+    for name, value in keys.items():
+        if name != leave_out:
+            writer.add_uint32(f"{writer.arch}.{name}", value)
+    scales = {"embedding_scale": "input_embedding_scale", "logit_scale": "output_multiplier"}
+    for theirs, ours in (scales | {"final_logit_softcapping": "final_logit_softcapping"}).items():
+        if ours in own:
+            writer.add_float32(f"{writer.arch}.{theirs}", own[ours])
+    layers = own["eagle_aux_hidden_state_layer_ids"] if is_eagle else [i + 1 for i in own["target_layer_ids"]]
+    if leave_out != "target_layers":
+        writer.add_array(f"{writer.arch}.target_layers", layers)
+    writer.add_layer_norm_rms_eps(DECODER["rms_norm_eps"])
+    writer.add_rope_freq_base(10_000.0)
+    if "sliding_window" in own:
+        writer.add_sliding_window(own["sliding_window"])
+        slides = [each == "sliding_attention" for each in own["layer_types"]]
+        writer.add_array(f"{writer.arch}.attention.sliding_window_pattern", slides)
+    tables = [drafters._TENSORS, *drafters._OF_KIND.values()], [drafters._PARTS, *drafters._PARTS_OF_KIND.values()]
+    top, parts = ({ours: theirs for table in each for theirs, ours in table.items()} for each in tables)
+    for name, values in tensors_of(kind).items():
+        if name in ("t2d", "embed_tokens.weight", "lm_head.weight") and not (is_eagle and name == "lm_head.weight"):
+            continue  # of DSpark they are the main model's
+        if name == "d2t":
+            writer.add_tensor("d2t", TOKEN_MAP.astype(np.int64), raw_dtype=gguf.GGMLQuantizationType.I64)
+            continue
+        if is_eagle and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = swap_halves(values)
+        stem, suffix = name.replace("midlayer.", "layers.0."), ""
+        if stem.endswith((".weight", ".bias")):
+            stem, _, kind_of_values = stem.rpartition(".")
+            suffix = f".{kind_of_values}"
+        if stem.startswith("layers."):
+            _, layer, part = stem.split(".", 2)
+            full = f"blk.{layer}.{parts[part]}{suffix}"
+        else:
+            full = f"{top[stem]}{suffix or '.weight'}"
+        writer.add_tensor(full, np.ascontiguousarray(values))
+    change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_has_what_its_checkpoint_has(kind: str, tmp_path: Path) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", kind)
+    assert kind_of(path) == kind.split()[0]
+    assert is_head(locate(path))
+    of_file, of_folder = read_head(path, GEOMETRY), read_head(write_head(tmp_path / "folder", kind), GEOMETRY)
+    assert of_file.numbers == pytest.approx(of_folder.numbers)
+    assert of_file.tensors.keys() == of_folder.tensors.keys()
+    for name, values in of_folder.tensors.items():
+        np.testing.assert_allclose(of_file.tensors[name], values, atol=1e-6, err_msg=name)
+    for name in ("kind", "features", "num_layers", "context_length", "num_places", "mask_token_id"):
+        assert getattr(of_file, name) == getattr(of_folder, name)
+    assert (of_file.proposed is None) == (of_folder.proposed is None)
+    if of_folder.proposed is not None:
+        assert np.array_equal(of_file.proposed, of_folder.proposed)
+
+
+def test_it_is_added_by_its_file(tiny: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(tiny, tmp_path / "bundle")
+    made = add_drafter(bundle, write_drafter(tmp_path / "drafter.gguf", "dspark"))
+    entry = made.manifest.drafters[-1]
+    assert (entry.name, entry.kind, entry.model.source.id) == ("dspark", "dspark", "drafter.gguf")
+
+
+def test_frequencies_are_divided_as_llama_3_has_them(tmp_path: Path) -> None:
+    divisors = np.linspace(1, 8, HEAD_SIZE // 2, dtype=np.float32)
+    divided, plain = (
+        read_head(write_drafter(tmp_path / f"{i}.gguf", "eagle3", change), GEOMETRY).tensors["rotary.frequencies"]
+        for i, change in enumerate((lambda writer: writer.add_tensor("rope_freqs.weight", divisors), lambda _: None))
+    )
+    np.testing.assert_allclose(divided, plain / divisors, rtol=1e-6)
+
+
+def zeros(name: str, *shape: int) -> Change:
+    return lambda writer: writer.add_tensor(name, np.zeros(shape, np.float32))
+
+
+REFUSED: dict[str, tuple[str, Change, str, str]] = {
+    "tensor": ("dflash", zeros("blk.0.attn_sinks.weight", 4), "", "has a tensor 'blk.0.attn_sinks.weight', which is "),
+    "tokens": ("dspark", zeros("d2t", 150), "", "has a tensor 'd2t', which is not known here. Add the drafter's check"),
+    "anchor": ("dspark", lambda w: w.add_bool("dflash.sample_from_anchor", False), "", "sample_from_anchor is false"),
+    "causal": ("dflash2", lambda w: w.add_bool("dflash.attention.causal", True), "", "attention.causal is true"),
+    "scale": ("dflash", lambda w: w.add_float32("dflash.logit_scale", 0.5), "", "embedding_scale or logit_scale is n"),
+    "layers": ("eagle3", lambda _: None, "target_layers", "has no eagle3.target_layers in its metadata"),
+    "selector": ("dflash2", lambda _: None, "selector_rank", "has no dflash.selector_rank in its metadata"),
+    "rotated": ("eagle3", lambda w: w.add_uint32("eagle3.rope.dimension_count", 8), "rope.dimension_count",
+                "rope.dimension_count is 8, of heads of 16 numbers"),
+    "divisors": ("eagle3", zeros("rope_freqs.weight", 3), "", "has 3 divisors of rotary frequencies"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_is_one_line(name: str, tmp_path: Path) -> None:
+    kind, change, leave_out, said = REFUSED[name]
+    path = write_drafter(tmp_path / "drafter.gguf", kind, change, leave_out)
+    with pytest.raises(ExportError, match=said) as raised:
+        read_head(path, GEOMETRY)
+    assert "\n" not in str(raised.value)
+
+
+def test_one_that_is_cut_short_adds_nothing(tiny: Path, tmp_path: Path) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", "dflash")
+    path.write_bytes(path.read_bytes()[:-100])
+    before = sorted(each.name for each in tiny.iterdir())
+    with pytest.raises(ExportError, match="is cut short: it has .* bytes and its header promises"):
+        add_drafter(tiny, path)
+    assert sorted(each.name for each in tiny.iterdir()) == before
+
+
+def test_it_is_no_main_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", "dflash")
+    assert run(["export", str(path), "-o", str(tmp_path / "bundle")]) == 1
+    assert "has a drafter of the kind dflash, and no model that writes by itself" in capsys.readouterr().err
+    assert not (tmp_path / "bundle").exists()
