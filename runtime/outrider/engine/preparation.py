@@ -198,8 +198,9 @@ class Preparation:
         if not first or not isinstance(first[0], Mapping) or first[0].get("role") not in ("system", "developer"):
             return 0
         try:
-            return num_common_tokens(self.tokenizer.encode_prompt(first, **given), token_ids)
-        except RequestError:  # a template that refuses it alone
+            options = {name: value for name, value in given.items() if name != "continuing"}
+            return num_common_tokens(self.tokenizer.encode_prompt(first, **options), token_ids)
+        except (OptionError, RequestError):  # a template that refuses it alone
             return 0
 
     def _noted(self, request: Request, opening: int) -> tuple[Fetched, ...]:

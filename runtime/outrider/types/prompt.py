@@ -109,6 +109,11 @@ class Prompt:
             object.__setattr__(self, "embeds", tuple(self.embeds))
         if not (isinstance(self.embeds, tuple) and all(isinstance(span, Span) for span in self.embeds)):
             raise RequestError(f"embeds={self.embeds!r:.300} are not a tuple of spans. Pass Span(begin, embeds, key)s.")
+        if not isinstance(self.opening, int) or self.opening < 0:
+            raise RequestError(
+                f"opening={self.opening!r} is no number of tokens. Give how many of the prompt's first tokens other "
+                "prompts begin with, too."
+            )
         if isinstance(self.answers, tuple) and not self.answers:
             return
         try:
