@@ -36,7 +36,7 @@ from faults import (
 )
 from grammars import save_pair
 from heads import write_head
-from outrider.bundle import read_bundle
+from outrider.bundle import Format, read_bundle
 from outrider.decoding import own
 from outrider.decoding.observer import Observer
 from outrider.decoding.request_queue import Submitted
@@ -76,6 +76,7 @@ OF: dict[str, dict[str, dict[str, Any]]] = {
     "openvino": {"head": HEAD, "adapter": HEAD | SEEDED | {"adapter": "pirate"}},
     "onnx": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
     "pair": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
+    "states": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
     "onnx heads": {"head": HEAD, "sampled": MODEL | SEEDED},
 }
 
@@ -191,14 +192,18 @@ class Drill:
 
 @pytest.fixture(scope="module")
 def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The bundle of each kind: with a head, and an adapter or a draft model; or a main and a draft model alone."""
+    """The bundle of each kind: with a head, and an adapter or a draft model; or a main and a draft model alone.
+
+    Layers of "states" keep some, in both.
+    """
     from outrider_export import add_adapter, add_drafter, export_bundle
 
     def make(kind: str) -> Path:
         root = tmp_path_factory.mktemp("drill")
         bundle, model = root / "bundle", tiny.with_name("tiny.gguf")
-        if kind in ("onnx", "pair"):
-            return save_pair(bundle, tiny / "tokenizer", format="onnx" if kind == "onnx" else "openvino").folder
+        if kind in ("onnx", "pair", "states"):
+            form: Format = "onnx" if kind == "onnx" else "openvino"
+            return save_pair(bundle, tiny / "tokenizer", format=form, states=kind == "states").folder
         if kind == "openvino":
             shutil.copytree(tiny, bundle)
             add_adapter(bundle, write_adapter(root / "pirate", SHAPE, seed=1))
