@@ -87,7 +87,7 @@ def measure(model: Path, form: str, texts: list[list[int]], scratch: Path) -> tu
     return size, logits
 
 
-def _no_codes(matrices: Mapping[str, Any]) -> dict[str, OwnForm]:
+def _no_codes(matrices: Mapping[str, Any], **_: bool) -> dict[str, OwnForm]:
     return dict.fromkeys(matrices, OwnForm())
 
 
@@ -106,7 +106,9 @@ def _logits_in_openvino(folder: Path, model: Path, texts: list[list[int]]) -> li
 
 
 def _logits_in_onnx(folder: Path, model: Path, texts: list[list[int]]) -> list[NDArray[np.float32]]:
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
     decoder, made = open_weights(model, is_gguf=True).decoder, []
     empty = np.zeros((1, decoder.num_kv_heads, 0, decoder.head_size), np.float32)
     for token_ids in texts:

@@ -91,18 +91,25 @@ class Packed:
 
 
 def pack(
-    weights: Weights, kind: str, path: Path, advance: Callable[[int], None], others: Mapping[str, NDArray[Any]]
+    weights: Weights,
+    kind: str,
+    path: Path,
+    advance: Callable[[int], None],
+    others: Mapping[str, NDArray[Any]],
+    *,
+    keep_finer: bool = True,
 ) -> tuple[dict[str, Packed], dict[str, tuple[NDArray[Any], int]]]:
     """Round all matrices of a decoder, by their names, and write other arrays behind them; these with their offsets.
 
     kind: "int8", "int4" or "fp32". path: a new file. advance: called with bytes read. Queries, keys and values of a
-    layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention.
+    layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention. keep_finer: as for
+    `direct.pack`.
 
     Raises:
         ExportError: when a matrix is missing, or of a type that cannot be read.
         OSError: when the disk is full.
     """
-    found, forms = _joined(weights, kind)
+    found, forms = _joined(weights, kind, keep_finer)
     layouts = {
         name: _layout(name, matrix, kind, forms[name], is_tied=HEAD not in found) for name, matrix in found.items()
     }
@@ -122,13 +129,13 @@ def pack(
     return packed, placed
 
 
-def _joined(weights: Weights, kind: str) -> tuple[dict[str, Stored], dict[str, OwnForm]]:
+def _joined(weights: Weights, kind: str, keep_finer: bool) -> tuple[dict[str, Stored], dict[str, OwnForm]]:
     """All matrices, with queries, keys and values as one where no norm is between product and attention.
 
     The forms are those of `own_codes`, in int4.
     """
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
-    forms = forms_of(found) if kind == "int4" else dict.fromkeys(found, OwnForm())
+    forms = forms_of(found, keep_finer=keep_finer) if kind == "int4" else dict.fromkeys(found, OwnForm())
     for i in range(len(weights.decoder.layers)):
         if weights.vector(layer_name(i, "self_attn.q_norm.weight")) is None:
             names = [layer_name(i, part) for part in ATTENTION[:3]]

@@ -158,13 +158,13 @@ def num_sums(columns: int) -> int:
     return -(-columns // GROUP**2) * GROUP
 
 
-def forms_of(matrices: Mapping[str, Stored]) -> dict[str, OwnForm]:
-    """The forms of a decoder's matrices, by their names.
+def forms_of(matrices: Mapping[str, Stored], *, keep_finer: bool = True) -> dict[str, OwnForm]:
+    """The forms of a decoder's matrices, by their names. keep_finer: whether some can be finer than the others.
 
     Raises:
         ExportError: when one is of a type that cannot be read.
     """
-    finer = _finer(matrices)
+    finer = _finer(matrices) if keep_finer else set()
     return {name: OwnForm(is_finer=True) if name in finer else form_of(each) for name, each in matrices.items()}
 
 

@@ -120,15 +120,19 @@ def _stored(stored: list[Stored], shape: list[int], kind: Any, offset: int) -> o
     return made
 
 
-def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]) -> dict[str, Packed]:
+def pack(
+    weights: Weights, kind: str, path: Path, advance: Callable[[int], None], *, keep_finer: bool = True
+) -> dict[str, Packed]:
     """Round all matrices of a decoder, by their names. path: a new file of them. advance: called with bytes read.
+
+    keep_finer: whether int4 has matrices in 8 bits that the source has in more bits than most.
 
     Raises:
         ExportError: when one is missing, or of a type that cannot be read.
         OSError: when the disk is full.
     """
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
-    forms = forms_of(found) if kind == "int4" else dict.fromkeys(found, OwnForm())
+    forms = forms_of(found, keep_finer=keep_finer) if kind == "int4" else dict.fromkeys(found, OwnForm())
     wanted = {name: _kind_of(name, kind, matrix, forms[name]) for name, matrix in found.items()}
     packed = _allocate(path, {name: (matrix.shape, *wanted[name]) for name, matrix in found.items()})
     read_all(found, lambda name, part, values: _round(values, packed[name], part), advance)
