@@ -31,13 +31,15 @@ def weights_in(kind: str, columns: int = COLUMNS) -> NDArray[np.float32]:
     random = np.random.default_rng(0).normal(0, 0.1, (ROWS, columns)).astype(np.float32)
     quantisation = gguf.GGMLQuantizationType[kind]
     blocks = random_q4_k(random) if kind == "Q4_K" else gguf.quantize(random, quantisation)
-    return gguf.dequantize(blocks, quantisation).astype(np.float32)
+    found: NDArray[np.float32] = gguf.dequantize(blocks, quantisation).astype(np.float32)
+    return found
 
 
 def back(codes: NDArray[np.uint8], zero_points: NDArray[np.uint8], scales: NDArray[np.float32]) -> NDArray[np.float32]:
     """scale · (code − zero point), float32 [rows, columns]."""
     steps = codes.reshape(len(codes), -1, GROUP) - zero_points[..., None].astype(np.float32)
-    return (steps * scales[..., None]).reshape(len(codes), -1)
+    found: NDArray[np.float32] = (steps * scales[..., None]).reshape(len(codes), -1)
+    return found
 
 
 @pytest.mark.parametrize(("kind", "has_minima"), [("Q4_0", False), ("Q4_1", True), ("Q4_K", True)])

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider_export.codes import paired, rounded
-from outrider_export.direct.own_codes import GROUP, OwnForm, forms_of, keep, keep_minima, num_sums
+from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, Stored, layer_name
 from outrider_export.onnx_files import alignment
@@ -81,11 +81,9 @@ class Packed:
             weight[part] = paired(codes).reshape(len(values), *weight.shape[1:])
             self.arrays["scales"][0][part], self.arrays["minima"][0][part] = scales, minima
         else:
-            if self.has_codes:
-                codes, zero_points, scales = keep(values, self.sums)
-            else:
-                blocks = in_blocks(values, self.block)
-                codes, zero_points, scales = rounded(blocks.reshape(len(values), -1), self.block, _LARGEST)
+            blocks = in_blocks(values, self.block).reshape(len(values), -1)
+            made: Codes = keep(values, self.sums) if self.has_codes else rounded(blocks, self.block, _LARGEST)
+            codes, zero_points, scales = made
             weight[part] = paired(codes).reshape(len(values), -1, self.block // 2)
             self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales
 

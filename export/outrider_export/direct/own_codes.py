@@ -15,7 +15,7 @@ is multiplied. As `gguf_minima` does for weights that are not converted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from outrider_export.direct.weights import Rows, Stored
 
+# Codes, zero points, and scales in float32 or float16.
+Codes: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any]]"
 GROUP = 32  # weights that share a scale and a minimum
 _LARGEST = 15  # code
 _OFF = 0.05  # steps by which weights may differ from their codes; of float16, they do by less than 0.01
@@ -115,7 +117,7 @@ def _as_half(scales: Rows) -> Rows:
     return np.where(np.abs(half - scales) <= _HALF * scales, half, scales)
 
 
-def keep(values: Rows, sums: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Rows]:
+def keep(values: Rows, sums: int = 0) -> Codes:
     """Codes uint8 [rows, columns + sums], zero points uint8 and scales float32 [rows, groups of 32].
 
     values: float32 [rows, columns]; blocks without codes of their own are rounded. sums: a multiple of 32 that has room
@@ -134,10 +136,12 @@ def keep(values: Rows, sums: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.uin
         return codes, zero_points, scales
     leftovers = own.leftovers.reshape(rows, -1)
     leftovers = np.pad(leftovers, ((0, 0), (0, sums - leftovers.shape[1])))
-    more = rounded(leftovers, GROUP, _LARGEST)
-    both = zip((codes, zero_points, scales), more, strict=True)
-    codes, zero_points, scales = (np.concatenate(pair, -1, dtype=pair[0].dtype) for pair in both)
-    return codes, zero_points, scales
+    more_codes, more_zero_points, more_scales = rounded(leftovers, GROUP, _LARGEST)
+    return (
+        np.concatenate([codes, more_codes], -1),
+        np.concatenate([zero_points, more_zero_points], -1),
+        np.concatenate([scales, more_scales.astype(np.float32)], -1),
+    )
 
 
 def keep_minima(values: Rows) -> tuple[NDArray[np.uint8], Rows, Rows]:

@@ -24,7 +24,7 @@ import numpy as np
 from outrider_export.codes import pack as pack_codes
 from outrider_export.codes import paired, rounded
 from outrider_export.direct import mxfp4
-from outrider_export.direct.own_codes import GROUP, OwnForm, forms_of, is_plain, keep, num_sums
+from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
 from outrider_export.direct.weights import (
     EMBEDDING,
     HEAD,
@@ -265,9 +265,8 @@ def _round(values: Rows, packed: Packed, part: slice) -> None:
     if packed.kind == "int8" and packed.group < values.shape[1]:
         packed.codes[part], packed.zero_points[part], packed.scales[part] = mxfp4.exact(values)
         return
-    if packed.sums is None:
-        codes, zero_points, scales = rounded(values, packed.group, _LARGEST[packed.kind])
-    else:
-        codes, zero_points, scales = keep(values, packed.sums)
+    largest = _LARGEST[packed.kind]
+    made: Codes = rounded(values, packed.group, largest) if packed.sums is None else keep(values, packed.sums)
+    codes, zero_points, scales = made
     packed.codes[part] = codes if packed.kind == "int8" else paired(codes)
     packed.zero_points[part], packed.scales[part] = zero_points, scales
