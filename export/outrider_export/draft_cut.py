@@ -9,14 +9,14 @@ see `DraftCosts` and `usual_tokens`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.drafters.prediction import Costs, predict
-from outrider.errors import DeviceError, ExportError, one_line
+from outrider.errors import OutriderError, one_line
 from outrider_export.expected_tokens import expected_tokens
 from outrider_export.usual_tokens import Usage
 
@@ -113,30 +113,34 @@ class AutomaticCut:
             return None
         try:
             usage = find_usage()
-        except (DeviceError, ExportError) as error:
+        except OutriderError as error:
             progress.note(f"draft vocabulary: all {whole:,} tokens, as the model cannot be run: {one_line(error)}")
             return None
-        kept = {size: usage.kept(lambda scores, size=size: self._best(scores, size)) for size in self.sizes}
+        kept = {size: usage.kept(partial(self._best, size)) for size in self.sizes}
         gains = {
             size: [self.costs.speed(size, part) / self.costs.speed(whole) for part in parts.values()]
             for size, parts in kept.items()
         }
-        means = {size: math.exp(float(np.log(gain).mean())) for size, gain in gains.items()}
+        means = {size: float(np.exp(np.log(gain).mean())) for size, gain in gains.items()}
         allowed = [size for size in gains if means[size] >= _LEAST_GAIN and min(gains[size]) >= _MOST_LOST]
         size = max(allowed or gains, key=means.__getitem__)
         parts = kept[size]
         least = min(parts, key=parts.__getitem__)
-        what = f"{sum(parts.values()) / len(parts):.0%} of the drafts that are accepted ({least}: {parts[least]:.0%})"
-        times = f"a draft token {'takes' if allowed else 'would take'} {self._share(size)}"
+        mean = sum(parts.values()) / len(parts)
+        what = f"{mean:.0%} of the drafts that are accepted ({least}: {parts[least]:.0%})"
         if not allowed:
-            progress.note(f"draft vocabulary: all {whole:,} tokens. {size:,} would keep {what}; {times}.")
+            progress.note(
+                f"draft vocabulary: all {whole:,} tokens. {size:,} would keep {what}, and a draft token would take "
+                f"{self._share(size)}."
+            )
             return None
         progress.note(
-            f"draft vocabulary: {size:,} of {whole:,} tokens keep {what}; {times}. --draft-vocab all keeps all."
+            f"draft vocabulary: {size:,} of {whole:,} tokens keep {what}; a draft token takes {self._share(size)}. "
+            "--draft-vocab all keeps all."
         )
-        return self._best(usage.scores(), size)
+        return self._best(size, usage.scores())
 
-    def _best(self, scores: NDArray[np.float64], size: int) -> NDArray[np.int32]:
+    def _best(self, size: int, scores: NDArray[np.float64]) -> NDArray[np.int32]:
         """int32 [size], ascending: the required ids, and those with the highest scores."""
         scores = scores.copy()
         scores[self.required] = np.inf

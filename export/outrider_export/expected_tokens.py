@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from outrider_export.vocabulary import Vocabulary
 
 _ROOM = 2 * TOKENS_PER_TEXT  # of the cache, with padding
-_ROWS = 32  # of a call: a row of logits has as many numbers as there are tokens
 
 
 def part_alone(folder: Path, role: str, entry: ModelEntry) -> Part:
@@ -77,14 +76,12 @@ def _read(
     """The sums of the next token's probabilities and of their squares, float64 [2, num_tokens], in each half."""
     sums, squares = np.zeros((2, 2, num_tokens))
     with closing(open_slot(backend, len(token_ids))) as slot:
-        for begin in range(0, len(token_ids), _ROWS):
-            chunk = token_ids[begin : begin + _ROWS]
-            step = backend.submit([Chunk(slot, chunk, num_rows=len(chunk))]).wait()
-            for row in range(len(chunk)):
-                logits = step.row(row).full()[:num_tokens]
-                probabilities = np.exp(logits - logits.max())
-                probabilities /= probabilities.sum(dtype=np.float64)
-                half = int(2 * (begin + row) >= len(token_ids))
-                sums[half] += probabilities
-                squares[half] += np.square(probabilities)
+        step = backend.submit([Chunk(slot, token_ids, num_rows=len(token_ids))]).wait()
+        for row in range(len(token_ids)):
+            logits = step.row(row).full()[:num_tokens]
+            probabilities = np.exp(logits - logits.max())
+            probabilities /= probabilities.sum(dtype=np.float64)
+            half = int(2 * row >= len(token_ids))
+            sums[half] += probabilities
+            squares[half] += np.square(probabilities)
     return sums, squares

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from outrider_export.vocabulary import Vocabulary
 
-TOKENS_PER_TEXT = 96
+TOKENS_PER_TEXT = 64
 _OFFSET = 2.7  # Mandelbrot's constant for words
 # A script's part of all text grows with its number of tokens to this power, and texts count twice as much as ranks. On
 # other texts in 26 languages, Qwen2.5-Coder-0.5B's choice of 49,152 tokens is 93 % of all, 85 % in the worst language;

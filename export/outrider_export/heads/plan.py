@@ -67,9 +67,16 @@ class HeadPlan:
         tokens = None
         if self.head.uses_main_matrix:
             tokenizer = target.new / "tokenizer"
-            vocabulary, asked = Vocabulary.of_folder(tokenizer), (self.num_tokens, self.corpus)
-            how = self.progress, self.head.proposed, self._costs(target, main)
-            tokens = choose_from(vocabulary, self.eos_token_ids, *asked, tokenizer, *how)
+            tokens = choose_from(
+                Vocabulary.of_folder(tokenizer),
+                self.eos_token_ids,
+                self.num_tokens,
+                self.corpus,
+                tokenizer,
+                self.progress,
+                self.head.proposed,
+                self._costs(target, main),
+            )
         return write_head(target.new, main, self.head, name, self.weights, tokens, self.source)
 
     def _costs(self, target: Target, main: ModelEntry) -> DraftCosts:
