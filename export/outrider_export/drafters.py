@@ -20,6 +20,7 @@ from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEn
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
 from outrider_export.diet import Diet, check_diet, plan_diet
+from outrider_export.draft_cut import AutomaticCut
 from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.heads.packed import Packed, is_packed, read_packed
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
@@ -104,7 +105,7 @@ class DraftModel:
 
     plan: Plan
     pairing: Pairing
-    diet: Diet | None
+    diet: Diet | AutomaticCut | None
     progress: Progress
 
     kind = "draft"  # what it is called if nobody says
@@ -139,7 +140,8 @@ class DraftModel:
                 f"both together: outrider export {main.source.id} --draft {source.id}"
             )
         pairing = Pairing.same(vocabulary)
-        diet = plan_diet(plan, pairing, num_tokens, corpus, progress)
+        main_bytes = sum(entry.size for entry in bundle.files_of(main.folder))
+        diet = plan_diet(plan, pairing, num_tokens, corpus, main_bytes, progress)
         check_space(bundle.folder.parent, space_needed([plan]))
         return cls(plan, pairing, diet, progress)
 
@@ -147,7 +149,7 @@ class DraftModel:
         """Convert it into the new bundle under this name, and describe it."""
         plan = dataclasses.replace(self.plan, role=name)
         entry = convert_model(plan, None, self.diet, target, False, self.progress, None)
-        return describe_drafter(plan, entry, self.pairing, self.diet, target.new)
+        return describe_drafter(plan, entry, self.pairing, target.new)
 
 
 def check_name(name: str, bundle: Bundle) -> None:

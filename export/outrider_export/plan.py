@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -33,6 +33,9 @@ from outrider_export.sources import (
 )
 from outrider_export.vision import vision_of
 from outrider_export.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from outrider_export.draft_cut import DraftCosts
 
 # GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
 # Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
@@ -85,6 +88,7 @@ class Plan:
     vision: VisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
     chosen: str = ""  # why it has this form, where this machine chose it; see `outrider_export.form_choice`
+    costs: DraftCosts | None = None  # of a draft model's tokens, where this machine measured them
 
     @property
     def final_bytes(self) -> int:

@@ -21,7 +21,9 @@ from outrider.system.files import usable
 @click.option("--name", metavar="NAME", help="Its name for requests.  [default: its kind; an adapter's folder]")
 @click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; for draft models also int4 or keep.")
 @click.option(
-    "--draft-vocab", metavar="N|all", help="How many different tokens it proposes, if it has an output matrix."
+    "--draft-vocab",
+    metavar="N|all",
+    help="How many different tokens it proposes, if it has an output matrix; by default as many as pay.",
 )
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of PART on the hub.")
