@@ -64,7 +64,9 @@ class Usage:
         for language, text in read_texts().items():
             token_ids = np.array(encode(text), np.int64)
             halves = np.array_split(token_ids[token_ids < len(vocabulary)], 2)
-            counted[language] = np.array([np.bincount(half, minlength=len(vocabulary)) for half in halves], np.float64)
+            if len(halves[1]):
+                counts = [np.bincount(half, minlength=len(vocabulary)) for half in halves]
+                counted[language] = np.array(counts, np.float64)
         return cls(vocabulary, counted, counted)
 
     def scores(self, halves: Iterable[int] = (0, 1)) -> NDArray[np.float64]:
