@@ -103,6 +103,7 @@ def _convert(
             "trust_remote_code": trust_remote_code,
             "geometry": msgspec.to_builtins(geometry),
             "adapter": None if adapter is None else str(adapter.resolve()),
+            "is_draft": plan.role != "main",
         }
         module = f"outrider_export.{'direct.convert' if plan.direct else 'convert'}"
         if plan.encoder:

@@ -46,9 +46,9 @@ def add_drafter(
 ) -> Bundle:
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
-    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`, a folder of `pack`,
-    or a draft model with the main model's vocabulary, as a checkpoint folder, hub id or GGUF file. name: by default its
-    kind; "draft" for draft models. weights: by default "int8"; "int4" for draft models; those of a packed one.
+    drafter: a checkpoint folder, hub id or GGUF file in one of the formats of `outrider_export.heads.formats`, a folder
+    of `pack`, or a draft model with the main model's vocabulary. name: by default its kind; "draft" for draft models.
+    weights: by default "int8"; "int4" for draft models; those of a packed one.
     draft_vocab: the number of tokens that it proposes, or "all", for draft models and those that use the main model's
     output matrix.
 
@@ -94,7 +94,7 @@ def add_drafter(
 def is_model(path: Path) -> bool:
     """Whether a source is a model that writes text by itself, and no drafter of another kind."""
     if not path.is_dir():
-        return True
+        return kind_of(path) is None
     names = architectures_of(read_json(path / "config.json"))
     return kind_of(path) is None and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 

@@ -108,7 +108,7 @@ def export_bundle(
     merged = None if adapter is None else check_adapter(adapter, weights)
     num_tokens, corpus = check_diet(draft is not None or takes_own, draft_vocab, draft_vocab_corpus)
     for role, source, form, asked in named:
-        is_model = role == "main" or asked == "keep" or source.kind == "gguf"
+        is_model = role == "main" or asked == "keep"
         if is_model or not is_head(fetch_config(source)):
             check_route(role, source, form, asked, trust_remote_code=trust_remote_code)
     try:

@@ -17,6 +17,7 @@ from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometr
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_holes import check_holes
+from outrider_export.heads.gguf import kind_of_file
 from outrider_export.progress import Silent
 from outrider_export.sources import (
     IMAGE_MODELS,
@@ -168,6 +169,11 @@ def check_route(
             )
         return
     header = read_header(source.fetched) if source.kind == "gguf" else None
+    if header is not None and (kind := kind_of_file(source.fetched)) is not None:
+        raise ExportError(
+            f"{source.id} has a drafter of the kind {kind}, and no model that writes by itself. Export the main model "
+            f"that it was trained for, and add it: outrider add BUNDLE {source.id}"
+        )
     path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
     if source.kind == "hub" and (":" in source.id or not path.is_file()):  # perhaps of GGUF files: see `fetch`
         return

@@ -24,6 +24,7 @@ from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER
 from outrider_export.direct.layer_inputs import all_inputs, input_of
 from outrider_export.direct.masks import Masks, integer, unsqueezed
 from outrider_export.direct.norms import floats, rms_norm
+from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
@@ -42,6 +43,7 @@ from outrider_export.direct.weights import (
     Weights,
     layer_name,
 )
+from outrider_export.gguf_minima import with_sums
 
 
 def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> tuple[ov.Model, list[Stored]]:
@@ -65,6 +67,7 @@ class _Builder:
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
         self.caches: dict[int, list[ov.Node]] = {}  # keys and values of each layer that has its own
+        self.widened: dict[str, ov.Node] = {}  # what is multiplied, with sums, by its name without
         self.inputs: ov.Node | None = None  # of all layers, where each has its own
 
     def model(self) -> ov.Model:
@@ -255,7 +258,16 @@ class _Builder:
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""
         name = layer_name(i, part)
+        if self.packed[name].sums:
+            x = self._with_sums(x, *self.packed[name].shape[1:])
         return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
+
+    def _with_sums(self, x: ov.Node, columns: int) -> ov.Node:
+        """x with the sums of its blocks appended, for leftovers; see `own_codes`."""
+        source = x.get_friendly_name()
+        if source not in self.widened:
+            self.widened[source] = with_sums(x.output(0), columns // GROUP)
+        return self.widened[source]
 
     def _matrix(self, name: str, experts: int = 0) -> ov.Node:
         made = self.packed[name].node(self.stored, experts)

@@ -19,8 +19,8 @@ DEFAULT_WEIGHTS = "int8"
 
 
 def is_head(source: Located) -> bool:
-    """Whether what was fetched is a checkpoint folder of such a drafter."""
-    return source.fetched.is_dir() and kind_of(source.fetched) is not None
+    """Whether what was fetched is a checkpoint folder, or a GGUF file, of such a drafter."""
+    return kind_of(source.fetched) is not None
 
 
 @dataclass(frozen=True)
