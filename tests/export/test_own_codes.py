@@ -90,6 +90,15 @@ def test_a_matrix_is_finer_if_most_of_the_file_has_4_to_6_bits() -> None:
     assert not any(form.is_finer for form in forms_of(made).values())
 
 
+def test_a_matrix_is_finer_in_16_bits_too() -> None:
+    """As slices of a file are written: most have codes of 4 bits there, and this one has not."""
+    four = weights_in("Q4_K").astype(np.float16).astype(np.float32)
+    made = {f"model.layers.0.mlp.{name}_proj": stored(four, 16) for name in ("gate", "up")}
+    made["model.layers.0.mlp.down_proj"] = stored(weights_in("Q8_0"), 16)
+    assert [form.is_finer for form in forms_of(made).values()] == [False, False, True]
+    assert not any(form.is_finer for form in forms_of(made, keep_finer=False).values())
+
+
 def stored(matrix: NDArray[np.float32], bits: float) -> Stored:
     return Stored(matrix.shape, int(matrix.size * bits / 8), lambda part: matrix[part])
 
