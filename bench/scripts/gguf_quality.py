@@ -5,6 +5,7 @@
 Each form reads the same text, and its next-token distributions are compared with those of the file's own weights: mean
 KL divergence in nats, and the share of tokens whose likeliest successor is the same. The file's weights are dequantised
 to float16, and calculated in float32. "rounded again" is int4 without the file's codes: as of a checkpoint in 16 bits.
+"draft" is the form of a draft model, in which matrices that the file has in more bits than most have 4, too.
 Speed is not measured: export a form, and run `outrider bench` on an idle machine. The last line is JSON.
 """
 
@@ -32,8 +33,9 @@ from outrider_export.progress import Silent
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [ROOT / "docs" / "architecture.md", ROOT / "runtime" / "outrider" / "decoding" / "loop.py"]
-AGAIN = "rounded again"
-FORMS = ("openvino/int8", "openvino/int4", f"openvino/int4/{AGAIN}", "onnx/int8", "onnx/int4", f"onnx/int4/{AGAIN}")
+AGAIN, DRAFT = "rounded again", "draft"
+INT4 = ("int4", f"int4/{DRAFT}", f"int4/{AGAIN}")
+FORMS = [f"{library}/{weights}" for library in ("openvino", "onnx") for weights in ("int8", *INT4)]
 CONTEXT = 4096
 
 
@@ -67,15 +69,15 @@ def read_texts(model: Path, files: list[Path], count: int, scratch: Path) -> lis
 
 def measure(model: Path, form: str, texts: list[list[int]], scratch: Path) -> tuple[int, list[NDArray[np.float32]]]:
     """The bytes of a form's weights and graph, and its logits float32 [tokens, width] for each text."""
-    library, weights, *again = form.split("/")
+    library, weights, *kind = form.split("/")
     folder = scratch / "model"
     job: dict[str, Any] = {
         "model": str(model), "gguf": True, "format": library, "weights": weights, "output": str(folder),
-        "geometry": {"context_length": CONTEXT},
+        "geometry": {"context_length": CONTEXT}, "is_draft": DRAFT in kind,
     }  # fmt: skip
     forms = patch.multiple(pack, forms_of=_no_codes), patch.multiple(onnx_pack, forms_of=_no_codes)
     try:
-        if again:
+        if AGAIN in kind:
             with forms[0], forms[1]:
                 convert(job, Silent())
         else:

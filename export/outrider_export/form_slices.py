@@ -163,6 +163,7 @@ def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, rol
         "weights": form[1],
         "geometry": msgspec.to_builtins(geometry),
         "output": str(folder / role),
+        "is_draft": role != "main",
     }
     folder.mkdir(parents=True)
     found = convert(job, Silent())

@@ -58,7 +58,7 @@ KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 KEPT_MATRICES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 # Bytes per weight in the bundle, with scales; and in the temporary uncompressed model.
 _BYTES = {
-    "openvino": {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0},
+    "openvino": {"int8": 1.05, "int4": 0.8, "fp16": 2.0, "fp32": 4.0},
     "onnx": {"int8": 1.15, "int4": 0.9, "fp32": 4.0},
 }
 _SCRATCH_BYTES = {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0}  # through PyTorch

@@ -90,6 +90,15 @@ def test_a_matrix_is_finer_if_most_of_the_file_has_4_to_6_bits() -> None:
     assert not any(form.is_finer for form in forms_of(made).values())
 
 
+def test_a_matrix_is_finer_in_16_bits_too() -> None:
+    """As slices of a file are written: most have codes of 4 bits there, and this one has not."""
+    four = weights_in("Q4_K").astype(np.float16).astype(np.float32)
+    made = {f"model.layers.0.mlp.{name}_proj": stored(four, 16) for name in ("gate", "up")}
+    made["model.layers.0.mlp.down_proj"] = stored(weights_in("Q8_0"), 16)
+    assert [form.is_finer for form in forms_of(made).values()] == [False, False, True]
+    assert not any(form.is_finer for form in forms_of(made, keep_finer=False).values())
+
+
 def stored(matrix: NDArray[np.float32], bits: float) -> Stored:
     return Stored(matrix.shape, int(matrix.size * bits / 8), lambda part: matrix[part])
 
@@ -159,3 +168,16 @@ def test_finer_matrices_are_in_8_bits(mixed: Path, tmp_path: Path, is_draft: boo
     ir = ov.Core().read_model(converted(mixed, "openvino", "int4", tmp_path, is_draft) / "openvino_model.xml")
     kinds = [node.get_element_type().get_type_name() for node in ir.get_ops() if node.get_type_name() == "Constant"]
     assert kinds.count("u8") == 2 * (2 + len(down))  # codes and zero points, of two matrices of tokens, too
+
+
+def test_matrices_of_tokens_have_4_bits_in_onnx_where_the_file_has(mixed: Path, tmp_path: Path) -> None:
+    """An embedding with its minima, which is only looked up; an output matrix if it has no minima."""
+    path = tmp_path / "q4_0.gguf"
+    write_gguf(path, mixed.parent / "checkpoint", "Q4_0", "qwen2", {})
+    folders = {kind: converted(path, "onnx", kind, tmp_path) for kind in ("fp32", "int4")}
+    wanted, found = (in_onnx(folder, IDS) for folder in folders.values())
+    assert np.linalg.norm(found - wanted) < 0.03 * np.linalg.norm(wanted)
+    graph = load(folders["int4"] / "model.onnx").graph
+    assert {attribute_of(node, "bits") for node in graph.node if node.op_type == "MatMulNBits"} == {4}
+    sizes = {each.name: tuple(each.dims) for each in graph.initializer}
+    assert sizes["model.embed_tokens.weight"] == (SHAPE["vocab_size"], SHAPE["hidden_size"] // GROUP, GROUP // 2)

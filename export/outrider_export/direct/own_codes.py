@@ -14,6 +14,7 @@ is multiplied. As `gguf_minima` does for weights that are not converted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -79,6 +80,11 @@ class OwnForm:
 
 def own_codes(blocks: Rows) -> OwnCodes:
     """The codes of blocks, float32 [n, 32]."""
+    with np.errstate(all="ignore"):  # what is no number has no codes
+        return _own_codes(blocks)
+
+
+def _own_codes(blocks: Rows) -> OwnCodes:
     lowest = blocks.min(-1)
     above = blocks - lowest[:, None]
     spans = above.max(-1)
@@ -104,12 +110,11 @@ def _fitting(above: Rows, spans: Rows, steps: int) -> tuple[NDArray[np.uint8], R
     spans: float32 [n], their largest values.
     """
     scales = _as_half(spans * np.float32(1 / steps))
-    with np.errstate(all="ignore"):  # blocks of zeros, and no numbers
-        found = above * (1 / scales)[:, None]
-        whole = np.rint(found)
-        found -= whole
-        fits = (np.einsum("ij,ij->i", found, found) < _OFF) & (scales > 0)
-        return whole.astype(np.uint8), scales, fits
+    found = above * (1 / scales)[:, None]
+    whole = np.rint(found)
+    found -= whole
+    fits = (np.einsum("ij,ij->i", found, found) < _OFF) & (scales > 0)
+    return whole.astype(np.uint8), scales, fits
 
 
 def _as_half(scales: Rows) -> Rows:
@@ -168,8 +173,9 @@ def forms_of(matrices: Mapping[str, Stored], *, keep_finer: bool = True) -> dict
     Raises:
         ExportError: when one is of a type that cannot be read.
     """
-    finer = _finer(matrices) if keep_finer else set()
-    return {name: OwnForm(is_finer=True) if name in finer else form_of(each) for name, each in matrices.items()}
+    forms = {name: form_of(each) for name, each in matrices.items()}
+    finer = _finer(matrices, forms) if keep_finer else set()
+    return {name: OwnForm(is_finer=True) if name in finer else form for name, form in forms.items()}
 
 
 def form_of(matrix: Stored) -> OwnForm:
@@ -189,13 +195,12 @@ def is_plain(name: str) -> bool:
     return layer is not None and part in _PRODUCTS
 
 
-def _finer(matrices: Mapping[str, Stored]) -> set[str]:
-    """The matrices that their file has in more bits than most of its weights; none, if most have more than 4 to 6."""
-    bits = {name: 8 * each.num_bytes / (each.shape[0] * each.shape[1]) for name, each in matrices.items()}
-    products = [name for name in matrices if is_plain(name)]
-    if not products:
-        return set()
-    products.sort(key=bits.__getitem__)
-    counts = np.cumsum([matrices[name].shape[0] * matrices[name].shape[1] for name in products])
-    most = bits[products[int(np.searchsorted(counts, counts[-1] / 2))]]
-    return {name for name in products if bits[name] > _MOST_FOR_4} if most <= _MOST_FOR_4 else set()
+def _finer(matrices: Mapping[str, Stored], forms: Mapping[str, OwnForm]) -> set[str]:
+    """The matrices that have more bits than most of the weights; none, if most have more than 4 to 6.
+
+    Dequantised weights that have codes have 4 bits, too.
+    """
+    sizes = {name: math.prod(each.shape) for name, each in matrices.items() if is_plain(name)}
+    bits = {name: 8 * matrices[name].num_bytes / size for name, size in sizes.items()}
+    finer = {name for name in sizes if bits[name] > _MOST_FOR_4 and not forms[name].has_codes}
+    return finer if 2 * sum(sizes[name] for name in finer) <= sum(sizes.values()) else set()

@@ -61,7 +61,8 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         if request.waits:  # all of its rows are read on the host
             took += time.perf_counter() - commit_began
     steady = main.capabilities.steady
-    is_alone = not any(reading.request.ahead or reading.chunk.parents for reading in readings)
+    # Rows of trees are known where calls keep theirs.
+    is_alone = not any(each.request.ahead or (each.chunk.parents and not steady) for each in readings)
     scheduler.took(took, steady.current if steady else 0, alone=is_alone)
 
 

@@ -150,7 +150,8 @@ class LearnedCost(PassCost):
         of_least = least / expected
         of_added = behind * of_least if abs(behind) >= _LEAST_BEHIND else 0.0
         of_parts = [(i, part / expected) for i, part in parts]
-        self._learn(min(off, _MOST_LONGER), of_parts, of_added, of_least if has_changed else 0.0)
+        knows_rows = all(self._variance[i] <= UNSURE**2 for i, _ in parts)
+        self._learn(min(off, _MOST_LONGER), of_parts, of_added, of_least if has_changed and knows_rows else 0.0)
 
     def observed_alone(self, rows: int, seconds: float) -> None:
         """Learn from a call that was made to be timed, after another one with as many rows, at the first context."""
