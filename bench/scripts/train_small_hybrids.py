@@ -114,7 +114,7 @@ def _texts(turns: list[list[int]], tokenizer: Any) -> Iterator[list[int]]:
         yield text[:LENGTH]
 
 
-class Module(torch.nn.Module):
+class Module(torch.nn.Module):  # type: ignore[misc]
     """The MTP module of Qwen3.5: a layer with attention that reads the last hidden state and the next token.
 
     Source: Qwen3-Next's checkpoints, as vLLM's `qwen3_next_mtp.py` reads them.
