@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from outrider.server.app import make_app
 from outrider.server.errors import ApiError
+from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.loose import Ignored
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
@@ -289,6 +290,73 @@ def test_variables_of_the_template_have_many_names() -> None:
     assert options(thinking={"type": "enabled", "budget_tokens": 9})["reasoning_budget"] == 9
     assert options(thinking_budget=7)["reasoning_budget"] == 7
     assert "chat_template_kwargs" not in options()
+
+
+NAMED = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "object", "properties": {}}
+SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flat tool": ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]}, {"tools": [NAMED]}),
+    "any": ({"tools": [NAMED], "tool_choice": "any"}, {"tools": [NAMED], "tool_choice": "required"}),
+    "auto, as an object": ({"tools": [NAMED], "tool_choice": {"type": "auto"}}, {"tools": [NAMED]}),
+    "flat choice": (
+        {"tools": [NAMED], "tool_choice": {"type": "function", "name": "f"}},
+        {"tools": [NAMED], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ),
+    "allowed tools": (
+        {"tools": [OTHER, NAMED], "tool_choice": {"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}}},
+        {"tools": [NAMED], "tool_choice": "required"},
+    ),
+    "flat schema": (
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    ),
+    "guided_json": (
+        {"guided_json": SCHEMA}, {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    ),
+    "structured outputs": (
+        {"structured_outputs": {"json": SCHEMA, "regex": None}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+    ),
+    "guided_choice": ({"guided_choice": ["a+", "b"]}, {"regex": r"a\+|b"}),
+    "fills the context": ({"max_tokens": -2}, {"max_tokens": 2**40}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHAPED)
+def test_other_shapes_mean_the_same(case: str) -> None:
+    theirs, ours = SHAPED[case]
+    assert options(**theirs) == options(**ours)
+
+
+def test_items_of_other_tools_are_calls_or_skipped() -> None:
+    items = [
+        ITEM,
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."},
+        {"type": "local_shell_call", "call_id": "c2", "action": {"command": ["ls"]}, "status": "completed"},
+        {"type": "local_shell_call_output", "call_id": "c2", "output": "a.txt"},
+    ]
+    found = read_request(json.dumps({"model": "m", "input": items, "max_tool_calls": 3}).encode(), ResponseRequest)
+    assert isinstance(found.input, list)
+    assert [(item.type, item.name, item.arguments, item.output) for item in found.input[1:]] == [
+        ("function_call", "apply_patch", '{"input": "x"}', None),
+        ("function_call_output", None, None, "Done."),
+        ("function_call", "local_shell", '{"action": {"command": ["ls"]}}', None),
+        ("function_call_output", None, None, "a.txt"),
+    ]
+
+
+@pytest.mark.parametrize("odd", [{"type": []}, {"type": {}, "name": 1}, {"type": "allowed_tools", "tools": 5}, [], 5])
+def test_odd_shapes_are_refused_as_before(odd: Any) -> None:
+    for fields in ({"tools": [NAMED], "tool_choice": odd}, {"response_format": odd}, {"guided_choice": odd}):
+        with pytest.raises(ApiError):
+            read(**fields)
+    for items in ([odd], odd):
+        with pytest.raises(ApiError):
+            read_request(json.dumps({"model": "m", "input": [items]}).encode(), ResponseRequest)
 
 
 def test_what_would_change_the_answer_is_refused_by_name() -> None:

@@ -16,6 +16,7 @@ from outrider.server.protocol.requests import (
     NamedSchema,
     Tool,
 )
+from outrider.server.protocol.reshaping import reshape
 
 log = logging.getLogger("outrider.server")
 
@@ -67,10 +68,7 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
                 message = f"{own}={made[own]!r} and {name}={value!r} are two names for one option. Leave one out."
                 raise ApiError(400, message, param=name, code="invalid_value")
             made[own] = value
-    if "guided_json" in made and "response_format" in known and made.get("response_format") is None:
-        schema = made.pop("guided_json")
-        if schema is not None:
-            made["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+    skipped = reshape(made, known)
     for name, value in made.items():
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:  # Lua and others have no integers
             made[name] = int(value)
@@ -79,13 +77,13 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
     _set_lengths(made)
     _set_sampling(made)
     _set_stop(made)
-    return made, _skip_tools(made)
+    return made, skipped + _skip_tools(made)
 
 
 def _set_lengths(fields: dict[str, Any]) -> None:
     for name in _LENGTHS:
         value = fields.get(name)
-        if value == -1 or (isinstance(value, int) and value > _AS_MANY_AS_FIT):
+        if value in (-1, -2) or (isinstance(value, int) and value > _AS_MANY_AS_FIT):
             fields[name] = _AS_MANY_AS_FIT
     if fields.get("reasoning_budget") == -1:
         fields["reasoning_budget"] = None

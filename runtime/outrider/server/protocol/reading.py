@@ -25,6 +25,7 @@ HARMLESS = (
     "id_slot",
     "include",
     "keep_alive",
+    "max_tool_calls",  # of hosted tools, of which there are none
     "metadata",
     "priority",
     "prompt_cache_key",
@@ -74,7 +75,6 @@ NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
-        "max_tool_calls": (None,),
         "prompt": (None,),
         "top_logprobs": (None, 0),
         "truncation": (None, "disabled", "auto"),  # a prompt that does not fit is refused

@@ -1,0 +1,114 @@
+"""Requests in the shapes that others write: of tools, choices, schemas and items, made into this server's."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_CHOICES = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
+# Hosted tools' items, which have no text for the model.
+_SKIPPED_ITEMS = {
+    "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
+    "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
+}  # fmt: skip
+_AS_CALLS = {"custom_tool_call": "input", "local_shell_call": "action"}
+_AS_OUTPUTS = {"custom_tool_call_output", "local_shell_call_output"}
+
+
+def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
+    """Change a request's fields in place. known: this server's fields. Returns what was skipped."""
+    if "messages" in known:
+        fields |= _of_chat(fields)
+    if "response_format" in known and fields.get("response_format") is None:
+        fields |= _schema_of_vllm(fields)
+    skipped = _skip_items(fields) if "input" in known else []
+    _choose(fields, is_chat="messages" in known)
+    return skipped
+
+
+def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
+    """Tools as /v1/responses writes them, and a schema without the object around it."""
+    made: dict[str, Any] = {}
+    tools = fields.get("tools")
+    if isinstance(tools, list):
+        made["tools"] = [
+            {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
+            if isinstance(tool, dict) and "function" not in tool and isinstance(tool.get("name"), str)
+            and tool.get("type") == "function"
+            else tool
+            for tool in tools
+        ]  # fmt: skip
+    form = fields.get("response_format")
+    is_schema = isinstance(form, dict) and form.get("type") == "json_schema" and form.get("json_schema") is None
+    if isinstance(form, dict) and is_schema and isinstance(form.get("schema"), dict):
+        named = {key: value for key, value in form.items() if key in ("schema", "name", "strict")}
+        made["response_format"] = {"type": "json_schema", "json_schema": named}
+    return made
+
+
+def _schema_of_vllm(fields: dict[str, Any]) -> dict[str, Any]:
+    """`guided_json`, `guided_choice` and `structured_outputs` of vLLM."""
+    asked = fields.get("structured_outputs")
+    names = {"json", "regex", "choice"}
+    if isinstance(asked, dict) and {key for key, value in asked.items() if value is not None} <= names:
+        fields.pop("structured_outputs")
+        found = {key: asked.get(key) for key in names}
+    else:
+        found = {"json": fields.pop("guided_json", None), "choice": fields.pop("guided_choice", None)}
+    choice = found.get("choice")
+    if isinstance(choice, list) and choice and all(isinstance(each, str) for each in choice):
+        return {"regex": "|".join(map(re.escape, choice))}
+    if choice is not None:
+        return {"guided_choice": choice}  # which is refused by this name
+    if found.get("regex") is not None:
+        return {"regex": found["regex"]}
+    schema = found.get("json")
+    return {} if schema is None else {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+def _choose(fields: dict[str, Any], *, is_chat: bool) -> None:
+    """Choices of tools by other names, and those that allow some of the tools."""
+    choice = fields.get("tool_choice")
+    if isinstance(choice, str):
+        fields["tool_choice"] = _CHOICES.get(choice, choice)
+    if not isinstance(choice, dict):
+        return
+    kind, name = str(choice.get("type")), choice.get("name")
+    if kind in _CHOICES and len(choice) == 1:
+        fields["tool_choice"] = _CHOICES[kind]
+    elif kind == "function" and isinstance(name, str) and is_chat and "function" not in choice:
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        tools, mode = (allowed.get("tools"), allowed.get("mode")) if isinstance(allowed, dict) else (None, None)
+        if isinstance(tools, list) and isinstance(fields.get("tools"), list) and mode in ("auto", "required"):
+            names = [_name_of(tool) for tool in tools]
+            fields["tools"] = [tool for tool in fields["tools"] if _name_of(tool) in names] or None
+            fields["tool_choice"] = mode if fields["tools"] else None
+
+
+def _name_of(tool: Any) -> Any:
+    inner = tool.get("function", tool) if isinstance(tool, dict) else None
+    return inner.get("name") if isinstance(inner, dict) else None
+
+
+def _skip_items(fields: dict[str, Any]) -> list[str]:
+    """Calls of tools that were no functions become calls of functions; those of hosted tools are skipped."""
+    items = fields.get("input")
+    if not isinstance(items, list):
+        return []
+    kinds = [str(item.get("type")) if isinstance(item, dict) else "" for item in items]
+    pairs = [(item, kind) for item, kind in zip(items, kinds, strict=True) if kind not in _SKIPPED_ITEMS]
+    fields["input"] = [_item(item, kind) for item, kind in pairs]
+    return [f"items of type {kind}" for kind in _SKIPPED_ITEMS & {*kinds}]
+
+
+def _item(item: Any, kind: str) -> Any:
+    if kind in _AS_CALLS:
+        key = _AS_CALLS[kind]
+        name, arguments = item.get("name") or "local_shell", json.dumps({key: item.get(key)})
+        return {"type": "function_call", "call_id": item.get("call_id"), "name": name, "arguments": arguments}
+    if kind in _AS_OUTPUTS:
+        return {"type": "function_call_output", "call_id": item.get("call_id"), "output": item.get("output")}
+    return item
