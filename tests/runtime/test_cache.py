@@ -447,7 +447,7 @@ def test_the_benchmark_of_conversations(tmp_path: Path, monkeypatch: pytest.Monk
     had, long = found["conversations"], found["take_up"]
     assert had["num_second_turns_taken_up"] == 24
     assert had["caches"]["main"]["num_evicted_tokens"] > 0
-    assert 0.5 < had["added_by_keeping"] <= 1
+    assert 0.5 < had["added_by_keeping"] < 1.2  # of 0.1 GB, beside what allocators keep
     assert min(long["cached_tokens"]) > 600
     assert max(long["cached_tokens_read_again"]) == 0
     assert long["ratio"] < 0.5
