@@ -127,8 +127,8 @@ LAYOUTS = (
         "exported",
     ),
     (
-        "2025–2026",
-        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer",
+        "2024–2026",
+        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer, DeepSeek V2-Lite, GLM-4.7-Flash",
         "exported",
     ),
     (
@@ -155,7 +155,7 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 72 models
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 74 models
 (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
@@ -223,6 +223,21 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
 - Logits are within float error of Transformers' in float32, with and without shared keys, embeddings by layer and
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
+
+## Latent attention
+
+DeepSeek V2, V3 and those that are built like them (Moonlight), GLM-4.7-Flash and Youtu-LLM make keys and values of a
+short row of each token (MLA). They are converted from checkpoints and from GGUF files (`deepseek2`), old and new ones.
+
+- **The cache holds whole keys and values**, because OpenVINO's paged attention has no other form; they have different
+  sizes. A token takes 138,240 numbers in DeepSeek V2-Lite and in Moonlight (553 kB in f32), where the short rows would
+  be 15,552; 163,840 in Youtu-LLM 2B (655 kB); 481,280 in GLM-4.7-Flash (1.9 MB).
+- DeepSeek V2's products of queries and keys are scaled for YaRN as in its publishers' code and in llama.cpp.
+  Transformers does so after 5.5 only, so `outrider verify --against` may differ from an older one.
+- Experts that are chosen in groups (V2's by the best expert of a group, V3's by the two best) are computed so. A layer
+  of prediction (MTP) behind the last one is left out.
+- A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it, and
+  the form of its weights is not chosen by slices.
 
 ## LongRoPE
 

@@ -98,6 +98,9 @@ def describe_layers(decoder: Decoder) -> dict[str, Any]:
     found |= {"layer_states": decoder.states} if decoder.states else {}
     if decoder.blocks is not None:
         found |= {"num_layers": len(decoder.layers), "head_size": decoder.head_size}
+    if decoder.latent is not None:
+        sizes = decoder.layers[0].sizes
+        found |= {"num_kv_heads": sizes.num_kv_heads, "head_size": sizes.head_size, "value_size": sizes.value_size}
     found |= {"kv_shapes": decoder.kv_shapes} if decoder.kv_shapes else {}
     return found | ({} if decoder.context_length is None else {"context_length": decoder.context_length})
 

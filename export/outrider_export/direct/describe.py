@@ -6,13 +6,14 @@ Source: Transformers 5.5, configuration_*.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
+from outrider_export.direct.latent import Latent, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.sizes import FULL, Sizes, varied_sizes
 from outrider_export.direct.states import STATES, State
@@ -119,6 +120,11 @@ class Decoder:
         return found if len({*found}) > 1 else ()
 
     @property
+    def latent(self) -> Latent | None:
+        """What keys and values are made of; None for products of the residual stream."""
+        return self.layers[0].sizes.latent
+
+    @property
     def windows(self) -> list[int]:
         """The sliding window of each layer with attention, in tokens; 0 for none."""
         return [layer.window for layer in self.layers if layer.state is None]
@@ -213,18 +219,31 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         size = config.get("head_dim", config.get("attention_head_dim"))
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    head_size = int(config.get("head_dim") or hidden // heads)
-    sizes = Sizes(int(config.get("num_key_value_heads") or heads), head_size, _mlp_size(config))
+    latent = latent_of(config) if form.latent else None
+    if latent is None:
+        head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
+    else:
+        config = {**config, "attention_multiplier": scale_of(latent, config), **_dense_layers(config)}
+        head_size, kv_heads = latent.head_size, heads
+    sizes = Sizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
     if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
-    experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
+    experts = [
+        experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped, grouped=form.latent)
+        for i in range(len(states))
+    ]
     windows = _windows(form, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
-    if form.shared and any(experts) and not all(experts):
+    if form.shared and any(experts) and not all(experts) and latent is None:
         raise ValueError("layers with and without experts beside a shared one")
-    ropes, context = _ropes(form, config, {FULL: full_size, SLIDING: head_size})
+    of_layers = varied_sizes(config, sizes) if form.varied else [sizes] * len(states)
+    if latent is not None and any(experts):
+        shared = replace(sizes, mlp_size=int(config["moe_intermediate_size"]) * int(config["n_shared_experts"]))
+        of_layers = [sizes if mixture is None else shared for mixture in experts]
+    rotated = full_size if latent is None else latent.rotated
+    ropes, context = _ropes(form, config, {FULL: rotated, SLIDING: head_size})
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
     growth, step = _query_growth(config)
@@ -246,7 +265,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
                 _rotations(form, config, windows),
                 states,
                 experts,
-                varied_sizes(config, sizes) if form.varied else [sizes] * len(states),
+                of_layers,
                 feeding,
                 strict=True,
             )
@@ -263,6 +282,18 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
     )
+
+
+def _dense_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have no experts, by `mlp_layer_types`; {} where that is missing."""
+    if config.get("moe_layer_freq", 1) != 1:
+        raise ValueError(f"moe_layer_freq={config['moe_layer_freq']}")
+    kinds = config.get("mlp_layer_types")
+    if not kinds:
+        return {}
+    if len(kinds) != int(config["num_hidden_layers"]) or {*kinds} - {"dense", "sparse"}:
+        raise ValueError(f"mlp_layer_types={kinds}")
+    return {"num_dense_layers": 0, "mlp_only_layers": [i for i, kind in enumerate(kinds) if kind == "dense"]}
 
 
 def _mlp_size(config: Mapping[str, Any]) -> int:

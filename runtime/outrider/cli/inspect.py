@@ -187,7 +187,8 @@ def _states(geometry: Geometry) -> str:
 
 def _heads(geometry: Geometry) -> str:
     if not geometry.kv_shapes:
-        return f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size {geometry.head_size}"
+        values = f", of values {geometry.value_size}" if geometry.value_size else ""
+        return f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size {geometry.head_size}{values}"
     shapes = Counter(geometry.cache_shapes)
     own = " and ".join(f"{heads}, size {size} ({count} layers)" for (heads, size), count in sorted(shapes.items()))
     others = len(geometry.kv_shapes) - shapes.total()

@@ -92,7 +92,7 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
         read_decoder,
         features=spec.features,
         adapters=spec.adapters,
-        attended=geometry.num_heads * geometry.head_size,
+        attended=geometry.attended_size,
         embeds=spec.model.vision is not None,
         windows=geometry.sliding_windows,
     )
