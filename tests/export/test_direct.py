@@ -308,6 +308,10 @@ def test_frequencies_are_those_of_transformers(kind: str, seed: int) -> None:
         config = LlamaConfig(head_dim=size, max_position_embeddings=131_072, rope_parameters=parameters)
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         expected = frequencies.double().numpy()
+    if kind == "longrope":
+        length = parameters["original_max_position_embeddings"] + 1
+        long = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)[0].double().numpy()
+        np.testing.assert_allclose(found.long, long, rtol=1e-6)
     assert np.allclose(found.frequencies, expected, rtol=2e-6)
     assert math.isclose(found.scale, scale, rel_tol=1e-6)
 
@@ -812,6 +816,16 @@ def test_llama3_files_divide_frequencies(tmp_path: Path) -> None:
         for each in (tmp_path / "plain.gguf", path)
     )
     assert np.allclose(found, plain / divisors)
+
+
+@pytest.mark.parametrize("parts", [("short", "long"), ("short",)])
+def test_files_with_factors_of_long_texts(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """rope_factors_*.weight, as in GGUF files of Phi 3.5 and Phi 4 mini; without the second, the context ends."""
+    _, folder = saved("llama", tmp_path / "llama")
+    factors = {f"rope_factors_{part}.weight": np.linspace(1, 2 + len(part), 8, dtype=np.float32) for part in parts}
+    metadata = {"llama.rope.scaling.original_context_length": 128}
+    found = open_weights(changed_gguf(tmp_path / "long.gguf", folder, metadata, factors), is_gguf=True).decoder
+    assert (found.long_from, found.context_length) == ((128, None) if "long" in parts else (0, 128))
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,8 @@ _ROPE_KEYS = {
 }
 # Settings that change what is computed, in a way that the graph does not have.
 _REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
-_SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+_DIVISORS = "rope_freqs.weight"
 _PATTERN = "attention.sliding_window_pattern"
 # The kind of layers without keys and values, in `layer_types`.
 _STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba"}
@@ -166,6 +167,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
+        rope |= {"long_factor": _floats(header, _LONG).tolist()} if _LONG in header.tensors else {}
     if form.latent:
         unscaled(rope)
     if "mscale_all_dim" in rope:  # as Ministral 3's

@@ -29,6 +29,7 @@ from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
+from outrider_export.direct.rotation import angles_of
 from outrider_export.direct.save import Stored
 from outrider_export.direct.sizes import Sizes
 from outrider_export.direct.weights import (
@@ -319,8 +320,7 @@ class _Builder:
 
     def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines, float32 [batch, 1, tokens, 2n]."""
-        positions = ops.convert(ops.unsqueeze(self.position_ids, integer(1)), "f32")
-        angles = ops.matmul(floats(rope.frequencies.reshape(1, -1, 1)), positions, False, False)
+        angles = angles_of(rope, ops.unsqueeze(self.position_ids, integer(1)))
         angles = ops.transpose(angles, ops.constant(np.array([0, 2, 1], np.int32)))
         angles = ops.concat([angles, angles], -1)
         cosines, sines = (

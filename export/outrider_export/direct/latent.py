@@ -93,6 +93,18 @@ def scale_of(latent: Latent, config: Mapping[str, Any]) -> float:
     return float(latent.head_size**-0.5 * grown * grown)
 
 
+def dense_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have no experts, by `mlp_layer_types`; {} where that is missing."""
+    if config.get("moe_layer_freq", 1) != 1:
+        raise ValueError(f"moe_layer_freq={config['moe_layer_freq']}")
+    kinds = config.get("mlp_layer_types")
+    if not kinds:
+        return {}
+    if len(kinds) != int(config["num_hidden_layers"]) or {*kinds} - {"dense", "sparse"}:
+        raise ValueError(f"mlp_layer_types={kinds}")
+    return {"num_dense_layers": 0, "mlp_only_layers": [i for i, kind in enumerate(kinds) if kind == "dense"]}
+
+
 def rows_in_checkpoint(part: str, latent: Latent, num_heads: int) -> tuple[str, NDArray[np.int64] | None]:
     """The module that holds a part of a layer's attention, and which of its rows, in the order here; None for all."""
     turned = np.arange(latent.rotated).reshape(-1, 2).T.reshape(-1)  # neighbours to halves

@@ -67,6 +67,7 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # layer's. (): all have num_kv_heads of head_size.
     kv_shapes: tuple[tuple[HeadCount, HeadCount], ...] = ()
     value_size: HeadCount = 0  # numbers in a head of values, if not head_size; 0 if so
+    long_from: NonNegative = 0  # longer texts are rotated by a second set of frequencies (LongRoPE); 0: there is none
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int], ...]:

@@ -143,7 +143,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "architecture": geometry.architecture,
         "weights": model.weights,
         "format": model.format,
-        "longest context": f"{geometry.context_length:,} tokens",
+        "longest context": f"{geometry.context_length:,} tokens{_long(geometry)}",
         "vocabulary": _vocabulary(model),
         "layers": f"{geometry.num_layers}, {_states(geometry)}hidden size {geometry.hidden_size:,}",
         "attention heads": _heads(geometry),
@@ -194,6 +194,10 @@ def _heads(geometry: Geometry) -> str:
     others = len(geometry.kv_shapes) - shapes.total()
     shared = f"; {others} layers read the keys and values of others" if others else ""
     return f"{geometry.num_heads}, with key-value heads: {own}{shared}"
+
+
+def _long(geometry: Geometry) -> str:
+    return f", rotated otherwise from {geometry.long_from:,} on" if geometry.long_from else ""
 
 
 def _windows(geometry: Geometry) -> str:
