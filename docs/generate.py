@@ -244,8 +244,8 @@ short row of each token (MLA). They are converted from checkpoints and from GGUF
 Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another
 set if any position of a call is beyond that length. A draft beyond that length would change the rows before it, and so
 would another request in the same call. Outrider therefore takes the set by a text's final length, which is known when
-it begins: the prompt's tokens and `max_new_tokens`. A text that may become longer than the first length is read with the
-second set from its first token on. Each row of a call says which set it has, so texts of both share calls.
+it begins: the prompt's tokens and `max_new_tokens`. A text that may become longer than the first length is read with
+the second set from its first token on. Each row of a call says which set it has, so texts of both share calls.
 
 - Texts are those of plain decoding with the same set, on both sides, with drafts and without. Their logits are those of
   Transformers for a text of that length. Transformers' own `generate` changes the set in the middle of an answer that

@@ -110,13 +110,11 @@ def _longrope(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
     scale = parameters.get("attention_factor")
     if scale is None:
         scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    short, long = (
-        plain / np.array(parameters[name], dtype=np.float32) if name in parameters else None
-        for name in ("short_factor", "long_factor")
-    )
-    if short is None:
-        raise KeyError("short_factor")
-    return Rope(short, float(scale), long)
+    short: Frequencies = np.array(parameters["short_factor"], dtype=np.float32)
+    if "long_factor" not in parameters:
+        return Rope(plain / short, float(scale))
+    long: Frequencies = np.array(parameters["long_factor"], dtype=np.float32)
+    return Rope(plain / short, float(scale), plain / long)
 
 
 _KINDS: dict[str, Callable[[Frequencies, Mapping[str, Any]], Rope]] = {
