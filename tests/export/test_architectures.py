@@ -123,6 +123,9 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
     experts = (NUM_EXPERTS, NUM_ACTIVE) if architecture.experts else (0, 0)
     assert (geometry.num_experts, geometry.num_active_experts) == experts
 
+    if geometry.value_size:
+        assert engine.main.bytes_per_token == 4 * geometry.numbers_per_token
+
     token_ids = [*PROMPT, *continued(model, PROMPT, NUM_TOKENS)]
     rows = rows_of(engine, token_ids)
     assert cosines(rows, logits_of(model, token_ids)[:, : rows.shape[1]]).min() > LEAST_COSINE

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import openvino as ov
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
 from llamacpp_orders import add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
+from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -28,7 +30,7 @@ from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
-from outrider_export.direct.convert import open_weights
+from outrider_export.direct.convert import describe_layers, open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import FORMS
 from outrider_export.direct.gguf_config import decoder_of
@@ -37,7 +39,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
-from outrider_export.geometry import geometry_of_gguf
+from outrider_export.geometry import check_ir, geometry_of_gguf
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
 
@@ -508,13 +510,19 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2", "glm4_moe_lite"])
-def test_older_files_of_latent_attention_give_the_same(name: str, tmp_path: Path) -> None:
-    """Keys and values of one matrix; how experts are scored is not said, so it is told by their biases."""
+@pytest.mark.parametrize(("name", "old"), [("deepseek_v2", True), ("glm4_moe_lite", True), ("youtu", False)])
+def test_old_and_new_files_of_latent_attention_give_the_same(name: str, old: bool, tmp_path: Path) -> None:
+    """In older ones, keys and values are of one matrix, and how experts are scored is told by their biases alone."""
     model, folder = saved(name, tmp_path / name)
-    write_gguf(folder, tmp_path / "model.gguf", name, old=True)
+    write_gguf(folder, tmp_path / "model.gguf", name, old=old)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
     assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+    header = read_header(tmp_path / "model.gguf")
+    found = msgspec.to_builtins(geometry_of_gguf(header)) | describe_layers(decoder_of(header))
+    geometry = msgspec.convert(found, Geometry)
+    assert (geometry.num_kv_heads, geometry.head_size, geometry.value_size) == (4, 24, 16)
+    assert geometry.numbers_per_token == len(decoder_of(header).layers) * 4 * (24 + 16)
+    check_ir(tmp_path / "scratch" / "model.xml", geometry)
 
 
 @pytest.mark.parametrize("changes", [GEMMA4_DENSE, GEMMA4_EXPERTS], ids=["dense", "experts"])
