@@ -83,6 +83,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
 
 
+@pytest.fixture(scope="session")
+def tiny_pair(tiny: Path) -> Path:
+    """The same model as main and as draft model."""
+    from outrider_export import export_bundle
+
+    file = tiny.with_name("tiny.gguf")
+    return export_bundle(file, file, output=tiny.with_name("pair"), weights="keep", draft_weights="keep").folder
+
+
 @pytest.fixture(scope="session", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> Path:
     """A bundle as users have them: a tiny one, and among the slow tests the demo's."""

@@ -24,7 +24,7 @@ def test_the_drafter_is_small_and_says_how_it_was_made() -> None:
 
 def test_it_drafts_for_the_demo_and_the_text_is_the_same(smollm2_drafted: Path) -> None:
     entry = read_bundle(smollm2_drafted).manifest.drafters[0]
-    with outrider.load(smollm2_drafted, drafter=entry.name, max_new_tokens=48) as engine:
+    with outrider.load(smollm2_drafted, drafter=entry.name, max_new_tokens=32) as engine:
         for prompt in PROMPTS.values():
             plain = engine.generate(prompt, drafter=None)
             drafted = engine.generate(prompt, num_assistant_tokens=2)

@@ -2,7 +2,6 @@
 
 import ast
 import builtins
-import os
 import re
 import shutil
 import subprocess
@@ -13,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from adapters import write_adapter
-from outrider_export.demo_model import FILE
+from heads import write_head
 from serving import TEMPLATE, serving
 from text_encoders import write_toy
+from tiny import SHAPE
 from tiny_vision import add_toy_encoder, picture
 
 ROOT = Path(__file__).parents[1]
@@ -33,10 +33,7 @@ NOT_RUN = {
 }
 # SmolLM2 has no format for functions.
 BEFORE = {"structured-output.md": ("tools = [", f"engine.tokenizer.set_chat_template({TEMPLATE!r})\n")}
-SMOLLM2 = {  # of its config.json
-    "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
-    "num_hidden_layers": 30,
-}  # fmt: skip
+REAL = {"structured-output.md"}  # what a random model writes in JSON does not end
 URL = "http://127.0.0.1:8000"
 
 
@@ -63,13 +60,18 @@ def test_names_come_from_the_page(page: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(smollm2_drafted: Path, smollm2_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what pages call my-pair and my-model."""
+def folder(tiny: Path, tiny_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what pages call my-pair and my-model, and the checkpoints that these are made of."""
+    from outrider_export import add_adapter, add_drafter
+
     made = tmp_path_factory.mktemp("pages")
-    (made / "my-model").symlink_to(smollm2_drafted, target_is_directory=True)
-    (made / "my-pair").symlink_to(smollm2_pair, target_is_directory=True)
+    shutil.copytree(tiny_pair, made / "my-pair")
+    shutil.copytree(tiny, made / "my-model")
+    add_drafter(made / "my-model", write_head(made / "eagle3", "eagle3"))
+    for seed, name in enumerate(("pirate", "legal")):
+        add_adapter(made / "my-model", write_adapter(made / name, SHAPE, seed=seed, size=0.01))
     for name in ("model.gguf", "small.gguf"):
-        (made / name).symlink_to(smollm2_drafted.parents[1] / FILE)
+        shutil.copy(tiny.with_name("tiny.gguf"), made / name)
     return made
 
 
@@ -80,12 +82,16 @@ def test_all_pages_run_but_some() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in NOT_RUN])
-def test_blocks_run_in_their_order(page: str, folder: Path, tiny: Path) -> None:
+def test_blocks_run_in_their_order(
+    page: str, folder: Path, tiny: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On tiny models, in this process: test_samples.py runs programs as users do, on a real model."""
     program = "\n".join(block for block in PAGES[page] if not block.startswith(ELSEWHERE))
     place, first = BEFORE.get(page, ("", ""))
     program = program.replace(place, first + place, 1)
-    if page == "adapters.md":
-        folder = add_adapters(folder)
+    if page in REAL:
+        folder = request.getfixturevalue("smollm2").parent
+        program = program.replace('("my-pair")', f'("{request.getfixturevalue("smollm2").name}", max_new_tokens=200)')
     if page == "embeddings.md":
         write_toy(folder / "bge-small", tiny, "embedding")
         write_toy(folder / "bge-reranker", tiny, "rerank")
@@ -99,31 +105,13 @@ def test_blocks_run_in_their_order(page: str, folder: Path, tiny: Path) -> None:
     for package in ("langchain_openai", "llama_index.llms.openai_like"):
         if package in program:
             pytest.importorskip(package.split(".")[0])
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # as a page does, but for this test alone
     if URL not in program:
-        run(program, folder)
+        exec(compile(program, page, "exec"), {"__name__": "__main__"})  # noqa: S102 - the pages are ours
         return
     with serving({"my-pair": folder / "my-pair"}) as live:
-        run(program.replace(URL, live.url), folder)
-
-
-def add_adapters(folder: Path) -> Path:
-    """A folder of its own, where my-model has adapters."""
-    from outrider_export import add_adapter
-
-    made = folder / "adapted"
-    model = shutil.copytree(folder / "my-model", made / "my-model")
-    for seed, name in enumerate(("pirate", "legal")):
-        add_adapter(model, write_adapter(made / name, SMOLLM2, seed=seed, size=0.01))
-    return made
-
-
-def run(program: str, folder: Path) -> None:
-    environment = os.environ | {"OUTRIDER_CACHE": str(folder / "cache"), "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=folder, env=environment,
-        encoding="utf-8",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+        exec(compile(program.replace(URL, live.url), page, "exec"), {"__name__": "__main__"})  # noqa: S102 - as above
 
 
 SAMPLES = sorted(path.name for path in (ROOT / "samples").glob("*.py"))

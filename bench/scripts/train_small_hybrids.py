@@ -5,8 +5,8 @@
 
 States of random weights forget at once, so a wrong one shows in few texts. These models have learnt to remember: each
 text begins with codes, and ends with questions about them. WRITER is a checkpoint or GGUF file of a small model with
-ChatML's template, and TOKENIZER the folder with its tokenizer. FOLDER gets `texts.safetensors`, which is used again, and
-a checkpoint of each kind, of about 20 million weights: short convolutions, gated delta nets with an MTP module, and
+ChatML's template, and TOKENIZER the folder with its tokenizer. FOLDER gets `texts.safetensors`, which is used again,
+and a checkpoint of each kind, of about 20 million weights: short convolutions, gated delta nets with an MTP module, and
 Mamba-2. A GPU needs minutes. Needs PyTorch and Transformers. `bench/scripts/small_hybrids.py` looks at what they do.
 """
 
@@ -31,7 +31,7 @@ NUM_ANSWERS, AT_ONCE = int(os.environ.get("NUM_ANSWERS", "10240")), int(os.envir
 SECONDS = float(os.environ.get("SECONDS", "240"))  # of training of each kind
 BATCH = int(os.environ.get("BATCH", "32"))
 RATE, WARM_UP = 2e-3, 0.05
-PLACES = "Oslo Lima Cairo Quito Accra Delhi Seoul Paris Turin Dakar Perth Kyoto Miami Tunis Sofia Hanoi".split()
+PLACES = ["Oslo", "Lima", "Cairo", "Quito", "Accra", "Delhi", "Seoul", "Paris", "Turin", "Dakar", "Perth", "Kyoto"]
 _SIZES = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 49_152}
 KINDS: dict[str, dict[str, Any]] = {
     "lfm2": _SIZES | {
@@ -40,7 +40,8 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_text": _SIZES | {
         "num_hidden_layers": 8, "intermediate_size": 768, "head_dim": 64, "linear_num_key_heads": 4,
-        "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+        "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+        "linear_conv_kernel_dim": 4,
         "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "tie_word_embeddings": True,
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.25,
@@ -50,6 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "granitemoehybrid": _SIZES | {
         "num_hidden_layers": 8, "shared_intermediate_size": 768, "intermediate_size": 768, "num_local_experts": 0,
         "mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1, "mamba_expand": 2,
+        "mamba_chunk_size": 64,
         "attention_multiplier": 0.125, "position_embedding_type": None, "tie_word_embeddings": True,
         "layer_types": (["mamba"] * 3 + ["attention"]) * 2,
     },
@@ -75,7 +77,9 @@ def write_texts(writer: str, tokenizer: Any, prompts: list[str], device: torch.d
             )  # fmt: skip
         for question, answer in zip(asked, made[:, read["input_ids"].shape[1] :].tolist(), strict=True):
             kept = list(itertools.takewhile(lambda token_id: token_id not in ends, answer))
-            turns.append(tokenizer.encode(question, add_special_tokens=False) + kept + _encode(tokenizer, "<|im_end|>\n"))
+            turns.append(
+                tokenizer.encode(question, add_special_tokens=False) + kept + _encode(tokenizer, "<|im_end|>\n")
+            )
         print(f"{len(turns)} answers, {time.perf_counter() - began:.0f} s", flush=True)
     return torch.tensor(list(_texts(turns, tokenizer)))
 
@@ -110,7 +114,7 @@ def _texts(turns: list[list[int]], tokenizer: Any) -> Iterator[list[int]]:
         yield text[:LENGTH]
 
 
-class Module(torch.nn.Module):
+class Module(torch.nn.Module):  # type: ignore[misc]
     """The MTP module of Qwen3.5: a layer with attention that reads the last hidden state and the next token.
 
     Source: Qwen3-Next's checkpoints, as vLLM's `qwen3_next_mtp.py` reads them.
@@ -134,14 +138,15 @@ class Module(torch.nn.Module):
     def forward(self, embeddings: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, T, h] of a module that reads token i + 1 beside the hidden state of token i."""
         rows = self.fc(torch.cat([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], -1))
-        positions = torch.arange(rows.shape[1], device=rows.device)[None]
-        turned = self.rotary(rows, positions)
+        positions = torch.arange(rows.shape[1], device=rows.device)[None]  # of text alone: three alike
+        turned = self.rotary(rows, positions.expand(3, 1, -1))
         out = self.layers[0](rows, position_embeddings=turned, attention_mask=None, position_ids=positions)
         return self.norm(out[0] if isinstance(out, tuple) else out)
 
 
 def loss_of(hidden: torch.Tensor, matrix: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy, eight texts at a time, whose logits are computed again for the gradient."""
+
     def part(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy((rows @ matrix.T).flatten(0, 1).float(), wanted.flatten(), reduction="sum")
 
@@ -159,7 +164,9 @@ def train(kind: str, texts: torch.Tensor, device: torch.device, seconds: float) 
     module = Module(config).to(device).train() if kind == "qwen3_5_text" else None
     weights = [*model.parameters(), *(module.parameters() if module else ())]
     print(f"{kind}: {sum(each.numel() for each in weights):,} weights", flush=True)
-    groups = [{"params": [w for w in weights if (w.ndim > 1) is wide], "weight_decay": 0.1 * wide} for wide in (True, False)]
+    groups = [
+        {"params": [w for w in weights if (w.ndim > 1) is wide], "weight_decay": 0.1 * wide} for wide in (True, False)
+    ]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=device.type == "cuda")
     order, began, step = torch.Generator().manual_seed(0), time.perf_counter(), 0
     held_out, texts = texts[:BATCH].to(device), texts[BATCH:]
@@ -173,10 +180,16 @@ def train(kind: str, texts: torch.Tensor, device: torch.device, seconds: float) 
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if step % 50 == 0:
-            print(f"{kind} {step} {time.perf_counter() - began:.0f} s", *(f"{loss.item():.3f}" for loss in losses), flush=True)
+            print(
+                f"{kind} {step} {time.perf_counter() - began:.0f} s",
+                *(f"{loss.item():.3f}" for loss in losses),
+                flush=True,
+            )
         step += 1
     with torch.no_grad():
-        print(f"{kind}, {step} steps, held out:", *(f"{loss.item():.3f}" for loss in losses_of(model, module, held_out)))
+        print(
+            f"{kind}, {step} steps, held out:", *(f"{loss.item():.3f}" for loss in losses_of(model, module, held_out))
+        )
     return model.eval(), module
 
 
@@ -213,7 +226,8 @@ def main(folder: str, writer: str, tokenizer: str, prompts: str, *kinds: str) ->
     out.mkdir(parents=True, exist_ok=True)
     if not (texts := out / "texts.safetensors").exists():
         reader = transformers.PreTrainedTokenizerFast(
-            tokenizer_file=str(Path(tokenizer, "tokenizer.json")), pad_token="<|endoftext|>"
+            tokenizer_file=str(Path(tokenizer, "tokenizer.json")),
+            pad_token="<|endoftext|>",  # noqa: S106
         )
         made = write_texts(writer, reader, Path(prompts).read_text(encoding="utf-8").splitlines(), device)
         safetensors.torch.save_file({"texts": made.to(torch.uint16)}, texts)

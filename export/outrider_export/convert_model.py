@@ -11,12 +11,22 @@ from typing import Any
 import msgspec
 
 from outrider.bundle.hashes import sha256_of, sha256_of_all
-from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, Format, Geometry, ModelEntry, Source, TokenizerEntry
+from outrider.bundle.manifest import (
+    MODEL_NAMES,
+    PROPOSED_NAME,
+    DrafterEntry,
+    Format,
+    Geometry,
+    ModelEntry,
+    Source,
+    TokenizerEntry,
+)
 from outrider.errors import ExportError
 from outrider.system.together import start
 from outrider_export.adapters.peft_format import WEIGHTS
 from outrider_export.child import run_child
 from outrider_export.diet import Diet, put_on_diet
+from outrider_export.draft_cut import AutomaticCut
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_shards import shards_of
@@ -44,7 +54,7 @@ _PACKAGES = {
 def convert_model(
     plan: Plan,
     tokenizer: str | None,
-    diet: Diet | None,
+    diet: Diet | AutomaticCut | None,
     target: Target,
     trust_remote_code: bool,
     progress: Progress,
@@ -93,6 +103,7 @@ def _convert(
             "trust_remote_code": trust_remote_code,
             "geometry": msgspec.to_builtins(geometry),
             "adapter": None if adapter is None else str(adapter.resolve()),
+            "is_draft": plan.role != "main",
         }
         module = f"outrider_export.{'direct.convert' if plan.direct else 'convert'}"
         if plan.encoder:
@@ -126,9 +137,18 @@ def _convert(
     )
 
 
-def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, progress: Progress) -> ModelEntry:
+def _cut(
+    entry: ModelEntry, diet: Diet | AutomaticCut, tokenizer: str | None, target: Target, progress: Progress
+) -> ModelEntry:
     """Cut a converted draft model's output matrix; `tokenizer` is the folder of its own tokenizer, if it has one."""
-    token_ids = diet.choose(target.new / (tokenizer or "tokenizer"), progress)
+    where = target.new / (tokenizer or "tokenizer")
+    if isinstance(diet, AutomaticCut):
+        chosen = diet.choose(entry, target.new, where, progress)
+        if chosen is None:
+            return entry
+        token_ids = chosen
+    else:
+        token_ids = diet.choose(where, progress)
     progress.phase("cut")
     folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
     folder.rename(whole)
@@ -197,14 +217,15 @@ def describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
     )
 
 
-def describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet | None, folder: Path) -> DrafterEntry:
+def describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, folder: Path) -> DrafterEntry:
     """Describe the draft model in the bundle at `folder`. For another vocabulary, also write its files."""
     mask = parallel_mask(plan) if pairing.vocabulary == "same" else None
+    is_cut = (folder / entry.folder / PROPOSED_NAME).is_file()
     drafter = DrafterEntry(
         plan.role,
         "draft_model",
         entry,
-        num_proposed_tokens=entry.geometry.logits_width if diet else None,
+        num_proposed_tokens=entry.geometry.logits_width if is_cut else None,
         num_places=None if mask is None else PARALLEL_PLACES,
         mask_token_id=mask,
     )

@@ -24,21 +24,20 @@ from outrider.inputs.text import Tokenizer
 from outrider.system.core import new_core
 from outrider.system.files import reading
 from outrider_export import onnx_matrices, output_matrix
+from outrider_export.draft_cut import AutomaticCut, DraftCosts
 from outrider_export.onnx_files import Weights, load
 from outrider_export.pairing import Pairing
-from outrider_export.plan import Plan
+from outrider_export.plan import Plan, parallel_mask
 from outrider_export.progress import Progress
 from outrider_export.sources import read_json
 from outrider_export.special_tokens import eos_of
+from outrider_export.usual_tokens import Usage
 from outrider_export.vocabulary import Vocabulary
 
 ALL = 0
-# The default number of proposed tokens. Without a corpus: all. The first 32,768 ids of
-# Qwen2.5-Coder have 94 % of the tokens that its 1.5B model answers English prompts with (8,192: 78 %, 65,536: 98 %),
-# 76 % of a German text's and 18 % of a Chinese one's, and the language of the drafts is unknown.
-DEFAULT = ALL
+# The number of proposed tokens that a corpus chooses by default. Without one, see `draft_cut`.
 DEFAULT_WITH_CORPUS = 32_768
-# By default, vocabularies that are less than this many times as large are not cut: the gain would be small.
+# With a corpus, vocabularies that are less than this many times as large are not cut: the gain would be small.
 LEAST_RATIO = 2
 TRAINED_NAME = "draft_vocab.json"  # {"token_ids": [...]}
 _PIECE = 100_000  # characters per tokeniser call
@@ -96,11 +95,12 @@ def check_diet(
 
 
 def plan_diet(
-    plan: Plan, pairing: Pairing, num_tokens: int | None, corpus: list[str], progress: Progress
-) -> Diet | None:
+    plan: Plan, pairing: Pairing, num_tokens: int | None, corpus: list[str], main_bytes: int, progress: Progress
+) -> Diet | AutomaticCut | None:
     """Plan the tokens that a draft model proposes; None for all.
 
-    num_tokens: the option, `ALL`, or None for the default: those that it was trained to propose, if it says so.
+    num_tokens: the option, `ALL`, or None for the default: those that it was trained to propose, if it says so, or as
+    many as pay. main_bytes: of the main model's weights.
 
     Raises:
         ExportError: if its draft_vocab.json is damaged.
@@ -109,12 +109,13 @@ def plan_diet(
     vocabulary, trained = plan.vocabulary, read_trained(plan.path, len(plan.vocabulary))
     if num_tokens is None and trained is not None:
         num_tokens = len(trained)
-    asked = (DEFAULT_WITH_CORPUS if corpus else DEFAULT) if num_tokens is None else num_tokens
+    is_automatic = num_tokens is None and not corpus
+    asked = DEFAULT_WITH_CORPUS if num_tokens is None else num_tokens
     if asked == ALL:
         return None
-    if asked >= len(vocabulary) or (num_tokens is None and LEAST_RATIO * asked > len(vocabulary)):
-        if num_tokens is not None or corpus:
-            progress.note(f"draft vocabulary: all {len(vocabulary):,} tokens.")
+    is_small = num_tokens is None and LEAST_RATIO * asked > len(vocabulary)
+    if not is_automatic and (asked >= len(vocabulary) or is_small):
+        progress.note(f"draft vocabulary: all {len(vocabulary):,} tokens.")
         return None
     real = np.array([token is not None for token in vocabulary.tokens])
     if trained is not None:
@@ -122,7 +123,21 @@ def plan_diet(
     if pairing.vocabulary == "intersection":
         real &= pairing.to_main >= 0  # the others are never proposed
     candidates = np.flatnonzero(real).astype(np.int32)
+    if is_automatic:
+        always = _always(vocabulary, eos_of(plan), candidates)
+        return AutomaticCut(vocabulary, candidates, always, costs_of(plan, main_bytes))
     return _diet(vocabulary, eos_of(plan), candidates, asked, corpus)
+
+
+def costs_of(plan: Plan, main_bytes: int) -> DraftCosts:
+    """What a draft model's tokens cost: as measured on this machine, or by the bytes of its weights."""
+    if plan.costs is not None:
+        return plan.costs
+    geometry, per_weight = plan.geometry, {"fp16": 2.0, "fp32": 4.0}.get(plan.weights, 1.0)  # of an output matrix
+    if plan.weights == "keep":
+        per_weight = plan.final_bytes / max(plan.num_weights, 1)
+    row_bytes, at_once = per_weight * geometry.hidden_size, parallel_mask(plan) is not None
+    return DraftCosts.of_bytes(main_bytes, plan.final_bytes, geometry.logits_width, row_bytes, at_once=at_once)
 
 
 def choose_from(
@@ -132,21 +147,26 @@ def choose_from(
     texts: list[str],
     tokenizer: Path,
     progress: Progress,
-    trained: NDArray[np.int32] | None = None,
+    trained: NDArray[np.int32] | None,
+    costs: DraftCosts,
 ) -> NDArray[np.int32] | None:
     """The main model's tokens that a drafter with the main model's output matrix proposes, int32 [n]; None for all.
 
-    num_tokens, texts: the options, from `check_diet`. trained: see `read_trained`; without options it is these.
+    num_tokens, texts: the options, from `check_diet`. trained: see `read_trained`; without options it is these. costs:
+    of the drafter's tokens. By default it proposes as many as pay; they are chosen without running a model.
 
     Raises:
         OptionError: for fewer tokens than are always proposed.
     """
     if trained is not None and (num_tokens in (None, ALL) or num_tokens >= len(trained)):
         return trained
-    asked = (DEFAULT_WITH_CORPUS if texts else DEFAULT) if num_tokens is None else num_tokens
+    real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
+    if num_tokens is None and not texts:
+        cut = AutomaticCut(vocabulary, real, _always(vocabulary, eos_token_ids, real), costs)
+        return cut.choose_by(lambda: Usage.of_counts(vocabulary, Tokenizer(tokenizer).encode), progress)
+    asked = DEFAULT_WITH_CORPUS if num_tokens is None else num_tokens
     if asked == ALL or asked >= len(vocabulary):
         return None
-    real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
     real = real if trained is None else np.intersect1d(real, trained)
     return _diet(vocabulary, eos_token_ids, real, asked, texts).choose(tokenizer, progress)
 
@@ -198,14 +218,19 @@ def _diet(
     Raises:
         OptionError: for fewer tokens than are always proposed.
     """
-    special = {*eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
-    required = np.intersect1d(candidates, np.array(sorted(special), dtype=np.int32))
+    required = _always(vocabulary, eos_token_ids, candidates)
     if asked <= len(required):
         raise OptionError(
             f"draft_vocab={asked:,} leaves no room for text: {len(required):,} special tokens are always proposed. "
             "Ask for more, or for 'all'."
         )
     return Diet(asked, candidates, required, texts, len(vocabulary))
+
+
+def _always(vocabulary: Vocabulary, eos_token_ids: Iterable[int], candidates: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Those of the candidates that are always proposed, int32 [n]."""
+    special = {*eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
+    return np.intersect1d(candidates, np.array(sorted(special), dtype=np.int32))
 
 
 def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002

@@ -20,6 +20,7 @@ from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEn
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
 from outrider_export.diet import Diet, check_diet, plan_diet
+from outrider_export.draft_cut import AutomaticCut
 from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.heads.packed import Packed, is_packed, read_packed
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
@@ -45,9 +46,9 @@ def add_drafter(
 ) -> Bundle:
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
-    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`, a folder of `pack`,
-    or a draft model with the main model's vocabulary, as a checkpoint folder, hub id or GGUF file. name: by default its
-    kind; "draft" for draft models. weights: by default "int8"; "int4" for draft models; those of a packed one.
+    drafter: a checkpoint folder, hub id or GGUF file in one of the formats of `outrider_export.heads.formats`, a folder
+    of `pack`, or a draft model with the main model's vocabulary. name: by default its kind; "draft" for draft models.
+    weights: by default "int8"; "int4" for draft models; those of a packed one.
     draft_vocab: the number of tokens that it proposes, or "all", for draft models and those that use the main model's
     output matrix.
 
@@ -93,7 +94,7 @@ def add_drafter(
 def is_model(path: Path) -> bool:
     """Whether a source is a model that writes text by itself, and no drafter of another kind."""
     if not path.is_dir():
-        return True
+        return kind_of(path) is None
     names = architectures_of(read_json(path / "config.json"))
     return kind_of(path) is None and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
@@ -104,7 +105,7 @@ class DraftModel:
 
     plan: Plan
     pairing: Pairing
-    diet: Diet | None
+    diet: Diet | AutomaticCut | None
     progress: Progress
 
     kind = "draft"  # what it is called if nobody says
@@ -139,7 +140,8 @@ class DraftModel:
                 f"both together: outrider export {main.source.id} --draft {source.id}"
             )
         pairing = Pairing.same(vocabulary)
-        diet = plan_diet(plan, pairing, num_tokens, corpus, progress)
+        main_bytes = sum(entry.size for entry in bundle.files_of(main.folder))
+        diet = plan_diet(plan, pairing, num_tokens, corpus, main_bytes, progress)
         check_space(bundle.folder.parent, space_needed([plan]))
         return cls(plan, pairing, diet, progress)
 
@@ -147,7 +149,7 @@ class DraftModel:
         """Convert it into the new bundle under this name, and describe it."""
         plan = dataclasses.replace(self.plan, role=name)
         entry = convert_model(plan, None, self.diet, target, False, self.progress, None)
-        return describe_drafter(plan, entry, self.pairing, self.diet, target.new)
+        return describe_drafter(plan, entry, self.pairing, target.new)
 
 
 def check_name(name: str, bundle: Bundle) -> None:

@@ -23,7 +23,8 @@ from outrider.errors import ExportError, OptionError
 from outrider.system.files import usable
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
-from outrider_export.diet import Diet, check_diet, plan_diet
+from outrider_export.diet import Diet, check_diet, costs_of, plan_diet
+from outrider_export.draft_cut import AutomaticCut
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.form_choice import PORTABLE, choose_forms
 from outrider_export.heads.formats import read_head
@@ -76,9 +77,9 @@ def export_bundle(
     "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
     file's weights unconverted. for_this_machine: a model without these options gets the form that is fastest here, if
     it is not small; see `outrider_export.form_choice`. False: the defaults above, in OpenVINO. draft_vocab: the number
-    of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
-    `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the main model; see
-    `outrider_export.adapters`.
+    of tokens that the draft model proposes, or "all"; by default as many as pay. draft_vocab_corpus: a file of typical
+    text to choose them by. See `outrider_export.diet` and `outrider_export.draft_cut`. adapter: the folder of a LoRA
+    adapter, which is merged into the main model; see `outrider_export.adapters`.
 
     Raises:
         OptionError: for an invalid option.
@@ -107,7 +108,7 @@ def export_bundle(
     merged = None if adapter is None else check_adapter(adapter, weights)
     num_tokens, corpus = check_diet(draft is not None or takes_own, draft_vocab, draft_vocab_corpus)
     for role, source, form, asked in named:
-        is_model = role == "main" or asked == "keep" or source.kind == "gguf"
+        is_model = role == "main" or asked == "keep"
         if is_model or not is_head(fetch_config(source)):
             check_route(role, source, form, asked, trust_remote_code=trust_remote_code)
     try:
@@ -138,8 +139,8 @@ def export_bundle(
             if draft is None and head is None:
                 check_diet(False, draft_vocab, draft_vocab_corpus)
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
-            diets = [None] + [
-                None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
+            diets: list[Diet | AutomaticCut | None] = [None] + [
+                None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, plans[0].final_bytes, progress)
                 for plan, pairing in zip(plans[1:], pairings, strict=True)
             ]
             check_space(target.output.parent, space_needed(plans))
@@ -154,6 +155,12 @@ def export_bundle(
                 tokenizers = [target.new / (folder or "tokenizer") for folder in folders]
                 plans = choose_forms(plans, tokenizers, draft_format, draft_weights, progress)
                 check_space(target.output.parent, space_needed(plans))
+                diets = [
+                    dataclasses.replace(diet, costs=costs_of(plan, plans[0].final_bytes))
+                    if isinstance(diet, AutomaticCut)
+                    else diet
+                    for plan, diet in zip(plans, diets, strict=True)
+                ]
             entries = [
                 convert_model(
                     plan,
@@ -175,7 +182,7 @@ def export_bundle(
                         raise
                     shutil.rmtree(target.new / head.kind, ignore_errors=True)
                     progress.note(f"The model's own MTP module is left out. {error}")
-            finish(target, plans, entries, pairings, diets, progress, added)
+            finish(target, plans, entries, pairings, progress, added)
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
     return read_bundle(target.output)
@@ -236,19 +243,18 @@ def finish(
     plans: list[Plan],
     entries: list[ModelEntry],
     pairings: list[Pairing],
-    diets: list[Diet | None],
     progress: Progress,
     added: Seq[DrafterEntry] = (),
 ) -> None:
     """Describe the written models and tokenizers, write the manifest, and commit the bundle.
 
-    plans, entries, diets: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
+    plans, entries: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
     are described already.
     """
     tokenizer = describe_tokenizer(plans[0], target.new / "tokenizer")
     drafters = [
-        describe_drafter(plan, entry, pairing, diet, target.new)
-        for plan, entry, pairing, diet in zip(plans[1:], entries[1:], pairings, diets[1:], strict=True)
+        describe_drafter(plan, entry, pairing, target.new)
+        for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
     ]
     progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
     write_manifest(

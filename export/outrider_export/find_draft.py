@@ -133,9 +133,9 @@ def _fitting(plan: Plan, cache: BundleCache, format: Format) -> Iterator[Candida
             continue
         seen.add(resolved)
         with contextlib.suppress(OutriderError):  # damaged, or of a kind that is not known
-            if path.is_dir() and (kind := kind_of(path)) is not None:
+            if (kind := kind_of(path)) is not None:
                 read_head(path, plan.geometry)
-                yield Candidate(path, kind, _size(path) // 2)
+                yield Candidate(path, kind, _size(path) // (2 if path.is_dir() else 1))
             elif _vocabulary(path) == plan.vocabulary.tokens:
                 yield Candidate(path, "a draft model", make_plan("draft", locate(path), format, None).num_weights)
 

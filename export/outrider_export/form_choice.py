@@ -17,8 +17,9 @@ from outrider.errors import DeviceError, ExportError, OptionError, is_installed,
 from outrider.models.part import machine
 from outrider.system import saved
 from outrider_export.content import stamps_of
+from outrider_export.draft_cut import SIZES, DraftCosts
 from outrider_export.form_speed import ACCEPTANCE, FORMS, Form, Trial
-from outrider_export.plan import SMALL_DRAFT, check_route, check_weights
+from outrider_export.plan import SMALL_DRAFT, check_route, check_weights, parallel_mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,19 +48,22 @@ _LOST_IN_INT4 = 0.025
 class Choice:
     """A model's form on this machine. why: in words, for the manifest and the user; "" where there was no choice.
 
-    seconds: of the main model's calls, by rows.
+    seconds: of the main model's calls, by rows. draft: of the draft model's tokens, by the size of the output matrix.
     """
 
     format: str
     weights: str
     why: str
     seconds: dict[int, float]
+    draft: dict[int, float]
 
     def __post_init__(self) -> None:
         if (self.format, self.weights) not in FORMS:
             raise ValueError("a form is one that export makes")
         if not all(0 < rows < 1 << 10 and 0 < each < 1e6 for rows, each in self.seconds.items()):
             raise ValueError("a call has rows and takes seconds")
+        if not all(0 < size < 1 << 24 and 0 <= each < 1e6 for size, each in self.draft.items()):
+            raise ValueError("an output matrix has rows, and a draft token takes seconds")
 
 
 def may_choose(plan: Plan) -> bool:
@@ -125,7 +129,7 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
                     if kept.slice_kl is None or kept.slice_kl <= MOST_SLICE_KL:
                         best = kept
                         break
-            return Choice(best.format, best.weights, _why(best, portable), best.seconds)
+            return Choice(best.format, best.weights, _why(best, portable), best.seconds, {})
 
     choice = _chosen(plan, {"role": "main"}, find, progress)
     return (plan, None) if choice is None else (_as_chosen(plan, choice), choice)
@@ -136,7 +140,7 @@ def _choose_draft(plan: Plan, main: Plan, of_main: Choice, tokenizer: Path, prog
 
     def find() -> Choice:
         with Trial(plan, Config(), tokenizer) as trial:
-            eight, four = trial.measure([(plan.format, "int8"), (plan.format, "int4")], (1,))
+            eight, four = trial.measure([(plan.format, "int8"), (plan.format, "int4")], (1,), SIZES)
             _check(trial)
         known = Form(main.format, main.weights, of_main.seconds, {}, 0, "")
         kept = {"int8": ACCEPTANCE, "int4": ACCEPTANCE * (1 - _LOST_IN_INT4)}
@@ -144,11 +148,16 @@ def _choose_draft(plan: Plan, main: Plan, of_main: Choice, tokenizer: Path, prog
         best = four if speeds["int4"] >= speeds["int8"] else eight
         shares = [each.seconds[1] / of_main.seconds[1] for each in (eight, four)]
         why = "a token takes {:.2f} of a call of the main model in int8, {:.2f} in int4".format(*shares)
-        return Choice(plan.format, best.weights, why, {})
+        width = plan.geometry.logits_width
+        draft = {size: seconds for size, seconds in best.cut.items() if size < width} | {width: best.seconds[1]}
+        return Choice(plan.format, best.weights, why, {}, draft)
 
     key = {"role": "draft", "main": _stamps(main), "form": [main.format, main.weights, plan.format]}
     choice = _chosen(plan, key, find, progress)
-    return plan if choice is None else _as_chosen(plan, choice)
+    if choice is None:
+        return plan
+    costs = DraftCosts(of_main.seconds, choice.draft, measured=True, at_once=parallel_mask(plan) is not None)
+    return dataclasses.replace(_as_chosen(plan, choice), costs=costs)
 
 
 def _check(trial: Trial) -> None:

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from outrider.bundle.folder import Bundle
-from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
+from outrider.bundle.manifest import ModelEntry
+from outrider.models.backends.columns import COLUMNS
 from outrider.models.candidates import settings_for
 from outrider.models.measure import NEAR, allocate_for_trials, estimate_padding, timer
-from outrider.models.part import Part
 from outrider.types import Exactness
 from outrider_export.direct.convert import convert
+from outrider_export.expected_tokens import part_alone
 from outrider_export.geometry import geometry_of_config
 from outrider_export.progress import Silent
 from outrider_export.sources import read_config
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import Format, Source
     from outrider.config import Config
+    from outrider.models.part import Part
     from outrider.types import CompiledModel
 
 _MAX_TOKENS = 512
@@ -45,6 +46,7 @@ _ALIKE, _CLOSE = 1.03, 1.25
 _WAITED = 1.1  # the clock's share in a call that has waited for other processes
 _CACHE_BYTES = 128_000_000  # more than processors' caches have
 _TOY = 4_000_000  # bytes of slices
+_FEW_ROWS = 2  # that one row is padded to without taking longer
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,14 @@ class FormSlices:
         for backend in backends:
             allocate_for_trials(backend, _MAX_TOKENS)
         exactness = estimate_padding(backends[0]) if role == "main" else Exactness()
+        if exactness.rule.num_rows([1]) > _FEW_ROWS and parts[0].can_append("CPU"):
+            # A first load then tries the same; see `trials.Search.with_columns`.
+            wider = [part.compile(setting.options(own), "CPU", columns=COLUMNS) for part in parts]
+            for backend in wider:
+                allocate_for_trials(backend, _MAX_TOKENS)
+            found = estimate_padding(wider[0])
+            if found.rule.num_rows([1]) < exactness.rule.num_rows([1]):
+                backends, exactness, setting = wider, found, replace(setting, columns=COLUMNS)
         for backend in backends:
             backend.use(exactness)
         return cls(*form, whole, checkpoints, parts, str(setting), backends, [{} for _ in backends])
@@ -158,11 +168,7 @@ def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, rol
     found = convert(job, Silent())
     geometry = msgspec.convert(msgspec.to_builtins(geometry) | found["layers"], type(geometry))
     entry = ModelEntry(role, *form, geometry, checkpoint.num_tokens, "0" * 64, source)
-    sizes = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in (folder / role).iterdir()]
-    files = tuple(FileEntry(name, size, "0" * 64) for name, size in sizes)
-    tokenizer = TokenizerEntry("tokenizer", ())
-    bundle = Bundle(folder, Manifest(SCHEMA_VERSION, "0", "slices", entry, (), tokenizer, files))
-    return Part(role, bundle, entry)
+    return part_alone(folder, role, entry)
 
 
 def time_slices(forms: Seq[FormSlices], rows: Seq[int], most_seconds: float) -> bool:

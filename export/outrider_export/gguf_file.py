@@ -57,8 +57,10 @@ _READ = {
     "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
-# Of models whose layers differ.
+# Of models whose layers differ, and the layers that drafters read.
 _BY_LAYER = {
+    ".target_layers": _INTEGERS,
+    ".extract_layers": _INTEGERS,
     ".attention.head_count_kv": _INTEGERS,
     ".feed_forward_length": _INTEGERS,
     ".attention.sliding_window_pattern": _INTEGERS | {7},

@@ -110,14 +110,14 @@ def _restore(matrix: _Matrix, minima: NDArray[np.float32], widened: dict[tuple[s
         x = product.input_value(0)
         source = (x.get_node().get_name(), x.get_index())
         if source not in widened:
-            widened[source] = _widen_input(x, minima.shape[1])
+            widened[source] = with_sums(x, minima.shape[1])
         product.input(0).replace_source_output(widened[source].output(0))
         product.input(1).replace_source_output(weights.output(0))
     if convert.output(0).get_target_inputs():  # an embedding, perhaps tied to the output matrix
         _make_zero_points_exact(matrix, minima)
 
 
-def _widen_input(x: ov.Output, num_groups: int) -> Any:
+def with_sums(x: ov.Output, num_groups: int) -> Any:
     """x [.., .., columns] with the sums of its groups appended, and zeros up to a whole group."""
     from openvino import opset13 as ops
 

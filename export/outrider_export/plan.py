@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometr
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_holes import check_holes
+from outrider_export.heads.gguf import kind_of_file
 from outrider_export.progress import Silent
 from outrider_export.sources import (
     IMAGE_MODELS,
@@ -32,6 +33,9 @@ from outrider_export.sources import (
 )
 from outrider_export.vision import vision_of
 from outrider_export.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from outrider_export.draft_cut import DraftCosts
 
 # GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
 # Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
@@ -84,6 +88,7 @@ class Plan:
     vision: VisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
     chosen: str = ""  # why it has this form, where this machine chose it; see `outrider_export.form_choice`
+    costs: DraftCosts | None = None  # of a draft model's tokens, where this machine measured them
 
     @property
     def final_bytes(self) -> int:
@@ -164,6 +169,11 @@ def check_route(
             )
         return
     header = read_header(source.fetched) if source.kind == "gguf" else None
+    if header is not None and (kind := kind_of_file(source.fetched)) is not None:
+        raise ExportError(
+            f"{source.id} has a drafter of the kind {kind}, and no model that writes by itself. Export the main model "
+            f"that it was trained for, and add it: outrider add BUNDLE {source.id}"
+        )
     path = fetch_config(source).fetched / "config.json" if header is None else source.fetched
     if source.kind == "hub" and (":" in source.id or not path.is_file()):  # perhaps of GGUF files: see `fetch`
         return

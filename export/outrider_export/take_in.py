@@ -94,7 +94,7 @@ def import_bundle(
                 _take(model, folder, target.new, ForModel(progress, model.plan.role))
                 for model, folder in zip(found, folders, strict=True)
             ]
-            finish(target, plans, entries, pairings, [None] * len(plans), progress)
+            finish(target, plans, entries, pairings, progress)
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}.") from error
     return read_bundle(target.output)

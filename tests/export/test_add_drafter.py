@@ -21,7 +21,7 @@ from outrider.cli import drafter_costs, run
 from outrider.drafters.prediction import Costs, needed, predict
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.heads.weights import Weights
-from outrider_export import target
+from outrider_export import draft_cut, target
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
 from outrider_export.heads.formats import read_head
@@ -286,6 +286,17 @@ def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: s
     drafted = engine.generate(PROMPT, drafter="cut", **ANSWER, **SAMPLED)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_drafts > 10
+
+
+def test_a_head_proposes_as_many_tokens_as_pay(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it reads the main model's output matrix, and nobody says how many."""
+    monkeypatch.setattr(draft_cut, "SIZES", (200,))
+    monkeypatch.setattr(draft_cut, "_MOST_LOST", 0.0)
+    bundle = add_drafter(folder, write_head(tmp_path / "eagle", "eagle"))
+    assert bundle.manifest.drafters[-1].num_proposed_tokens == 200
+    engine = outrider.load(folder, cache_size=0.02)
+    plain, drafted = (engine.generate(PROMPT, drafter=name, **ANSWER) for name in (None, "eagle"))
+    assert drafted.token_ids == plain.token_ids
 
 
 def test_heads_without_matrices_share_the_cut_one(folder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import heads
+import outrider
 import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
 from llamacpp_orders import add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
@@ -26,6 +28,7 @@ from outrider.models.backends.paged_graph import to_paged_attention
 from outrider.models.backends.projections import projections_of
 from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
+from outrider_export import export_bundle
 from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
 from outrider_export.direct import fp8
@@ -41,6 +44,7 @@ from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
 from outrider_export.geometry import check_ir, geometry_of_gguf
 from outrider_export.gguf_file import read_header
+from outrider_export.heads import own
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
@@ -267,6 +271,16 @@ def test_older_configurations_mean_the_same(tmp_path: Path) -> None:
     assert before.windows == new.windows
     for kind, rope in new.ropes.items():
         assert np.array_equal(before.ropes[kind].frequencies, rope.frequencies)
+
+
+def test_later_names_of_states_mean_the_same() -> None:
+    """As Transformers writes them from 5.17 on."""
+    config = {"model_type": "granitemoehybrid", **CONFIGS["granitemoehybrid"]}
+    later = [{"mamba": "linear_attention", "attention": "full_attention"}[kind] for kind in config["layer_types"]]
+    states = [layer.state for layer in describe(config).layers]
+    assert [layer.state for layer in describe(config | {"layer_types": later}).layers] == states
+    assert states.count(None) == 1
+    assert block_kinds({"layers_block_type": later}) == ["mamba", "mamba", "full_attention", "mamba"]
 
 
 @pytest.mark.parametrize(
@@ -576,27 +590,57 @@ def test_layers_whose_sizes_a_config_could_not_say_are_refused(tmp_path: Path) -
             decoder_of(changed)
 
 
-def test_a_drafter_s_layers_in_a_gguf_file_are_left_out(tmp_path: Path) -> None:
-    """llama.cpp counts them among the layers."""
-    _, folder = saved("qwen3_5_text", tmp_path / "model")
-    write_gguf(folder, tmp_path / "plain.gguf", "qwen3_5_text")
-    plain = gguf.GGUFReader(tmp_path / "plain.gguf")
-    writer = gguf.GGUFWriter(tmp_path / "nextn.gguf", "qwen35")
-    for name, field in plain.fields.items():
-        if name.startswith("qwen35."):
-            value = field.contents()
-            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(name, value)
-    writer.kv_data[0]["qwen35.block_count"].value = 5
+MODULES = {"qwen3_5_text": "mtp qwen", "qwen3_5_moe_text": "mtp experts", "qwen3_next": "mtp experts"}
+
+
+def with_module(plain: Path, path: Path, kind: str, tokenizer: Path) -> Path:
+    """A GGUF file with an MTP module behind its four layers, and another file's tokenizer."""
+    reader, names = gguf.GGUFReader(plain), {ours: theirs for theirs, ours in own._GGUF_NAMES.items()}
+    fields = {**reader.fields, **gguf.GGUFReader(tokenizer).fields}
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, field in fields.items():
+        if name.startswith((f"{architecture}.", "tokenizer.")):
+            tiny._add(writer, name, field.contents())
+    writer.kv_data[0][f"{architecture}.block_count"].value = 5
     writer.add_nextn_predict_layers(1)
-    for tensor in plain.tensors:
+    for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data)
-    writer.add_tensor("blk.4.nextn.eh_proj.weight", np.ones((64, 128), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    header = read_header(tmp_path / "nextn.gguf")
-    assert geometry_of_gguf(header).num_layers == len(open_weights(header.path, is_gguf=True).decoder.layers) == 4
+    for name, values in heads.tensors_of(kind).items():
+        module = name.removeprefix("mtp.").removesuffix(".weight")
+        parts = {module: values + np.float32("norm" in module)}
+        if module.endswith("gate_up_proj"):
+            halves = np.split(values, 2, axis=1)
+            parts = {module.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
+        for part, each in parts.items():
+            writer.add_tensor(f"blk.4.{names[part]}.weight", np.ascontiguousarray(each))
+    finish(writer)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", [*MODULES][:1] + [pytest.param(each, marks=pytest.mark.slow) for each in [*MODULES][1:]]
+)
+def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Path) -> None:
+    """llama.cpp counts its layer among the model's."""
+    sizes: dict[str, Any] = {"head_dim": heads.HEAD_SIZE}
+    sizes["rope_parameters"] = CONFIGS[name]["rope_parameters"] | {"partial_rotary_factor": 0.5}
+    if MODULES[name] == "mtp experts":
+        sizes |= {"num_experts": 6, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+    _, folder = saved(name, tmp_path / "model", **sizes)
+    write_gguf(folder, tmp_path / "plain.gguf", name)
+    tiny.write_checkpoint(tmp_path / "tiny")
+    tiny.write_gguf(tmp_path / "tokenizer.gguf", tmp_path / "tiny", "F32", "gpt-2", {})
+    path = with_module(tmp_path / "plain.gguf", tmp_path / "nextn.gguf", MODULES[name], tmp_path / "tokenizer.gguf")
+    assert geometry_of_gguf(read_header(path)).num_layers == 4
+    made = export_bundle(path, output=tmp_path / "bundle", weights="fp32")
+    assert [(each.name, each.kind) for each in made.manifest.drafters] == [("mtp", "mtp")]
+    with outrider.load(made.folder, cache_size=0.02) as engine:
+        options: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "num_assistant_tokens": 3}
+        plain = engine.generate("def", drafter=None, **options)
+        drafted = engine.generate("def", drafter="mtp", **options)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens
 
 
 @pytest.mark.parametrize(

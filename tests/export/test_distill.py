@@ -361,7 +361,7 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
     main_model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     asked = Options(
-        str(main_model), tmp_path / "drafter", num_tokens=3000, hours=0.2, prompts=prompts, into=main_model,
+        str(main_model), tmp_path / "drafter", num_tokens=1500, hours=0.2, prompts=prompts, into=main_model,
         main_license="mit", keep_work=True,
     )  # fmt: skip
     # Lines of evaluations come between Ctrl-C's handlers of two stages.
@@ -400,7 +400,7 @@ def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # PyTorch's sums depend on the number of threads
 
     def start(name: str) -> subprocess.Popen[str]:
-        asked = ["--kind", "eagle3", "--tokens", "3k", "--hours", "2", "--prompts", str(prompts), "--keep-work"]
+        asked = ["--kind", "eagle3", "--tokens", "1500", "--hours", "2", "--prompts", str(prompts), "--keep-work"]
         command = [sys.executable, "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / name), *asked]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -432,7 +432,7 @@ def test_a_signal_before_the_first_step_ends_it_in_words(
     main_model: Path, prompts: Path, tmp_path: Path, number: int, delay: float
 ) -> None:
     """While the drafter's costs are measured, in the process that has made several models."""
-    asked = ["--kind", "eagle3", "--tokens", "3k", "--hours", "2", "--prompts", str(prompts)]
+    asked = ["--kind", "eagle3", "--tokens", "1500", "--hours", "2", "--prompts", str(prompts)]
     command = [sys.executable, "-u", "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / "made"), *asked]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert running.stdout

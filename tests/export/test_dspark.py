@@ -316,6 +316,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another head": ({"markov_head_type": "gated"}, "'markov_head.gate_proj.weight' is missing, and has to be"),
     "another rank": ({"markov_rank": 9}, r"'markov_head.markov_w1.weight' is float32 \[448, 8\], and has to be"),
     "another confidence": ({"confidence_head_with_markov": False}, r"'confidence_head.proj.weight' is float32 \[1, 72"),
+    "another place": ({"sample_from_anchor": False}, "sample_from_anchor false, and only blocks whose newest token"),
     "no mask": ({"mask_token_id": None}, "config.json has no 'mask_token_id', which dspark drafters have"),
 }
 
@@ -326,6 +327,26 @@ def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path, case: str) -
     with pytest.raises(ExportError, match=said):
         add_drafter(folder, write_head(tmp_path / "head", "dspark", **changes))
     assert not read_bundle(folder).manifest.drafters
+
+
+def test_spec_forge_s_has_other_names(tmp_path: Path) -> None:
+    """Settings one level deeper, no copies of the main model's matrices, and earlier a part in front of the heads'."""
+    config = config_of("dspark")
+    deeper = ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type", "confidence_head_with_markov")
+    own = {name: config[name] for name in deeper} | {"projector_type": "dspark", "confidence_head_alpha": 1.0}
+    changes: dict[str, Any] = dict.fromkeys((*deeper, "enable_confidence_head"))
+    changes |= {"architectures": ["DSparkDraftModel"], "dflash_config": own}
+    tensors = {
+        f"logit_head.{name}" if "_head." in name and i % 2 else name: each
+        for i, (name, each) in enumerate(tensors_of("dspark").items())
+        if name not in ("embed_tokens.weight", "lm_head.weight")
+    }
+    found = read_head(write_head(tmp_path / "theirs", "dspark", tensors, **changes), MAIN)
+    expected = read_head(write_head(tmp_path / "ours", "dspark"), MAIN)
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(np.array_equal(found.tensors[name], values) for name, values in expected.tensors.items())
+    for name in ("kind", "features", "num_places", "mask_token_id", "numbers"):
+        assert getattr(found, name) == getattr(expected, name)
 
 
 def test_a_smaller_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -12,9 +13,11 @@ import pytest
 from exports import Recorder
 from outrider.config import Config
 from outrider.errors import ExportError
+from outrider.models.backends.columns import COLUMNS
 from outrider.models.measure import estimate_padding, exactness
+from outrider.models.setting import Setting
 from outrider.system import saved
-from outrider.types import Exactness
+from outrider.types import Exactness, Rounding, RowRule
 from outrider_export import export_bundle, form_choice, form_slices
 from outrider_export.form_choice import Choice
 from outrider_export.form_slices import FormSlices, Whole, time_slices
@@ -22,7 +25,6 @@ from outrider_export.form_speed import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 # Milliseconds of a call of 1 and of 8 rows, as measured on a processor with AVX2 alone and on one with VNNI.
 AVX2 = {"openvino int8": (130, 309), "openvino int4": (105, 258), "onnx int8": (122, 246), "onnx int4": (74, 235)}
@@ -47,11 +49,14 @@ class FakeTrial:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def measure(self, forms: Seq[tuple[Any, str]], rows: Seq[int]) -> list[Form]:
+    def measure(self, forms: Seq[tuple[Any, str]], rows: Seq[int], cuts: Seq[int] = ()) -> list[Form]:
         taken = {form: self.times[" ".join(form)] for form in forms}
         share = 1.0 if self.role == "main" else 0.25
         found = {form: {1: share * one / 1000, 8: share * many / 1000} for form, (one, many) in taken.items()}
-        return [Form(*form, {n: each[n] for n in rows}, {}, 1, "") for form, each in found.items()]
+        return [
+            Form(*form, {n: each[n] for n in rows}, dict.fromkeys(cuts, each[1] / 2), 1, "")
+            for form, each in found.items()
+        ]
 
     def slice_kl(self, forms: Seq[Form]) -> list[Form]:
         return [replace(form, slice_kl=self.kl) for form in forms]
@@ -158,9 +163,11 @@ def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: boo
 
 def test_choices_that_are_damaged_are_refused() -> None:
     with pytest.raises(ValueError, match="a form"):
-        Choice("onnx", "int3", "", {})
+        Choice("onnx", "int3", "", {}, {})
     with pytest.raises(ValueError, match="takes seconds"):
-        Choice("onnx", "int4", "", {1: -1.0})
+        Choice("onnx", "int4", "", {1: -1.0}, {})
+    with pytest.raises(ValueError, match="draft token takes seconds"):
+        Choice("onnx", "int4", "", {}, {100: -1.0})
 
 
 @pytest.mark.parametrize(
@@ -182,6 +189,28 @@ def test_padding_is_estimated(
     monkeypatch.setattr(exactness, "_groups", lambda *_: alike if used[-1].rule.apart else groups)
     rule = estimate_padding(backend).rule
     assert (rule.num_rows([1]) if not rule.apart else rule.call(1)) == padded
+
+
+@pytest.mark.parametrize(("rows", "with_zeros", "columns"), [(5, 2, COLUMNS), (5, 5, 0), (2, 1, 0)])
+def test_slices_have_columns_of_zeros_where_rows_are_fewer(
+    rows: int, with_zeros: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a first load compiles the whole model."""
+
+    def compile_part(*_: Any, columns: int = 0) -> Any:
+        rule = RowRule(sequence=Rounding(with_zeros if columns else rows))
+        return SimpleNamespace(columns=columns, exactness=Exactness(rule=rule), use=lambda _: None)
+
+    part: Any = SimpleNamespace(compile=compile_part, can_append=lambda _: True)
+    setting = Setting("f32", "f32")
+    monkeypatch.setattr(form_slices, "_convert", lambda *_: part)
+    monkeypatch.setattr(form_slices, "settings_for", lambda *_: iter([setting]))
+    monkeypatch.setattr(form_slices, "allocate_for_trials", lambda *_: None)
+    monkeypatch.setattr(form_slices, "estimate_padding", lambda backend: backend.exactness)
+    given: Any = [None, None], ("openvino", "int8"), Path("slices"), Config(), None
+    made = FormSlices.make(*given, "main", None)  # type: ignore[arg-type]
+    assert [backend.columns for backend in made.backends] == [columns, columns]  # type: ignore[attr-defined]
+    assert made.setting == str(replace(setting, columns=columns))
 
 
 def slices(weights: str, num_weights: int) -> FormSlices:

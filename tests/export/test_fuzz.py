@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from adapters import write_adapter
 from encoder_decoders import write_marian
 from fuzzing import damaged, damaged_json, few_or_many, fuzz
+from gguf_drafters import write_drafter
 from heads import HEAD_SIZE, HEADS, HIDDEN, KINDS, KV_HEADS, VOCAB, write_head
 from outrider.bundle.manifest import Geometry
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.drafters import add_drafter
 from outrider_export.heads.formats import read_head
+from outrider_export.heads.own import find_own
 from outrider_export.plan import make_plan
+from outrider_export.progress import Silent
 from outrider_export.sources import locate
 from outrider_export.special_tokens import eos_of
+from qwen_module import write_qwen
 from tiny import SHAPE
 from tiny_vision import write_vision_checkpoint
 
@@ -89,6 +93,23 @@ def test_checkpoint(checkpoint: Path, name: str, num_examples: int) -> None:
 
 
 @pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "hybrid"
+    write_qwen(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_checkpoint_with_states_and_a_module(hybrid: Path, name: str, num_examples: int) -> None:
+    def read() -> None:
+        made = make_plan("main", locate(hybrid), "openvino", "int8")
+        if (module := find_own(made, Silent())) is not None:
+            module.read(made.geometry)
+
+    fuzz_file(hybrid / name, read, num_examples)
+
+
+@pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fuzz") / "marian"
     write_marian(folder)
@@ -121,6 +142,12 @@ MAIN = Geometry("qwen2", 2, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, context_length=8
 def test_drafter(tmp_path: Path, kind: str, name: str, num_examples: int) -> None:
     folder = write_head(tmp_path / kind, kind)
     fuzz_file(folder / name, lambda: read_head(folder, MAIN), num_examples)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash2", "dspark"])
+def test_drafter_in_a_gguf_file(tmp_path: Path, kind: str, num_examples: int) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", kind)
+    fuzz_file(path, lambda: read_head(path, MAIN), num_examples)
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])

@@ -199,10 +199,8 @@ def test_int4_has_4_bits_and_an_output_matrix_in_8(pair: tuple[Bundle, Any]) -> 
     for node in load(pair[0].folder / "draft" / "model.onnx").graph.node:
         if node.op_type == "MatMulNBits":
             bits[node.name] = {attribute.name: attribute.i for attribute in node.attribute}
-    assert {(n["block_size"], n["accuracy_level"]) for n in bits.values()} == {(32, 4)}
-    heads = [name for name in bits if "lm_head" in name]
-    assert [bits.pop(name)["bits"] for name in heads] == [8]
-    assert {node["bits"] for node in bits.values()} == {4}
+    assert {(n["bits"], n["block_size"], n["accuracy_level"]) for n in bits.values()} == {(4, 32, 4), (8, 64, 4)}
+    assert [name for name in bits if bits[name]["bits"] == 8] == ["lm_head/product"]
 
 
 # The 8-bit format

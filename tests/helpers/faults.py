@@ -1,7 +1,7 @@
 """Every fault that an app's code can bring, derived from the interfaces: a new member is in it by itself."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
@@ -169,21 +169,34 @@ def changed(sound: Any) -> Iterator[Any]:
                     continue
 
 
+CHAIN = Draft([5, 6, 7], [SURE, SURE, SURE], [0.5, 0.5, 0.5])
+
+
 def drafts() -> list[Any]:
     """Drafts of all kinds, each with one thing wrong or strange."""
-    chain = Draft([5, 6, 7], [SURE, SURE, SURE], [0.5, 0.5, 0.5])
     tree = Draft([5, 6, 7], parents=[-1, -1, 0])
     probs = [Draft([5], [each]) for each in changed(SURE)]
     lengths = [Draft([5] * count) for count in (0, 1, 63, 64, 65, 5000)]
     late = Draft([5, 6])
     late.token_ids.clear()
-    return [*VALUES, *changed(chain), *changed(tree), *probs, *lengths, late]
+    return [*VALUES, *changed(CHAIN), *changed(tree), *probs, *lengths, late]
 
 
-def proposals() -> list[Fault]:
+def proposing(drafts: Iterable[Any]) -> list[Fault]:
     """A `propose` for each of these drafts, for every request."""
-    return (
-        [Fault("propose", value=lambda requests, draft=draft: [draft] * len(requests)) for draft in drafts()]
-        + [Fault("requirements", value=each, is_method=False) for each in changed(Requirements())]
-        + [Fault("guess", value=lambda *_, each=each: each) for each in changed(Guess(1.0, 1))]
-    )
+    return [Fault("propose", value=lambda requests, draft=draft: [draft] * len(requests)) for draft in drafts]
+
+
+def requiring() -> list[Fault]:
+    """Requirements with one thing wrong."""
+    return [Fault("requirements", value=each, is_method=False) for each in changed(Requirements())]
+
+
+# What each sound drafter brings besides the faults of its members. A draft is checked where it enters, whoever brings
+# it: so one drafter brings all of them, the ruled one those whose confidences its rule reads, the priced one guesses.
+PROPOSALS: dict[str, Callable[[], list[Fault]]] = {
+    "plain": lambda: [*proposing(drafts()), *requiring()],
+    "ruled": lambda: proposing(each for each in changed(CHAIN) if each.confidences is not CHAIN.confidences),
+    "free": list,
+    "priced": lambda: [Fault("guess", value=lambda *_, each=each: each) for each in changed(Guess(1.0, 1))],
+}

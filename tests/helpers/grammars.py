@@ -95,10 +95,17 @@ SCHEMAS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save_pair(folder: Path, tokenizer: Path, *, seed: int = 0, format: Format = "openvino") -> Bundle:  # noqa: A002
-    """A toy main and draft model with the tokenizer of another bundle."""
-    formats = (format, format)
-    bundle = save_toy_bundle(folder, vocab_size=VOCAB_SIZE, tokenizer=tokenizer, seed=seed, formats=formats)
+def save_pair(
+    folder: Path,
+    tokenizer: Path,
+    *,
+    seed: int = 0,
+    format: Format = "openvino",  # noqa: A002
+    states: bool = False,
+) -> Bundle:
+    """A toy main and draft model with the tokenizer of another bundle. states: whether layers keep some."""
+    options: dict[str, Any] = {"seed": seed, "formats": (format, format), "states": states}
+    bundle = save_toy_bundle(folder, vocab_size=VOCAB_SIZE, tokenizer=tokenizer, **options)
     entry = msgspec.structs.replace(bundle.manifest.tokenizer, eos_token_ids=EOS)
     write_manifest(folder, msgspec.structs.replace(bundle.manifest, tokenizer=entry))
     return read_bundle(folder)

@@ -161,11 +161,17 @@ def random_q4_k(array: Any) -> Any:
 
 
 def write_gguf(
-    path: Path, checkpoint: Path, quantisation: str, pre: str, metadata: dict[str, Any], per_file: int = 0
+    path: Path,
+    checkpoint: Path,
+    quantisation: str,
+    pre: str,
+    metadata: dict[str, Any],
+    per_file: int = 0,
+    finer: str = "",
 ) -> None:
     """Write a Qwen2 checkpoint as GGUF, the way its converter does: padded vocabulary, named pre-tokenizer.
 
-    per_file: the most tensors of a file; with more there are several.
+    per_file: the most tensors of a file; with more there are several. finer: a part of the names of matrices in Q8_0.
     """
     import gguf
     from safetensors.numpy import load_file
@@ -210,8 +216,9 @@ def write_gguf(
         if array.ndim == 1:
             writer.add_tensor(name, array.astype("float32"))
         else:
-            kind = gguf.GGMLQuantizationType[quantisation]
-            packed = random_q4_k(array) if quantisation == "Q4_K" else gguf.quantize(array.astype("float32"), kind)
+            name_of_kind = "Q8_0" if finer and finer in name else quantisation
+            kind = gguf.GGMLQuantizationType[name_of_kind]
+            packed = random_q4_k(array) if name_of_kind == "Q4_K" else gguf.quantize(array.astype("float32"), kind)
             writer.add_tensor(name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

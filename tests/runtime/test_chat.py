@@ -294,7 +294,7 @@ def test_cancelled_before_it_began(engine: outrider.Engine) -> None:
 
 def test_a_real_model_reads_only_what_is_new(smollm2: Path) -> None:
     """And goes on as if it had read all of it, drafting or not."""
-    options: dict[str, Any] = {"cache_size": 0.5, "max_new_tokens": 60}
+    options: dict[str, Any] = {"cache_size": 0.5, "max_new_tokens": 30}
     with outrider.load(smollm2, **options) as engine:
         chats = [engine.chat("You are terse.", drafter=drafter) for drafter in (None, "auto")]
         for chat in chats:

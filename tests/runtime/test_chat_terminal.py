@@ -205,17 +205,17 @@ def piped(bundle: Path, text: str, *options: str) -> subprocess.CompletedProcess
     return subprocess.run(arguments, input=text, capture_output=True, text=True, check=False, encoding="utf-8")
 
 
-def test_a_pipe_gets_answers_as_text(model: Path, tmp_path: Path) -> None:
+def test_a_pipe_gets_answers_as_text(tiny: Path, tmp_path: Path) -> None:
     import outrider
 
     path = tmp_path / "chat.json"
-    done = piped(model, f"The quick\n\nbrown \\\nfox\n/save {path}\n", "--system", "Be terse.")
-    with outrider.load(model) as engine:
+    done = piped(tiny, f"The quick\n\nbrown \\\nfox\n/save {path}\n", "--system", "Be terse.")
+    with outrider.load(tiny) as engine:
         chat = engine.chat("Be terse.", max_new_tokens=12)
         assert done.stdout == f"{chat.send('The quick').text}\n{chat.send('brown ' + chr(10) + 'fox').text}\n"
         assert done.returncode == 0
         assert f"Saved 2 turns to {path}" in done.stderr
-        resumed = piped(model, "jumps\n/quit\nnever\n", "--resume", str(path))
+        resumed = piped(tiny, "jumps\n/quit\nnever\n", "--resume", str(path))
         assert resumed.stdout == chat.send("jumps").text + "\n"
 
 

@@ -37,12 +37,12 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return result
 
 
-def test_generate_prints_the_answer(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(model), PROMPT, "--max-new-tokens", "30"]) == 0
+def test_generate_prints_the_answer(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(tiny), PROMPT, "--max-new-tokens", "30"]) == 0
     printed = capsys.readouterr()
-    result = run_json(capsys, "generate", model, PROMPT, "--max-new-tokens", 30)
+    result = run_json(capsys, "generate", tiny, PROMPT, "--max-new-tokens", 30)
     assert printed.out == result["text"] + "\n"
-    assert_only_loads(printed.err, model)
+    assert_only_loads(printed.err, tiny)
     assert result["finish_reason"] in ("stop", "length")
     assert result["stats"]["num_generated_tokens"] == len(result["token_ids"])
 
@@ -152,8 +152,8 @@ def test_inspect_counts_layers_with_a_state(tmp_path: Path, capsys: pytest.Captu
     assert "2 of them with a state, hidden size 16" in capsys.readouterr().out
 
 
-def test_tune_prints_a_row_for_every_length(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_json(capsys, "tune", model, "--max-new-tokens", 8)
+def test_tune_prints_a_row_for_every_length(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "tune", tiny, "--max-new-tokens", 8)
     assert [row["num_assistant_tokens"] for row in result["rows"]] == [0, "auto", *range(1, 9)]
     assert result["drafter"] == "suffix"
     assert len(result["costs"]["main"]["near"]) == len(result["costs"]["main"]["rows"])
@@ -315,9 +315,9 @@ def test_bad_requests(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="another signal there")
-def test_ctrl_c_is_one_line(model: Path) -> None:
+def test_ctrl_c_is_one_line(tiny: Path) -> None:
     process = subprocess.Popen(
-        [*OUTRIDER, "generate", str(model), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],
+        [*OUTRIDER, "generate", str(tiny), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -326,7 +326,7 @@ def test_ctrl_c_is_one_line(model: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
-    assert errors == f"Loading {model}.\noutrider: Cancelled.\n"
+    assert errors == f"Loading {tiny}.\noutrider: Cancelled.\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error there")

@@ -279,9 +279,10 @@ def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFix
     assert message in capsys.readouterr().err
 
 
-def test_openvino_genai_decodes_several_at_a_time(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_openvino_genai_decodes_several_at_a_time(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All requests of all modes have the same number of tokens, past the end of the answer."""
-    arguments = ["bench", str(smollm2), "--concurrency", "3,1", "--max-new-tokens", "6", "--repeats", "1"]
+    arguments = ["bench", str(tiny), "--concurrency", "3,1", "--max-new-tokens", "6", "--repeats", "1"]
     arguments += ["--modes", "plain,genai/f32,genai-ngram:2"]
     assert run([*arguments, "--json"]) == 0
     results = json.loads(capsys.readouterr().out)

@@ -1,7 +1,7 @@
 """Calls of more rows than a rule allows are made as several calls, with the rows of one."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.models.backends.paged_call import PagedCall
@@ -19,6 +19,7 @@ RULES = [
 ]
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_rows_and_hidden_states_are_those_of_one_call_and_no_call_has_more_rows(data: st.DataObject) -> None:
     rule = data.draw(st.sampled_from(RULES))

@@ -382,7 +382,7 @@ def test_references_are_read_once(toy_bundle: Bundle) -> None:
 
 
 def test_answers_are_stored_and_copied(toy_bundle: Bundle, tmp_path: Path) -> None:
-    config = outrider.Config().replace(cache_size=0.005, answer_store=str(tmp_path / "answers.bin"), drafter="suffix")
+    config = outrider.Config().replace(cache_size=0.005, answer_store=tmp_path / "answers.bin", drafter="suffix")
     options: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True, "num_assistant_tokens": 10}
     engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     first, second = (engine.generate("hello", **options) for _ in range(2))

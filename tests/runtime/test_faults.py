@@ -1,13 +1,14 @@
 """The fault drill: what one request, or one app's code, brings reaches no other request.
 
-Eight requests decode texts that are known beforehand. All the time a ninth brings faults, one after the other, at every
-place where an app's code or values enter. The eight texts have to be right to the last token.
+Eight requests, in slow tests fewer, decode texts that are known beforehand. All the time a ninth brings faults, one
+after the other, at every place where an app's code or values enter. The other texts have to be right to the last token.
 """
 
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -19,6 +20,7 @@ import outrider
 from adapters import write_adapter
 from faults import (
     DRAFTER,
+    PROPOSALS,
     SOUND,
     VALUES,
     Fault,
@@ -27,13 +29,14 @@ from faults import (
     Silent,
     Trees,
     Unspeakable,
+    drafts,
     faults_of,
     members_of,
-    proposals,
+    proposing,
 )
 from grammars import save_pair
 from heads import write_head
-from outrider.bundle import read_bundle
+from outrider.bundle import Format, read_bundle
 from outrider.decoding import own
 from outrider.decoding.observer import Observer
 from outrider.decoding.request_queue import Submitted
@@ -66,12 +69,14 @@ EIGHT: dict[str, dict[str, Any]] = {
     "grammar": {"drafter": "suffix", "regex": "[a-z ]{30,40}", "ignore_eos": False},
     "tree": {"drafter": "trees"},
 }
+FEW = {name: EIGHT[name] for name in ("seeded", "copies", "tree")}
 HEAD = {"drafter": "eagle3", "num_assistant_tokens": 3}
 MODEL = {"drafter": "draft", "num_assistant_tokens": 3}
 OF: dict[str, dict[str, dict[str, Any]]] = {
     "openvino": {"head": HEAD, "adapter": HEAD | SEEDED | {"adapter": "pirate"}},
     "onnx": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
     "pair": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
+    "states": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
     "onnx heads": {"head": HEAD, "sampled": MODEL | SEEDED},
 }
 
@@ -187,14 +192,18 @@ class Drill:
 
 @pytest.fixture(scope="module")
 def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The bundle of each kind: with a head, and an adapter or a draft model; or a main and a draft model alone."""
+    """The bundle of each kind: with a head, and an adapter or a draft model; or a main and a draft model alone.
+
+    Layers of "states" keep some, in both.
+    """
     from outrider_export import add_adapter, add_drafter, export_bundle
 
     def make(kind: str) -> Path:
         root = tmp_path_factory.mktemp("drill")
         bundle, model = root / "bundle", tiny.with_name("tiny.gguf")
-        if kind in ("onnx", "pair"):
-            return save_pair(bundle, tiny / "tokenizer", format="onnx" if kind == "onnx" else "openvino").folder
+        if kind in ("onnx", "pair", "states"):
+            form: Format = "onnx" if kind == "onnx" else "openvino"
+            return save_pair(bundle, tiny / "tokenizer", format=form, states=kind == "states").folder
         if kind == "openvino":
             shutil.copytree(tiny, bundle)
             add_adapter(bundle, write_adapter(root / "pirate", SHAPE, seed=1))
@@ -208,14 +217,28 @@ def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OF if name != "onnx"]
 
 
-@pytest.fixture(scope="module", params=["onnx", *SLOW])
-def drill(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Iterator[Drill]:
-    bundle = read_bundle(folders(request.param))
+@contextmanager
+def drilling(kind: str, folder: Path, eight: dict[str, dict[str, Any]]) -> Iterator[Drill]:
+    bundle = read_bundle(folder)
     config = outrider.Config().replace(cache_size=0.05, keep_records=False)
     tokenizer: Any = Faulty(Tokenizer(bundle.tokenizer_path))
-    overlaps = request.param != "openvino"  # heads do not draft ahead
+    overlaps = kind != "openvino"  # heads do not draft ahead
     with outrider.Engine(bundle, config.replace(overlap=overlaps, num_threads=1), tokenizer=tokenizer) as engine:
-        yield Drill(engine, EIGHT | OF[request.param])
+        yield Drill(engine, eight)
+
+
+@pytest.fixture(scope="module", params=["onnx", *SLOW])
+def drill(request: pytest.FixtureRequest, folders: Callable[[str], Path]) -> Iterator[Drill]:
+    beside = EIGHT if request.param == "onnx" else FEW  # what differs by kind is in OF
+    with drilling(request.param, folders(request.param), beside | OF[request.param]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small_drill(folders: Callable[[str], Path]) -> Iterator[Drill]:
+    """With fewer requests beside the ninth. What is checked on the host is so for any backend."""
+    with drilling("onnx", folders("onnx"), FEW | {"model": OF["onnx"]["model"]}) as made:
+        yield made
 
 
 def test_every_member_of_the_interfaces_has_a_rule() -> None:
@@ -241,19 +264,27 @@ def test_a_drafter_s_faults_end_its_request_alone(drill: Drill) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A drafter failed to release")
 @pytest.mark.parametrize("base", SOUND)
-@pytest.mark.parametrize("drill", ["onnx"], indirect=True, scope="module")  # checked on the host, for any backend
-def test_all_faults_of_a_drafter_end_its_request_alone(drill: Drill, base: str) -> None:
-    """All errors, all values, and all drafts, greedy and sampled by rejection."""
-    for fault in (*faults_of(drill.used(base)), *proposals()):
+def test_all_faults_of_a_drafter_end_its_request_alone(small_drill: Drill, base: str) -> None:
+    """All errors, all values, and all drafts, greedy and sampled by rejection, beside four others."""
+    drill = small_drill
+    for fault in (*faults_of(drill.used(base)), *PROPOSALS[base]()):
         drill.drafted(fault, base)
-    for fault in proposals():
+    for fault in proposing(drafts()) if base == "plain" else ():
         drill.drafted(fault, base, temperature=1.0, seed=3, sampling="rejection", num_assistant_tokens=4)
     drill.end()
 
 
-@pytest.mark.parametrize("values", [VALUES[:2], pytest.param(VALUES, marks=pytest.mark.slow)], ids=["some", "all"])
-def test_a_tokenizer_s_faults_end_their_request_alone(drill: Drill, values: Seq[Any]) -> None:
+def test_a_tokenizer_s_faults_end_their_request_alone(drill: Drill) -> None:
     """Text is encoded in the app's thread, and decoded in the engine's."""
+    bring_a_tokenizer_s(VALUES[:2], drill)
+
+
+@pytest.mark.slow
+def test_all_faults_of_a_tokenizer_end_their_request_alone(small_drill: Drill) -> None:
+    bring_a_tokenizer_s(VALUES, small_drill)
+
+
+def bring_a_tokenizer_s(values: Seq[Any], drill: Drill) -> None:
     tokenizer: Any = drill.engine.tokenizer
     reached = set()
     for fault in faults_of(members_of(ChatTokenizer), values):

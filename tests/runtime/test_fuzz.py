@@ -22,6 +22,7 @@ from outrider.bundle.folder import Bundle
 from outrider.engine.chat.file import read_chat
 from outrider.inputs.audio import read_samples
 from outrider.inputs.vision import read_image
+from outrider.testing import save_toy_bundle
 from watching import chat_engine
 
 pytestmark = few_or_many
@@ -34,8 +35,12 @@ def without_checksum(content: bytes) -> bytes:
     return json.dumps(whole).encode()
 
 
-def test_manifest(openvino_bundle: Bundle, tmp_path: Path, num_examples: int) -> None:
-    folder = shutil.copytree(openvino_bundle.folder, tmp_path / "bundle")
+@pytest.mark.parametrize("states", [False, True])
+def test_manifest(openvino_bundle: Bundle, tmp_path: Path, states: bool, num_examples: int) -> None:
+    if states:
+        folder = save_toy_bundle(tmp_path / "bundle", states=True).folder
+    else:
+        folder = shutil.copytree(openvino_bundle.folder, tmp_path / "bundle")
     path = folder / "outrider.json"
     whole = without_checksum(path.read_bytes())
 

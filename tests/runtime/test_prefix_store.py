@@ -31,7 +31,7 @@ ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2
 
 
 def make(bundle: Bundle, folder: Path | None, **options: Any) -> outrider.Engine:
-    return load_toy(bundle, prefix_store=folder and str(folder), **options)
+    return load_toy(bundle, prefix_store=folder, **options)
 
 
 def saved(folder: Path) -> list[Path]:
@@ -103,7 +103,7 @@ DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {  # of a file's content, 
     "empty": lambda *_: b"",
     "longer": lambda whole, other: whole + other,
     "another's name": lambda _, other: other,
-    "another version": lambda whole, _: whole.replace(b" 2\n", b" 1\n", 1),
+    "another version": lambda whole, _: whole.replace(b" 3\n", b" 2\n", 1),
     "tokens, with a checksum": lambda whole, _: resealed(whole, lambda line: line.replace(b" 3 ", b" 4 ", 1)),
     "place, with a checksum": lambda whole, _: resealed(
         whole, lambda line: re.sub(b'"parent":"[0-9a-f]*"', b'"parent":"%b"' % root_of(b"").encode()[::-1], line)

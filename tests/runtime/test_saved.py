@@ -29,7 +29,7 @@ from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT, CompiledModel, Prompt
 from toys import in_threads, load_toy, random_ids
 
-COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
+COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS), doubt=(0.1,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
 
 
@@ -287,6 +287,8 @@ def test_a_record_of_an_earlier_version_is_not_read_as_never_accepted(tmp_path: 
         ({"contexts": (-5, 999_999)}, "contexts of a cost ascend"),
         ({"contexts": (256, 16)}, "contexts of a cost ascend"),
         ({"contexts": (256, 1 << 40)}, "contexts of a cost ascend"),
+        ({"doubt": (0.1,)}, "a doubt for each number of rows"),
+        ({"doubt": (0.1, math.nan)}, "a doubt for each number of rows"),
         ({"scale": 0.0}, "scale"),
         ({"scale": math.nan}, "scale"),
         ({"scale": math.inf}, "scale"),

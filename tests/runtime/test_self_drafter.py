@@ -27,6 +27,7 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.segments import cut
 from outrider.models.backends.taps import hidden_states_of
+from outrider.models.learned_cost import LearnedCost
 from outrider.models.measure import PassCost
 from outrider.models.part import cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
@@ -303,6 +304,7 @@ def test_its_cost_is_measured_and_the_controller_may_say_no(
     engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PassCost, "follow", lambda *_: None)  # the toy's calls take another time
+    monkeypatch.setattr(LearnedCost, "observe", lambda *_: None)
     model = engine.find_drafter("self")
     assert model.is_priced
     assert engine.find_drafter("auto") is model

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from outrider.bundle import Bundle, Format
 from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
 from outrider.config import DeviceConfig
 from outrider.decoding import prefix_check
+from outrider.engine.chat import Chat
 from outrider.models import candidates
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
@@ -26,6 +28,7 @@ from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
 from outrider.models.kv.block_tree import Block
+from outrider.models.kv.chunk_files import files_in
 from outrider.models.measure.readings import compare_readings, compare_states
 from outrider.models.part import Part
 from outrider.testing import ToyTokenizer
@@ -230,6 +233,28 @@ def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
     assert turned.stats.num_cached_tokens == len(turn.token_ids) - 4
 
 
+def test_states_that_are_found_later_are_saved_too(tmp_path: Path) -> None:
+    """Where texts part within a piece that has a file; a damaged file of states is left out."""
+    bundle, options = save_hybrid(tmp_path / "bundle", "conv"), OPTIONS | {"drafter": None}
+    system = random_ids(75, 100)
+    texts = [[*system, i, *random_ids(76 + i, 60)] for i in range(3)]
+    store: dict[str, Any] = {"prefix_store": str(tmp_path / "store")}
+    with load_toy(bundle, **store) as engine:
+        expected = engine.generate(texts[2], **options)
+        engine.main.clear_prefixes()
+    for i in range(2):  # of the first, files have no states after the system prompt
+        with load_toy(bundle, **store) as engine:
+            engine.generate(texts[i], **options)
+    for num_cached in (100, 0):
+        with load_toy(bundle, **store) as engine:
+            found = engine.generate([*system, 9, *texts[2][101:]], **options | {"max_new_tokens": 1})
+            assert found.stats.num_cached_tokens == num_cached
+            assert engine.generate(texts[2], **options).logprobs == expected.logprobs
+        for file in files_in(tmp_path / "store"):
+            if b'"is_state":true' in file.path.read_bytes():
+                file.path.write_bytes(file.path.read_bytes()[:-1])
+
+
 def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engine) -> None:
     prompts = [random_ids(1, 90), random_ids(1, 70) + random_ids(2, 9), random_ids(3, 200), random_ids(4, 20)]
     known = known_answers(engine, prompts, max_new_tokens=12, ignore_eos=True)
@@ -237,6 +262,44 @@ def test_answers_after_cancelled_ones_are_plain_decoding_s(engine: outrider.Engi
     assert cancel_and_compare(engine, known, drafters, 12, 1, max_new_tokens=12, ignore_eos=True) == []
     engine.settle()
     assert engine.cache["main"].num_used_rows == 0
+
+
+def asked(chat: Any, text: str, new: int = 0) -> int:
+    """The tokens of a turn's prompt that were read again. new: of the prompt besides those of the last turn."""
+    before = len(chat.turns[-1].token_ids) if chat.turns else 0
+    stats = chat.send(text, max_new_tokens=8, ignore_eos=True, drafter="ngram").stats
+    return int(stats.num_prompt_tokens - stats.num_cached_tokens - (new or stats.num_prompt_tokens - before))
+
+
+def test_nothing_is_read_again_of_system_prompts_and_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far apart a long prompt's rows are; from memory and from files, and after a prompt that was cancelled."""
+    monkeypatch.setattr("outrider.models.backends.paged_cache.tokens_per_row", lambda *_: 10_000)
+    bundle, system = save_hybrid(tmp_path / "bundle", "gdn"), "abcdefgh ijk" * 30
+    options: dict[str, Any] = {"tokenizer": ToyTokenizer(chat=True), "cache_size": 0.05}
+    options["prefix_store"] = str(tmp_path / "store")
+    saved = []
+    with load_toy(bundle, **options) as engine:
+        cancel = Event()
+        cancel.set()
+        engine.generate([{"role": "system", "content": system}, {"role": "user", "content": "x"}], cancel=cancel)
+        for i in range(3):
+            chat = engine.chat(system)
+            first = asked(chat, f"{'abc'[i]} de", 1)
+            assert first > len(system) if i == 0 else first < 16  # the message and what the template writes
+            assert [asked(chat, "fgh") for _ in range(2)] == [1, 1]
+            saved.append(chat)
+        with pytest.raises(outrider.RequestError, match="opening=-1 is no number of tokens. Give how many"):
+            Prompt([1, 2], opening=-1)
+        server = [{"role": "system", "content": system}, {"role": "user", "content": "zz"}]
+        found = engine.generate(server, max_new_tokens=1)
+        assert found.stats.num_cached_tokens > len(system)
+    with load_toy(bundle, **options) as engine:
+        for chat in saved:
+            again = Chat(engine, system, turns=chat.turns)
+            assert asked(again, "ijk") <= 1
+            again.rewind(2)
+            assert asked(again.fork(), "klm") <= 32  # so few are not worth a file
+        assert asked(engine.chat(system), "other", 1) < 16
 
 
 def test_few_rows_are_enough(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trees in the main model: their rows have the bits of chains, and what is accepted stays in the cache."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,13 +21,22 @@ from trees import Trees, random_tree
 RULES = ("as it is chosen", "separate", "two rows a sequence")
 
 
-@pytest.fixture(params=["toy", pytest.param("SmolLM2", marks=pytest.mark.slow)])
-def engine(request: pytest.FixtureRequest) -> outrider.Engine:
+@pytest.fixture(scope="module", params=["toy", pytest.param("SmolLM2", marks=pytest.mark.slow)])
+def loaded(request: pytest.FixtureRequest) -> outrider.Engine:
     """An engine with OpenVINO, as ONNX Runtime evaluates no trees."""
     if request.param == "toy":
         bundle, config = request.getfixturevalue("openvino_bundle"), outrider.Config().replace(cache_size=0.01)
         return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
     return outrider.load(request.getfixturevalue("smollm2"), drafter=None, cache_size=0.3)
+
+
+@pytest.fixture
+def engine(loaded: outrider.Engine) -> Iterator[outrider.Engine]:
+    """The same, whose rule a test may change."""
+    main: Any = loaded.main
+    chosen = main.exactness
+    yield loaded
+    main.use(chosen)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -38,7 +38,7 @@ PAIRS["cut"] = {"vocab_size": 16, "proposed": PROPOSED}
 PAIRS |= {
     f"cut, {way}": {**PAIRS[f"partial, {way}"], "proposed": PROPOSED_OF_PARTIAL} for way in ("intersection", "text")
 }
-NUM_SAMPLES = 2000
+NUM_SAMPLES = 1000
 
 
 def make_engine(bundle: Bundle, draft: list[bytes] = LETTERS) -> outrider.Engine:

@@ -43,12 +43,60 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[Any], list[Any]]] = {
         [], [{"a": 1}], [{"c": 1}, {"a": "b"}],
     ),
     "keys by a pattern": ({"type": "object", "propertyNames": {"pattern": "^x_"}}, [], [{"x_1": 1}], [{"y": 1}]),
-    "long keys": ({"type": "object", "propertyNames": {"maxLength": 3}}, ["/propertyNames"], [{"a": 1}], [1]),
+    "long keys": ({"type": "object", "propertyNames": {"maxLength": 3}}, [], [{"a": 1}], [{"abcd": 1}]),
     "decimal": (
         {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL}]}, [], [1.5, "1.5", ".5", "00", "-7."],
         ["", ".", "+", "1.5.2", "x"],
     ),
     "look-ahead": ({"type": "string", "pattern": "^(?=.*[0-9]).+$"}, ["/pattern"], ["a1"], [1]),
+    "signs in a class": ({"type": "string", "pattern": r"^[-*+/]$"}, [], ["+"], ["a"]),
+    "letters of all languages": ({"type": "string", "pattern": r"^\p{L}+\++$"}, [], [], []),
+    "word boundary": ({"type": "string", "pattern": r"\bfoo\b"}, ["/pattern"], ["a"], [1]),
+    "JavaScript's any character": ({"type": "string", "pattern": "^[^]$"}, ["/pattern"], ["a"], [1]),
+    "overlapping patterns of keys": (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b": {"type": "string"}}},
+        ["/patternProperties"], [{"a": 1}], [1],
+    ),
+    "keys of an enum that is referred to": (
+        {"type": "object", "propertyNames": {"$ref": "#/$defs/K"}, "$defs": {"K": {"type": "string", "enum": ["a"]}},
+         "additionalProperties": {"type": "array", "uniqueItems": True}},
+        ["/additionalProperties/uniqueItems"], [{"a": []}], [{"b": []}, {"a": 1}],
+    ),
+    "OpenAPI's null of a reference": (
+        {"$ref": "#/$defs/A", "nullable": True, "$defs": {"A": {"type": "string"}}}, [], ["a", None], [1],
+    ),
+    "OpenAPI's null of values": ({"type": "string", "enum": ["a"], "nullable": True}, [], ["a", None], ["b"]),
+    "definitions by another name": (
+        {"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"type": "array", "uniqueItems": True}}}},
+        ["/components/schemas/A/uniqueItems"], [[]], [1],
+    ),
+    "never": ({"type": "array", "items": {"not": {}}}, [], [[]], [[1]]),
+    "another reference": ({"properties": {"a": {"$dynamicRef": "#a"}}}, ["/properties/a/$dynamicRef"], [{}], []),
+    "one-of by several values": (
+        {"oneOf": [CAT, {"type": "object", "properties": {"kind": {"enum": ["cow", "pig"]}}, "required": ["kind"]}]},
+        [], [{"kind": "pig"}], [{"kind": "dog"}],
+    ),
+    "one-of by a name": (
+        {"oneOf": [
+            {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False},
+            {"type": "object", "properties": {"b": {}}, "required": ["b"]},
+        ]},
+        [], [{"a": 1}, {"b": 1}], [{}],
+    ),
+    "one-of that is open": (
+        {"oneOf": [
+            {"type": "object", "properties": {"a": {}}, "required": ["a"]},
+            {"type": "object", "properties": {"b": {}}, "required": ["b"], "additionalProperties": {"type": "null"}},
+        ]},
+        ["/oneOf (followed as anyOf)"], [{"a": 1}], [{}],
+    ),
+    "float32": ({"type": "number", "maximum": 3.4028234663852886e38}, ["/maximum"], [1e10], ["a"]),
+    "int64": ({"type": "integer", "minimum": -(2**63), "exclusiveMaximum": 9}, ["/minimum"], [1], [9, 1.5]),
+    "a type of JavaScript": ({"type": "RegExp"}, ["/type"], [1], []),
+    "count as a float": ({"type": "array", "minItems": 1.0, "items": {}}, [], [[1]], [[]]),
+    "few properties": (
+        {"type": "object", "properties": {"a": {}}, "minProperties": 1}, ["/minProperties"], [{"a": 1}], [1],
+    ),
     "negation": (
         {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}, ["/properties/a/not"], [{"a": 1}], [1],
     ),

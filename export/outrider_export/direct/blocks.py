@@ -5,7 +5,7 @@
 
 Here, a layer is what mixes tokens (attention, or a state) with the feed-forward part after it, if there is one.
 
-Source: Transformers 5.5, configuration_nemotron_h.py; patterns as NVIDIA publishes them.
+Source: Transformers 5.5 and 5.17, configuration_nemotron_h.py; patterns as NVIDIA publishes them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 MLP = "mlp"
 _KINDS = {"M": "mamba", "*": "attention", "-": MLP, "E": "moe"}  # in a pattern
+_RENAMED = {"linear_attention": "mamba"}  # by later Transformers
 _FEEDING = (MLP, "moe")
 
 
@@ -58,5 +59,5 @@ def block_kinds(config: Mapping[str, Any]) -> list[str]:
     """The kinds of the blocks that a config.json lists; [] if it lists none."""
     kinds, pattern = config.get("layers_block_type"), config.get("hybrid_override_pattern")
     if isinstance(kinds, list):
-        return [str(kind) for kind in kinds]
+        return [_RENAMED.get(str(kind), str(kind)) for kind in kinds]
     return [_KINDS.get(kind, kind) for kind in pattern] if isinstance(pattern, str) else []

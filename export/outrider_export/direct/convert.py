@@ -2,7 +2,8 @@
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
 `output`, the folder for openvino_model or model.onnx; `adapter`, the folder of a LoRA adapter that is merged into it,
-if any.
+if any; `is_draft`, whether it is a draft model: it has to be fast, so int4 has nothing in 8 bits but the matrices of
+tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if job["format"] == "onnx":
         _write_onnx(weights, job, output, progress)
     else:
-        packed = pack(weights, job["weights"], output / "openvino_model.bin", progress.advance)
+        path, keep_finer = output / "openvino_model.bin", not job.get("is_draft")
+        packed = pack(weights, job["weights"], path, progress.advance, keep_finer=keep_finer)
         progress.phase("write")
         save(*build(decoder, weights, packed), output / "openvino_model.xml")
     layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
@@ -71,7 +73,8 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
         )
     limit = decoder.context_length or decoder.long_from
     rotations = onnx_graph.rotations(decoder.ropes, limit or job["geometry"]["context_length"])
-    packed, others = onnx_pack.pack(weights, job["weights"], output / f"{MODEL}.data", progress.advance, rotations)
+    path, keep_finer = output / f"{MODEL}.data", not job.get("is_draft")
+    packed, others = onnx_pack.pack(weights, job["weights"], path, progress.advance, rotations, keep_finer=keep_finer)
     progress.phase("write")
     model = onnx_graph.build(decoder, weights, packed, others)
     add_rows(model)

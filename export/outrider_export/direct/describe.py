@@ -175,6 +175,8 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
     if "full_attention_interval" in config and "layer_types" not in config:  # Qwen3-Next, Qwen3.5
         step, every = int(config["full_attention_interval"]), range(int(config["num_hidden_layers"]))
         config["layer_types"] = ["linear_attention" if (i + 1) % step else FULL for i in every]
+    if "mamba_n_heads" in config and "layer_types" in config:  # which later Transformers name as other states
+        config["layer_types"] = ["mamba" if each == "linear_attention" else each for each in config["layer_types"]]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
     if form.varied:

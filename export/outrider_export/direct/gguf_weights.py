@@ -1,13 +1,11 @@
 """The weights of a GGUF file, by the names of a checkpoint.
 
-Source: names as llama.cpp's convert_hf_to_gguf.py writes them. Blocks of weights are unpacked by the package gguf.
+Source: names as llama.cpp's convert_hf_to_gguf.py writes them.
 """
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
-from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that `gguf.dequantize` knows, by their number
 
 from outrider.errors import ExportError
 from outrider_export.direct.describe import Decoder
@@ -39,6 +37,7 @@ from outrider_export.direct.weights import (
     flat,
 )
 from outrider_export.gguf_file import GGUFHeader
+from outrider_export.gguf_values import check_type, unpack
 
 _MODULES = {
     EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output", LAYER_EMBEDDING: "per_layer_token_embd",
@@ -158,15 +157,12 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
         ExportError: when its type cannot be read.
     """
     tensor = header.tensors[name]
-    kind = gguf.GGMLQuantizationType[tensor.type]
-    if kind not in _UNPACKED and tensor.type not in ("F32", "F16"):
-        raise ExportError(f"{tensor.path} stores {name} as {tensor.type}, which the package gguf does not unpack.")
+    check_type(tensor, name)
     data = tensor.stored()
     rows = data.reshape(flat(tensor.shape)[0], -1) if len(tensor.shape) > 1 else data.reshape(1, -1)
 
     def read(part: slice | Indices) -> Rows:
-        found: Rows = gguf.dequantize(np.ascontiguousarray(rows[part]), kind).astype(np.float32, copy=False)
-        return found
+        return unpack(tensor, rows[part])
 
     def values(part: slice | Indices) -> Rows:
         return read(slice(None)).reshape(-1)[part]

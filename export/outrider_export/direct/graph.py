@@ -25,12 +25,13 @@ from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_N
 from outrider_export.direct.layer_inputs import all_inputs, input_of
 from outrider_export.direct.masks import Masks, integer, unsqueezed
 from outrider_export.direct.norms import floats, rms_norm
+from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.rotation import angles_of
-from outrider_export.direct.save import Stored
+from outrider_export.direct.save import Stored, share_constants
 from outrider_export.direct.sizes import Sizes
 from outrider_export.direct.weights import (
     EMBEDDING,
@@ -44,6 +45,7 @@ from outrider_export.direct.weights import (
     Weights,
     layer_name,
 )
+from outrider_export.gguf_minima import with_sums
 
 
 def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> tuple[ov.Model, list[Stored]]:
@@ -67,6 +69,7 @@ class _Builder:
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
         self.caches: dict[int, list[ov.Node]] = {}  # keys and values of each layer that has its own
+        self.widened: dict[str, ov.Node] = {}  # what is multiplied, with sums, by its name without
         self.inputs: ov.Node | None = None  # of all layers, where each has its own
 
     def model(self) -> ov.Model:
@@ -91,7 +94,7 @@ class _Builder:
         model = ov.Model(
             [result("logits", logits)], self.sinks, [*inputs, *(node for node, _ in self.stored)], "decoder"
         )
-        _share_constants(model)
+        share_constants(model)
         return model
 
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
@@ -274,7 +277,16 @@ class _Builder:
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""
         name = layer_name(i, part)
+        if self.packed[name].sums:
+            x = self._with_sums(x, *self.packed[name].shape[1:])
         return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
+
+    def _with_sums(self, x: ov.Node, columns: int) -> ov.Node:
+        """x with the sums of its blocks appended, for leftovers; see `own_codes`."""
+        source = x.get_friendly_name()
+        if source not in self.widened:
+            self.widened[source] = with_sums(x.output(0), columns // GROUP)
+        return self.widened[source]
 
     def _matrix(self, name: str, experts: int = 0) -> ov.Node:
         made = self.packed[name].node(self.stored, experts)
@@ -375,20 +387,6 @@ class _Builder:
 
 
 _END = 2**63 - 1
-_FEW_BYTES = 128  # of constants that are shared
-
-
-def _share_constants(model: ov.Model) -> None:
-    """Have equal small constants once: the fewer nodes a graph has, the sooner it is read and compiled."""
-    known: dict[tuple[str, tuple[int, ...], bytes], ov.Output] = {}
-    for node in model.get_ops():
-        if node.get_type_name() == "Constant" and node.get_byte_size() <= _FEW_BYTES:
-            output = node.output(0)
-            key = str(node.get_element_type()), (*node.get_output_shape(0),), node.get_data().tobytes()
-            first = known.setdefault(key, output)
-            if first is not output:
-                for reader in output.get_target_inputs():
-                    reader.replace_source_output(first)
 
 
 def _scaled(x: ov.Node, factor: float) -> ov.Node:

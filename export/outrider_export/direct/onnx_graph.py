@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from outrider_export.direct.onnx_pack import packed_name
+from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, layer_name
 from outrider_export.onnx_files import import_onnx, point_to
 from outrider_export.onnx_graph import FLOAT, INT64
@@ -79,6 +80,7 @@ class _Builder:
         self.onnx = import_onnx()
         self.nodes: list[Any] = []
         self.tensors: dict[str, Any] = {}
+        self.widened: set[str] = set()
         for name, (values, offset) in others.items():
             self._stored(name, values, offset)
         for name, matrix in packed.items():
@@ -130,6 +132,8 @@ class _Builder:
         codes = self._node("Gather", f"{EMBEDDING}/codes", f"{EMBEDDING}.weight", ids)
         if not matrix.bits:
             return codes
+        if matrix.bits == 4:
+            return self._embedding_in_4_bits(matrix, codes)
         values = self._node("Cast", f"{EMBEDDING}/float", codes, to=FLOAT)
         values = self._node("Sub", f"{EMBEDDING}/centred", values, self._constant("middle", np.float32(ZERO)))
         scales = self._node("Gather", f"{EMBEDDING}/scales", f"{EMBEDDING}.scales", ids)
@@ -144,6 +148,27 @@ class _Builder:
             return rows
         ends = self._ints("embedding_begin", [0]), self._ints("embedding_end", [columns])
         return self._node("Slice", f"{EMBEDDING}/cut", rows, *ends, last)
+
+    def _embedding_in_4_bits(self, matrix: Packed, pairs: str) -> str:
+        """Rows of an embedding. pairs: its codes, two a byte, uint8 [batch, tokens, blocks, bytes]."""
+        last = self._ints("axis_last", [-1])
+        low = self._node("BitwiseAnd", f"{EMBEDDING}/low", pairs, self._constant("low_bits", np.uint8(15)))
+        high = self._constant("four", np.uint8(4))
+        high = self._node("BitShift", f"{EMBEDDING}/high", pairs, high, direction="RIGHT")
+        halves = [self._node("Unsqueeze", f"{each}/half", each, last) for each in (low, high)]
+        codes = self._node("Concat", f"{EMBEDDING}/pairs", *halves, axis=-1)
+        whole = self._ints("embedding_blocks", [0, 0, matrix.shape[1] // matrix.block, matrix.block])
+        values = self._node(
+            "Cast", f"{EMBEDDING}/float", self._node("Reshape", f"{EMBEDDING}/each", codes, whole), to=FLOAT
+        )
+        for op, end in (("Mul", "scales"), ("Add", "minima")):
+            found = self._node("Gather", f"{EMBEDDING}/{end}", f"{EMBEDDING}.{end}", "input_ids")
+            found = self._node("Cast", f"{EMBEDDING}/{end}/float", found, to=FLOAT)
+            found = self._node("Unsqueeze", f"{EMBEDDING}/{end}/each", found, last)
+            values = self._node(op, f"{EMBEDDING}/{op}", values, found)
+        return self._node(
+            "Reshape", f"{EMBEDDING}/rows", values, self._ints("embedding_shape", [0, 0, matrix.shape[1]])
+        )
 
     def _attention(self, i: int, layer: Layer, x: str, lengths: tuple[str, str]) -> str:
         decoder = self.decoder
@@ -253,12 +278,10 @@ class _Builder:
         """The product with a matrix, and its bias."""
         matrix, inputs = self.packed[name], [f"{name}.{end}" for end in self.packed[name].arrays]
         if matrix.bits:
-            sizes: dict[str, Any] = {
-                "N": matrix.shape[0],
-                "K": matrix.shape[1],
-                "bits": matrix.bits,
-                "block_size": matrix.block,
-            }
+            rows, columns = matrix.shape
+            if matrix.sums:
+                x, columns = self._with_sums(x, columns), columns + columns // matrix.block
+            sizes: dict[str, Any] = {"N": rows, "K": columns, "bits": matrix.bits, "block_size": matrix.block}
             found = self._node("MatMulNBits", f"{name}/product", x, *inputs, accuracy_level=_ROUNDED, **sizes)
         elif matrix.is_by_rows:
             found = self._node("FusedMatMul", f"{name}/product", x, *inputs, transB=1)
@@ -267,6 +290,16 @@ class _Builder:
         if bias is None:
             return found
         return self._node("Add", f"{name}/biased", found, self._constant(f"{name}.bias", bias))
+
+    def _with_sums(self, x: str, columns: int) -> str:
+        """x [batch, tokens, columns] with the sums of its blocks appended, for leftovers; see `own_codes`."""
+        name = f"{x}/with_sums"
+        if name not in self.widened:
+            shape = self._ints(f"blocks_of_{columns}", [0, 0, columns // GROUP, GROUP])
+            blocks = self._node("Reshape", f"{x}/blocks", x, shape)
+            sums = self._node("ReduceSum", f"{x}/sums", blocks, self._ints("axis_last", [-1]), keepdims=0)
+            self.widened.add(self._node("Concat", name, x, sums, axis=-1))
+        return name
 
     def _scaled(self, name: str, x: str, factor: float) -> str:
         return x if factor == 1 else self._node("Mul", name, x, self._constant(f"{name}.factor", np.float32(factor)))

@@ -1,8 +1,9 @@
 """Rounds the matrices of a decoder to the weights of a model in ONNX, those of MatMulNBits, in the file of its weights.
 
 int8 is 8 bits, symmetric, in blocks of 64 with a float32 scale each; int4 is 4 bits, asymmetric, in blocks of 32, with
-embedding and output matrix in 8 bits. Blocks of GGUF's Q4_0 stay as they are, without further loss. Kernels round the
-activations to 8 bits, too, row by row (accuracy level 4), for which processors have instructions.
+embedding and output matrix in 8 bits. Weights that have codes of 4 bits keep them, see `own_codes`, and matrices that
+their file has in more bits than most are in 8. Kernels round the activations to 8 bits, too, row by row (accuracy level
+4), for which processors have instructions.
 
 In 8 bits, blocks of 64 instead of 32 read a tenth less. A row still has the same bits alone and with others, so plain
 decoding needs no second row. With blocks of 128 it does, and narrow models lose too much: in SmolLM2-135M the median
@@ -14,13 +15,16 @@ symmetric, 0.046 asymmetric, at the same speed.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider_export.codes import paired, rounded
+from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, Stored, layer_name
 from outrider_export.onnx_files import alignment
@@ -36,8 +40,7 @@ if TYPE_CHECKING:
     from outrider_export.direct.weights import Indices, Rows, Weights
 
 _WIDE_BLOCK = 64
-_LARGEST, _MIDDLE = 15, 8  # codes of 4 bits
-_EXACT = 1e-3  # steps by which weights may differ from their codes
+_LARGEST = 15  # code of 4 bits
 _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
 
 
@@ -55,7 +58,8 @@ class Packed:
     bits: int
     block: int
     arrays: Mapping[str, tuple[NDArray[Any], int]]
-    had_4_bits: bool = False
+    has_codes: bool = False
+    sums: int = 0
 
     @property
     def is_by_rows(self) -> bool:
@@ -72,36 +76,50 @@ class Packed:
                 weight[:, part] = values.T
         elif self.bits == 8:
             weight[part], self.arrays["scales"][0][part] = quantise(values, self.block)
+        elif "minima" in self.arrays:
+            codes, scales, minima = keep_minima(values)
+            weight[part] = paired(codes).reshape(len(values), *weight.shape[1:])
+            self.arrays["scales"][0][part], self.arrays["minima"][0][part] = scales, minima
         else:
-            blocks = in_blocks(values, self.block)
-            codes, zero_points, scales = rounded(blocks.reshape(len(values), -1), self.block, _LARGEST)
-            if self.had_4_bits:
-                _restore(blocks, codes.reshape(blocks.shape), zero_points, scales)
+            blocks = in_blocks(values, self.block).reshape(len(values), -1)
+            made: Codes = keep(values, self.sums) if self.has_codes else rounded(blocks, self.block, _LARGEST)
+            codes, zero_points, scales = made
             weight[part] = paired(codes).reshape(len(values), -1, self.block // 2)
             self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales
 
 
 def pack(
-    weights: Weights, kind: str, path: Path, advance: Callable[[int], None], others: Mapping[str, NDArray[Any]]
+    weights: Weights,
+    kind: str,
+    path: Path,
+    advance: Callable[[int], None],
+    others: Mapping[str, NDArray[Any]],
+    *,
+    keep_finer: bool = True,
 ) -> tuple[dict[str, Packed], dict[str, tuple[NDArray[Any], int]]]:
     """Round all matrices of a decoder, by their names, and write other arrays behind them; these with their offsets.
 
     kind: "int8", "int4" or "fp32". path: a new file. advance: called with bytes read. Queries, keys and values of a
-    layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention.
+    layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention. keep_finer: as for
+    `direct.pack`.
 
     Raises:
         ExportError: when a matrix is missing, or of a type that cannot be read.
         OSError: when the disk is full.
     """
-    found = _joined(weights)
-    layouts = {name: _layout(name, matrix, kind, is_tied=HEAD not in found) for name, matrix in found.items()}
+    found, forms = _joined(weights, kind, keep_finer)
+    layouts = {
+        name: _layout(name, matrix, kind, forms[name], is_tied=HEAD not in found) for name, matrix in found.items()
+    }
     wanted = [layout for _, _, arrays in layouts.values() for layout in arrays.values()]
     wanted += [(values.dtype.type, values.shape) for values in others.values()]
     places = iter(allocate(path, wanted, alignment))
-    packed = {
-        name: Packed(found[name].shape, bits, block, dict(zip(arrays, places, strict=False)), _has_4_bits(found[name]))
-        for name, (bits, block, arrays) in layouts.items()
-    }
+    packed = {}
+    for name, (bits, block, arrays) in layouts.items():
+        shape, has_codes = found[name].shape, forms[name].has_codes
+        _, blocks = arrays["scales"][1] if bits == 4 else (0, 0)
+        sums = max(block * blocks - shape[1], 0) if has_codes else 0
+        packed[name] = Packed(shape, bits, block, dict(zip(arrays, places, strict=False)), has_codes, sums)
     placed = dict(zip(others, places, strict=True))
     for name, (array, _) in placed.items():
         array[...] = others[name]
@@ -109,13 +127,19 @@ def pack(
     return packed, placed
 
 
-def _joined(weights: Weights) -> dict[str, Stored]:
-    """All matrices, with queries, keys and values as one where no norm is between product and attention."""
+def _joined(weights: Weights, kind: str, keep_finer: bool) -> tuple[dict[str, Stored], dict[str, OwnForm]]:
+    """All matrices, with queries, keys and values as one where no norm is between product and attention.
+
+    The forms are those of `own_codes`, in int4.
+    """
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
+    forms = forms_of(found, keep_finer=keep_finer) if kind == "int4" else dict.fromkeys(found, OwnForm())
     for i in range(len(weights.decoder.layers)):
         if weights.vector(layer_name(i, "self_attn.q_norm.weight")) is None:
-            found[packed_name(i)] = _rows_of([found.pop(layer_name(i, part)) for part in ATTENTION[:3]])
-    return found
+            names = [layer_name(i, part) for part in ATTENTION[:3]]
+            found[packed_name(i)] = _rows_of([found.pop(name) for name in names])
+            forms[packed_name(i)] = functools.reduce(operator.or_, (forms.pop(name) for name in names))
+    return found, forms
 
 
 def packed_name(i: int) -> str:
@@ -138,15 +162,24 @@ def _rows_of(parts: Seq[Stored]) -> Stored:
 
 
 def _layout(
-    name: str, matrix: Stored, kind: str, *, is_tied: bool
+    name: str, matrix: Stored, kind: str, form: OwnForm, *, is_tied: bool
 ) -> tuple[int, int, dict[str, tuple[type[np.generic], tuple[int, ...]]]]:
     """A matrix's bits and block, and the types and shapes of its constants."""
     rows, columns = matrix.shape
     if kind == "fp32":
         return 0, columns, {"weight": (np.float32, (rows, columns) if name == EMBEDDING else (columns, rows))}
-    bits = 4 if kind == "int4" and name not in (EMBEDDING, HEAD) else 8
-    block = _WIDE_BLOCK if kind == "int8" and (is_tied or name != EMBEDDING) else BLOCK
+    is_looked_up = name == EMBEDDING and not is_tied
+    if is_looked_up and form.has_codes:
+        groups = (rows, columns // GROUP)
+        codes = (*groups, GROUP // 2)
+        return 4, GROUP, {"weight": (np.uint8, codes), "scales": (np.float16, groups), "minima": (np.float16, groups)}
+    # An output matrix in 4 bits has no further columns: drafters read it, too.
+    in_4_bits = form.has_codes and not form.has_minima if name == HEAD else name != EMBEDDING and not form.is_finer
+    bits = 4 if kind == "int4" and in_4_bits else 8
+    block = BLOCK if bits == 4 or is_looked_up else _WIDE_BLOCK
     blocks = math.ceil(columns / block)
+    if bits == 4 and form.has_minima:
+        blocks += num_sums(columns) // GROUP
     arrays: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
         "weight": (np.uint8, (rows, blocks, block * bits // 8)),
         "scales": (np.float32, (rows, blocks)),
@@ -154,27 +187,3 @@ def _layout(
     if bits == 4:
         arrays["zero_points"] = (np.uint8, (rows, math.ceil(blocks / 2)))
     return bits, block, arrays
-
-
-def _has_4_bits(matrix: Stored) -> bool:
-    """Whether a file has a matrix in 4 bits and scales."""
-    return matrix.num_bytes * 8 < 5 * math.prod(matrix.shape)
-
-
-def _restore(
-    blocks: NDArray[np.float32],
-    codes: NDArray[np.uint8],
-    zero_points: NDArray[np.uint8],
-    scales: NDArray[np.float16],
-) -> None:
-    """Write the codes and scales that blocks of Q4_0 had in their file, in place: d · (code − 8), the largest code 0.
-
-    Other blocks are not changed. blocks, codes: [rows, blocks, columns]; zero_points, scales: [rows, blocks].
-    """
-    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
-    steps = np.divide(blocks, largest, out=np.zeros_like(blocks), where=largest != 0) * -_MIDDLE
-    whole = np.rint(steps)
-    known = (np.abs(steps - whole).max(-1) < _EXACT) & (whole.max(-1) < _MIDDLE) & (largest[..., 0] != 0)
-    codes[known] = whole[known] + _MIDDLE
-    zero_points[known] = _MIDDLE
-    scales[known] = largest[known, 0] / -_MIDDLE

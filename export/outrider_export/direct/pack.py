@@ -4,6 +4,9 @@ int8 is 8 bits, asymmetric, one scale a row. int4 is 4 bits, asymmetric, groups 
 of 64), with embeddings and output matrix in int8. Both are what nncf's `compress_weights` makes, in the same form of
 constants, but that codes are rounded by the scales that are stored, in float16. Zero has a code of its own.
 
+In int4, weights that have codes of 4 bits keep them, in groups of 32, see `own_codes`. Matrices that their file has in
+more bits than most are in int8.
+
 The file is the IR's own and is mapped, so that weights are written once, and memory holds no more than the rows that
 are being rounded. See `outrider_export.direct.save`.
 """
@@ -21,6 +24,7 @@ import numpy as np
 from outrider_export.codes import pack as pack_codes
 from outrider_export.codes import paired, rounded
 from outrider_export.direct import mxfp4
+from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
 from outrider_export.direct.weights import (
     EMBEDDING,
     HEAD,
@@ -59,7 +63,7 @@ _FINE = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 class Packed:
     """A matrix of an IR, or those of several experts, one below the other. kind: "int8", "int4", "fp16" or "fp32".
 
-    group: columns that share a scale.
+    group: columns that share a scale. sums: further columns, see `own_codes`; None if it has no codes of its own.
 
     codes: uint8 [rows, columns], for int4 two a byte [rows, columns / 2]; or the weights themselves. zero_points:
     uint8, scales: float16, both [rows, groups]. offsets: of these three in the file.
@@ -72,6 +76,7 @@ class Packed:
     zero_points: Numbers
     scales: Numbers
     offsets: tuple[int, ...]
+    sums: int | None = None
 
     def node(self, stored: list[Stored], experts: int = 0) -> ov.Node:
         """The matrix float32 [rows, columns] of constants; or [experts, rows, columns], of so many.
@@ -81,7 +86,7 @@ class Packed:
         import openvino as ov
         from openvino import opset13 as ops
 
-        columns = self.shape[1]
+        columns = self.shape[1] + (self.sums or 0)
         rows = [experts, self.shape[0] // experts] if experts else [self.shape[0]]
         at_codes, at_zero_points, at_scales = self.offsets
         if self.kind in _FLOATS:
@@ -115,20 +120,21 @@ def _stored(stored: list[Stored], shape: list[int], kind: Any, offset: int) -> o
     return made
 
 
-def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]) -> dict[str, Packed]:
+def pack(
+    weights: Weights, kind: str, path: Path, advance: Callable[[int], None], *, keep_finer: bool = True
+) -> dict[str, Packed]:
     """Round all matrices of a decoder, by their names. path: a new file of them. advance: called with bytes read.
+
+    keep_finer: whether int4 has matrices in 8 bits that the source has in more bits than most.
 
     Raises:
         ExportError: when one is missing, or of a type that cannot be read.
         OSError: when the disk is full.
     """
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
-    shapes = {name: matrix.shape for name, matrix in found.items()}
-    kinds = {
-        name: ("int8", mxfp4.GROUP) if matrix.is_mxfp4 and kind == "int8" else _kind_of(name, kind, matrix.shape[1])
-        for name, matrix in found.items()
-    }
-    packed = _allocate(path, {name: ((rows, columns), *kinds[name]) for name, (rows, columns) in shapes.items()})
+    forms = forms_of(found, keep_finer=keep_finer) if kind == "int4" else dict.fromkeys(found, OwnForm())
+    wanted = {name: _kind_of(name, kind, matrix, forms[name]) for name, matrix in found.items()}
+    packed = _allocate(path, {name: (matrix.shape, *wanted[name]) for name, matrix in found.items()})
     read_all(found, lambda name, part, values: _round(values, packed[name], part), advance)
     return packed
 
@@ -179,22 +185,35 @@ def matrices_of(weights: Weights) -> list[str]:
     return [EMBEDDING, *of_layers, *layers, *([HEAD] if own_head else [])]
 
 
-def _kind_of(name: str, kind: str, columns: int) -> tuple[str, int]:
-    """The kind of weights of a matrix, and its columns that share a scale."""
-    if kind == "int4" and name not in (EMBEDDING, LAYER_EMBEDDING, HEAD) and not name.endswith(_FINE):
+def _kind_of(name: str, kind: str, matrix: Matrix, form: OwnForm) -> tuple[str, int, int | None]:
+    """The kind of weights of a matrix, its columns that share a scale, and its further columns; see `Packed`."""
+    columns = matrix.shape[1]
+    if matrix.is_mxfp4 and kind == "int8":
+        return "int8", mxfp4.GROUP, None
+    if kind == "int4" and is_plain(name) and form.has_codes:
+        return kind, GROUP, num_sums(columns) if form.has_minima else 0
+    rounds = name not in (EMBEDDING, LAYER_EMBEDDING, HEAD) and not name.endswith(_FINE) and not form.is_finer
+    if kind == "int4" and rounds:
         group = next((size for size in _GROUPS if columns % size == 0), None)
         if group is not None:
-            return kind, group
-    return ("int8" if kind == "int4" else kind), columns
+            return kind, group, None
+    return ("int8" if kind == "int4" else kind), columns, None
 
 
-def _allocate(path: Path, wanted: dict[str, tuple[tuple[int, int], str, int]]) -> dict[str, Packed]:
-    """Room in a new file for matrices of these shapes, kinds and groups."""
-    arrays = allocate(path, [layout for each in wanted.values() for layout in _layout(*each)], lambda _: _ALIGNMENT)
+def _allocate(path: Path, wanted: Mapping[str, tuple[tuple[int, ...], str, int, int | None]]) -> dict[str, Packed]:
+    """Room in a new file for matrices of these shapes, kinds, groups and further columns."""
+    layouts = [
+        layout
+        for (rows, columns), kind, group, sums in wanted.values()
+        for layout in _layout((rows, columns + (sums or 0)), kind, group)
+    ]
+    arrays = allocate(path, layouts, lambda _: _ALIGNMENT)
     made = {}
-    for (name, (shape, kind, group)), first in zip(wanted.items(), range(0, len(arrays), 3), strict=True):
+    for (name, ((rows, columns), kind, group, sums)), first in zip(
+        wanted.items(), range(0, len(arrays), 3), strict=True
+    ):
         (codes, zero_points, scales), offsets = zip(*arrays[first : first + 3], strict=True)
-        made[name] = Packed(kind, shape, group, codes, zero_points, scales, offsets)
+        made[name] = Packed(kind, (rows, columns), group, codes, zero_points, scales, offsets, sums)
     return made
 
 
@@ -246,6 +265,8 @@ def _round(values: Rows, packed: Packed, part: slice) -> None:
     if packed.kind == "int8" and packed.group < values.shape[1]:
         packed.codes[part], packed.zero_points[part], packed.scales[part] = mxfp4.exact(values)
         return
-    codes, zero_points, scales = rounded(values, packed.group, _LARGEST[packed.kind])
+    largest = _LARGEST[packed.kind]
+    made: Codes = rounded(values, packed.group, largest) if packed.sums is None else keep(values, packed.sums)
+    codes, zero_points, scales = made
     packed.codes[part] = codes if packed.kind == "int8" else paired(codes)
     packed.zero_points[part], packed.scales[part] = zero_points, scales

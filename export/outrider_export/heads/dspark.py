@@ -35,9 +35,17 @@ _GEMMA_NORMS = {
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with what LiquidAI's have one level deeper, and without saying in other cases."""
+    """The configuration with what LiquidAI's and SpecForge's have one level deeper, and what they mean without saying.
+
+    Source: github.com/sgl-project/SpecForge, specforge/modeling/draft/dspark.py, and its training of a block's labels.
+    """
     own = config.get("dflash_config") or {}
-    return {"confidence_head_with_markov": "Lfm2DSparkDraftModel" in config.get("architectures", ()), **own, **config}
+    return {
+        "confidence_head_with_markov": "Lfm2DSparkDraftModel" in config.get("architectures", ()),
+        "enable_confidence_head": bool(own.get("confidence_head_alpha")),
+        **own,
+        **config,
+    }
 
 
 def split_heads(config: Mapping[str, Any], tensors: Tensors) -> Tensors:

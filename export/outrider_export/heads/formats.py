@@ -19,7 +19,7 @@ from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of
-from outrider_export.heads import dspark, qwen
+from outrider_export.heads import dspark, gguf, qwen
 from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
 
@@ -39,6 +39,7 @@ KINDS = {
     "Qwen3DSparkModel": "dspark",
     "Gemma4DSparkModel": "dspark",
     "Lfm2DSparkDraftModel": "dspark",
+    "DSparkDraftModel": "dspark",  # SpecForge's
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
 }
@@ -81,7 +82,9 @@ class Head:
 
 
 def kind_of(folder: Path) -> str | None:
-    """What kind of drafter a checkpoint folder has; None if it is a model."""
+    """What kind of drafter a checkpoint folder, or a GGUF file, has; None if it is a model."""
+    if folder.is_file():
+        return gguf.kind_of_file(folder)
     config = read_json(folder / "config.json")
     if "medusa_num_heads" in config:
         return "medusa"
@@ -90,7 +93,7 @@ def kind_of(folder: Path) -> str | None:
 
 
 def read_head(folder: Path, main: Geometry) -> Head:
-    """Read a checkpoint folder of a drafter for a main model of this shape.
+    """Read a checkpoint folder or a GGUF file of a drafter for a main model of this shape.
 
     Raises:
         ExportError: when it is none, is damaged, or does not fit.
@@ -98,7 +101,23 @@ def read_head(folder: Path, main: Geometry) -> Head:
     kind = kind_of(folder)
     if kind is None:
         raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
+    if folder.is_file():
+        head = make_head(kind, *gguf.read_file(folder), main, folder)
+        return _divided(head, gguf.divisors_of(folder), folder)
     return make_head(kind, read_json(folder / "config.json"), read_tensors(folder), main, folder)
+
+
+def _divided(head: Head, divisors: NDArray[np.float32] | None, path: Path) -> Head:
+    """The drafter with its rotary frequencies divided by those of its file."""
+    if divisors is None:
+        return head
+    frequencies = head.tensors["rotary.frequencies"]
+    if frequencies.size != divisors.size:
+        raise ExportError(
+            f"{path} has {divisors.size:,} divisors of rotary frequencies ({gguf.DIVISORS}), and the drafter's heads "
+            f"have {frequencies.size:,} frequencies. Fetch it again."
+        )
+    return dataclasses.replace(head, tensors=head.tensors | {"rotary.frequencies": frequencies / divisors})
 
 
 def make_head(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry, where: Path) -> Head:
@@ -203,7 +222,12 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
 
 def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
     """Its embedding and output matrix are copies of the main model's, and are not read."""
-    config, tensors = dspark.flat(config), _renamed(tensors, {r"^model\.": ""})
+    config, tensors = dspark.flat(config), _renamed(tensors, {r"^(?:model|logit_head)\.": ""})
+    if config.get("sample_from_anchor") is False:
+        raise ExportError(
+            "config.json has sample_from_anchor false, and only blocks whose newest token drafts, too, are known. Take "
+            "a DSpark drafter that was trained so."
+        )
     tensors, numbers = dspark.split_heads(config, tensors), dict[str, float]()
     if "Gemma4DSparkModel" in architectures_of(config):
         config, tensors, numbers = dspark.from_gemma(config, tensors)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider_export.diet import choose_from
+from outrider_export.draft_cut import DraftCosts
 from outrider_export.heads.checks import check_draft_vocab
-from outrider_export.heads.formats import Head, kind_of
+from outrider_export.heads.formats import EMBEDDING, Head, kind_of
 from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
 from outrider_export.sources import Located
@@ -18,8 +19,8 @@ DEFAULT_WEIGHTS = "int8"
 
 
 def is_head(source: Located) -> bool:
-    """Whether what was fetched is a checkpoint folder of such a drafter."""
-    return source.fetched.is_dir() and kind_of(source.fetched) is not None
+    """Whether what was fetched is a checkpoint folder, or a GGUF file, of such a drafter."""
+    return kind_of(source.fetched) is not None
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,28 @@ class HeadPlan:
         tokens = None
         if self.head.uses_main_matrix:
             tokenizer = target.new / "tokenizer"
-            vocabulary, asked = Vocabulary.of_folder(tokenizer), (self.num_tokens, self.corpus)
-            tokens = choose_from(vocabulary, self.eos_token_ids, *asked, tokenizer, self.progress, self.head.proposed)
+            tokens = choose_from(
+                Vocabulary.of_folder(tokenizer),
+                self.eos_token_ids,
+                self.num_tokens,
+                self.corpus,
+                tokenizer,
+                self.progress,
+                self.head.proposed,
+                self._costs(target, main),
+            )
         return write_head(target.new, main, self.head, name, self.weights, tokens, self.source)
+
+    def _costs(self, target: Target, main: ModelEntry) -> DraftCosts:
+        """By the bytes of the main model that was written, and of the head's weights in 8 bits."""
+        head, geometry = self.head, main.geometry
+        main_bytes = sum(path.stat().st_size for path in (target.new / main.folder).iterdir())
+        own_bytes = sum(tensor.size for name, tensor in head.tensors.items() if EMBEDDING not in name)
+        matrix_bytes = geometry.logits_width * geometry.hidden_size
+        return DraftCosts.of_bytes(
+            main_bytes,
+            own_bytes + matrix_bytes,
+            geometry.logits_width,
+            geometry.hidden_size,
+            at_once=head.num_places is not None,
+        )

@@ -21,7 +21,9 @@ from outrider.system.files import usable
 @click.option("--name", metavar="NAME", help="Its name for requests.  [default: its kind; an adapter's folder]")
 @click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; for draft models also int4 or keep.")
 @click.option(
-    "--draft-vocab", metavar="N|all", help="How many different tokens it proposes, if it has an output matrix."
+    "--draft-vocab",
+    metavar="N|all",
+    help="How many different tokens it proposes, if it has an output matrix; by default as many as pay.",
 )
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of PART on the hub.")
@@ -29,10 +31,9 @@ from outrider.system.files import usable
 def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | None, **options: Any) -> None:
     """Add to BUNDLE a drafter or a LoRA adapter.
 
-    PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Medusa, Hydra, blockwise
-    heads, or a draft model with the main model's vocabulary, which may also be a .gguf file. Or it is the folder
-    of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests choose
-    by its name.
+    PART is a checkpoint folder, .gguf file or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Medusa, Hydra,
+    blockwise heads, or a draft model with the main model's vocabulary. Or it is the folder of a packed drafter, which
+    needs no further packages, or of an adapter in PEFT's format, which requests choose by its name.
 
     Of a drafter it prints what drafts cost on this machine, and how many tokens have to be accepted to make up for
     that, if the main model was loaded before or loads in seconds.

@@ -41,7 +41,11 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
     default=True,
     help="Without --format and --weights, take the fastest form on this CPU that loses little; no: the defaults above.",
 )
-@click.option("--draft-vocab", metavar="N|all", help="How many different tokens the draft model proposes.")
+@click.option(
+    "--draft-vocab",
+    metavar="N|all",
+    help="How many different tokens the draft model proposes; by default as many as pay.",
+)
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose these tokens by a text that resembles your answers.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")
 @click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.config.checks import are_texts, as_tuple
-from outrider.config.option import Section, Values, integer, number, one_of, option, property_table, switch, text
+from outrider.config.option import Section, Values, integer, number, one_of, option, path, property_table, switch, text
 
 PRECISIONS = ("auto", "f32", "bf16", "f16")  # that models calculate in
 MOST_THREADS = 1024  # of a model; OpenVINO makes as many as it is told, however many that are
@@ -52,14 +52,14 @@ class SchedulerConfig(Section):
     )
     answer_store: str | None = option(
         None,
-        text("a file's name"),
+        path("a file's name"),
         "file that keeps answers, unencrypted, to copy drafts from",
         means="no file",
         metavar="FILE",
     )
     prefix_store: str | None = option(
         None,
-        text("a folder's name, or 'auto'"),
+        path("a folder's name, or 'auto'"),
         "folder that keeps the prefix cache, unencrypted, for later starts; `auto`: in the cache folder. "
         "Benchmarks do not use it",
         means="no folder",

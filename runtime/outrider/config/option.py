@@ -8,6 +8,7 @@ server's requests, its row in the docs, and its use by the benchmark's peers fol
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -75,6 +76,11 @@ def integer(low: int, high: int | None = None, says: str = "") -> Values:
 def text(says: str) -> Values:
     """Texts that are not empty."""
     return Values(str, says, bool)
+
+
+def path(says: str) -> Values:
+    """Paths, as texts that are not empty."""
+    return Values(str, says, bool, lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)
 
 
 def one_of(choices: Iterable[str]) -> Values:

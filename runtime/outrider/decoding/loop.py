@@ -60,7 +60,9 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
             request.fail(error)
         if request.waits:  # all of its rows are read on the host
             took += time.perf_counter() - commit_began
-    scheduler.took(took)
+    steady = main.capabilities.steady
+    is_alone = not any(reading.request.ahead or reading.chunk.parents for reading in readings)
+    scheduler.took(took, steady.current if steady else 0, alone=is_alone)
 
 
 def _share(requests: Seq[Request], turns: Seq[Turn | None], scheduler: Scheduler, began: float) -> list[Reading]:

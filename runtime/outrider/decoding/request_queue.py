@@ -17,6 +17,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
+from outrider.models.retiming import Retiming
 from outrider.system.forks import check_process
 from outrider.types import Backend
 
@@ -28,13 +29,19 @@ class RequestQueue:
 
     So Ctrl-C, which Python delivers to the main thread, never interrupts a round. Readers and worker share only
     `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can. prefixes: copies a part of
-    the prefix caches after each round, and while no request runs.
+    the prefix caches after each round, and while no request runs. retiming: corrects the models' costs.
     """
 
-    def __init__(self, main: Backend, scheduler: Scheduler, prefixes: PrefixStore | None = None) -> None:
+    def __init__(
+        self,
+        main: Backend,
+        scheduler: Scheduler,
+        prefixes: PrefixStore | None = None,
+        retiming: Retiming | None = None,
+    ) -> None:
         self._pid = os.getpid()
         self._inbox: Inbox = SimpleQueue()
-        self._worker = Worker(main, scheduler, self._inbox, prefixes)
+        self._worker = Worker(main, scheduler, self._inbox, prefixes, retiming)
         if prefixes is not None:
             prefixes.wake = partial(self._inbox.put, None)
         self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)

@@ -54,6 +54,7 @@ class Scheduler:
         self._max_rows = min(max_num_batched_tokens, room or max_num_batched_tokens)
         self._max_seconds, self._part = max_round_seconds, part
         self._cost = replace(cost) if cost else None  # its scale follows these calls alone
+        self._shared = cost  # which learns what calls without pieces of prompts take
         # Seconds of a prompt's row beside answers, in terms of `_added_row`. At first too many, as the longest measured
         # call may have logits for all its rows, which a piece of a prompt has not. The calls show how many.
         self._prompt_scale = cost(cost.rows[-1]) / cost.rows[-1] / _added_row(cost) if cost else 1.0
@@ -63,6 +64,8 @@ class Scheduler:
         self._is_limited = False
         self._answer_seconds = self._row_seconds = 0.0  # expected, for its answers alone and for each row of a prompt
         self.num_prompt_rows = 0
+        self._answers: Seq[int] = ()
+        self._context = 0.0
 
     def share(
         self,
@@ -91,10 +94,17 @@ class Scheduler:
         self.num_prompt_rows = sum(counts[i] for i in prompts)
         return counts
 
-    def took(self, seconds: float) -> None:
-        """Learn from the seconds of the call that was shared last."""
+    def took(self, seconds: float, padded: int = 0, *, alone: bool | None = None) -> None:
+        """Learn from the seconds of the call that was shared last.
+
+        padded: its rows, if more than the rule says. alone: whether nothing else ran meanwhile; None: the cost does not
+        learn from the call here.
+        """
         if not self._cost or seconds <= 0:
             return
+        if self._shared is not None and alone is not None:
+            counts = self._answers if alone and not self.num_prompt_rows else ()
+            self._shared.observe(counts, self._context, seconds, padded)
         added = seconds - self._answer_seconds
         if not self.num_prompt_rows or added <= 0:  # the answers alone took no longer than a call with prompts
             if self._is_limited:
@@ -111,7 +121,8 @@ class Scheduler:
         """Estimate the seconds of answers, and of a prompt's row. Its context is that of the longest prompt."""
         if self._cost is None:
             return
-        self._answer_seconds = self._cost.together(answers, sum(contexts) / len(contexts)) if answers else 0.0
+        self._answers, self._context = answers, sum(contexts) / max(len(contexts), 1)
+        self._answer_seconds = self._cost.together(answers, self._context) if answers else 0.0
         self._row_seconds = self._prompt_scale * _added_row(self._cost, max(prompt_contexts, default=0))
 
     def _rows_left(self, answers: Seq[int], begun: float) -> int:

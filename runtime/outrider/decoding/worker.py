@@ -20,6 +20,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
+from outrider.models.retiming import Retiming
 from outrider.types import Backend
 
 _REST = 0.1  # seconds without a request, before ended answers are read again
@@ -42,7 +43,14 @@ Inbox: TypeAlias = "SimpleQueue[Request | Stop | Settle | None]"
 class Worker:
     """Steps the loop for all requests that were sent to it and are not done."""
 
-    def __init__(self, main: Backend, scheduler: Scheduler, inbox: Inbox, prefixes: PrefixStore | None) -> None:
+    def __init__(
+        self,
+        main: Backend,
+        scheduler: Scheduler,
+        inbox: Inbox,
+        prefixes: PrefixStore | None,
+        retiming: Retiming | None = None,
+    ) -> None:
         self.main: Backend | None = main
         self._prefixes = prefixes
         self.observer: Observer | None = None
@@ -52,6 +60,7 @@ class Worker:
         self._running: list[Request] = []
         self._refused: Request | None = None  # there was no room for it, and none was freed since
         self._rereading, self.prefix_check = Rereading(), PrefixCheck(prefixes)
+        self._retiming = Retiming({}) if retiming is None else retiming
 
     def work(self) -> None:
         """Run until the end comes: what the thread does."""
@@ -68,6 +77,8 @@ class Worker:
             except BaseException as error:  # such as an app's drafter's: every reader must get an error
                 self.give_up(error)
         self.give_up(EngineClosed())
+        self._retiming.pause()
+        self._retiming.save()
         if self._prefixes is not None:
             self._prefixes.finish()
 
@@ -122,6 +133,7 @@ class Worker:
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
+                self._retiming.pause()  # until the next request: somebody measures
                 while self._rest is not None:
                     self._use_rest()
                 sent.set()
@@ -129,6 +141,7 @@ class Worker:
                 self._waiting.append(sent)
                 self._rereading.pause()  # it may begin with what was read
                 self.prefix_check.pause()
+                self._retiming.pause()
                 continue
             if any(request.abandoned for request in self._running):
                 break
@@ -143,7 +156,7 @@ class Worker:
             return 0.0
         job = next((job for job in (self._rereading, self.prefix_check) if job.is_due), None)
         if job is None:
-            return None
+            return self._retiming.rest
         return 0.0 if job.has_begun else _REST
 
     def _use_rest(self) -> None:
@@ -152,8 +165,10 @@ class Worker:
             self._prefixes.copy_on()
         elif self.main is not None and self._rereading.is_due:
             self._rereading.read_on(self.main)
-        elif self.main is not None:
+        elif self.main is not None and self.prefix_check.is_due:
             self.prefix_check.check_on(self.main)
+        elif self._retiming.rest == 0:
+            self._retiming.go_on()
 
     def _settle(self) -> None:
         """Between rounds: send texts, release ended requests, admit waiting ones."""
@@ -197,6 +212,8 @@ class Worker:
         if request in self._running:
             self._running.remove(request)
             self._release(request)
+            if not self._running:
+                self._retiming.answered()
 
     def _admit(self, request: Request) -> bool:
         try:
@@ -226,9 +243,12 @@ class Worker:
         taken = [(drafting_began[key], now) for key, now in seconds_of(running).items()]
         drafting = sum(now - before for (before, _), (now, _) in taken)
         ahead_seconds = sum(now - before for (_, before), (_, now) in taken)
-        host = time.perf_counter() - began - checking - drafting
+        took = time.perf_counter() - began
+        host = took - checking - drafting
         for request in decoding:
             request.stats.check_seconds += checking
             request.stats.draft_seconds += drafting
             request.stats.ahead_seconds += ahead_seconds
             request.stats.host_seconds += host
+        if decoding:
+            self._retiming.spent(took)

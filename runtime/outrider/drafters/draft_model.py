@@ -167,7 +167,7 @@ class DraftModel(Drafter):
                 active.append(state)
         num_calls = 0
         while active and not (num_calls and check.done) and num_calls != max_calls:
-            self._read(active, [1] * len(active))
+            self._read(active, [1] * len(active), is_alone=False)
             num_calls += 1
             active = [state for state in active if state.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
@@ -179,10 +179,19 @@ class DraftModel(Drafter):
         contexts = [state.slot.length for state in states]
         return self._scheduler.share(unread, [count <= SHORT for count in unread], contexts, limited=limited)
 
-    def _read(self, states: Seq[DraftState], pieces: Seq[int]) -> None:
-        """Read up to `pieces` tokens of each sequence. Choose the next ones of those that are read to the end."""
+    def _read(self, states: Seq[DraftState], pieces: Seq[int], *, is_alone: bool = True) -> None:
+        """Read up to `pieces` tokens of each sequence. Choose the next ones of those that are read to the end.
+
+        is_alone: no other model's call runs meanwhile, so that the cost learns from this one.
+        """
         chunks = [state.next_chunk(piece) for state, piece in zip(states, pieces, strict=True)]
+        context, began = sum(chunk.slot.length for chunk in chunks) / len(chunks), self.backend.seconds
         step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
+        if self.cost:
+            counts, steady = [len(chunk.token_ids) for chunk in chunks], self.backend.capabilities.steady
+            learns = is_alone and max(counts) <= SHORT and not self.backend.capabilities.fixed
+            took = self.backend.seconds - began
+            self.cost.observe(counts if learns else (), context, took, steady.current if steady else 0)
         first = 0
         for state, chunk in zip(states, chunks, strict=True):
             rows = [step.row(i) for i in range(first, first + chunk.num_rows)]

@@ -37,6 +37,7 @@ from outrider.models.kv import PREFIXES, PrefixStore, Stored
 from outrider.models.loading import LoadedModel, Placement, load_parts
 from outrider.models.measure import pays
 from outrider.models.part import parts_of
+from outrider.models.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
@@ -168,7 +169,7 @@ def assemble(
     # A main model in fixed shapes runs one request at a time.
     cost = None if main_backend.capabilities.fixed else main_cost
     rows = Scheduler(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
-    queue = RequestQueue(main_backend, rows, prefixes)
+    queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
     return Parts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
 
 

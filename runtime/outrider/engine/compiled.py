@@ -239,8 +239,7 @@ class CompiledBundle:
         self.settle()
         for role, model in list(self.loaded.items()):
             report(f"The {role} model is timed.")
-            known, measured = model.cost, cost_of(model.part, model.backend, repeats)
-            known.near, known.far, known.change, known.scale = measured.near, measured.far, measured.change, 1.0
+            model.cost.take(cost_of(model.part, model.backend, repeats))
 
     def measure_contention(self, drafter: str) -> Contention:
         """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.

@@ -28,7 +28,7 @@ from outrider.models.loading import LoadedModel
 from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
-from outrider.types import NO_PROMPT, Noise, Prompt, Sequence, TextTokenizer, Verifier
+from outrider.types import NO_PROMPT, Noise, Prompt, Sequence, TextTokenizer, Verifier, embed_keys, num_common_tokens
 
 AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
 
@@ -176,8 +176,11 @@ class Preparation:
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
+        if self.reuse and self.loaded["main"].backend.capabilities.states:
+            opening = whole.opening if whole is prompt else self._opening(prompt, token_ids, given)
+            request.fetched = self._noted(request, opening)
         if self.prefixes is not None:
-            request.fetched = self._fetch(self.prefixes, request)
+            request.fetched += self._fetch(self.prefixes, request)
         return request
 
     def count_tokens(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> int:
@@ -190,6 +193,25 @@ class Preparation:
     def _encode(self, prompt: AnyPrompt, chat_template: bool, given: dict[str, Any]) -> list[int]:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         return list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
+
+    def _opening(self, prompt: AnyPrompt, token_ids: Seq[int], given: dict[str, Any]) -> int:
+        """How many of a prompt's tokens are those of its first message, if that is not the user's."""
+        first = prompt[:1] if isinstance(prompt, list) and len(prompt) > 1 else []
+        if not first or not isinstance(first[0], Mapping) or first[0].get("role") not in ("system", "developer"):
+            return 0
+        try:
+            options = {name: value for name, value in given.items() if name != "continuing"}
+            return num_common_tokens(self.tokenizer.encode_prompt(first, **options), token_ids)
+        except (OptionError, RequestError):  # a template that refuses it alone
+            return 0
+
+    def _noted(self, request: Request, opening: int) -> tuple[Fetched, ...]:
+        """Tells the main model's prefix cache that other prompts may begin with a request's first tokens, too."""
+        prefixes, sequence = self.loaded["main"].backend.prefixes, request.sequence
+        if prefixes is None or not opening:
+            return ()
+        common = embed_keys(sequence.token_ids[:opening], sequence.embeds)
+        return (Fetched(prefixes, (), sequence.scope, [], common=common),)
 
     def _fetch(self, prefixes: PrefixStore, request: Request) -> tuple[Fetched, ...]:
         """What files have of a request's prompt, for the main model and its draft models."""

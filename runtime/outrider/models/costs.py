@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
+from outrider.models.learned_cost import LearnedCost
 from outrider.models.measure import (
     DRAFT_ROWS,
     MAIN_ROWS,
@@ -27,24 +30,30 @@ if TYPE_CHECKING:
     from outrider.types import Backend, CompiledModel
 
 
-def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> PassCost:
+_EARLIER = "1c9c8b2b"  # the form of costs that did not say how sure they are
+
+
+def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> LearnedCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
     The backend then keeps the number of rows of its calls where that saves time.
 
     It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
     the machine's speed today is known; by default a few calls are timed.
+
+    Calls correct it, see `LearnedCost`. A cost that was saved in the earlier form is unsure in all its numbers.
     """
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
     file = _file(part, backend)
-    known = file.read()
+    known = file.read() or saved.SavedValue(file.folder, file.key, PassCost, _EARLIER).read()
     rows = rows_of(part.role, backend)
     longest = part.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     if known is not None and not _can_be(known, backend, rows, longest):
         known = None
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
+    stored = True
     if known is not None and fits and not repeats:
         cost = known
         if scale is None:
@@ -54,14 +63,25 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scal
     else:
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
         cost.change = measure_change(backend, rows)
-        if repeats or known is None or known.contexts[1] <= far:  # a cost that was measured with a larger cache stays
+        stored = bool(repeats) or known is None or known.contexts[1] <= far
+        if stored:  # a cost that was measured with a larger cache stays
             file.write(cost)
     if cost.change is None:  # it was measured on slices
         cost.change = measure_change(backend, rows) / cost.scale
         file.write(dataclasses.replace(cost, scale=1.0))
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
     backend.keep_rows(cost, cost.scale * cost.change)
-    return cost
+    learned = LearnedCost.of(cost)
+    learned.file, learned.stored = file, dataclasses.replace(cost, scale=1.0) if stored else None
+    learned.told = partial(_tell, learned, weakref.ref(backend))
+    return learned
+
+
+def _tell(cost: PassCost, backend: weakref.ref[CompiledModel]) -> None:
+    """Have a backend keep the rows of its calls by a cost that has changed."""
+    found = backend()
+    if found is not None and (steady := found.capabilities.steady) is not None:
+        steady.price(cost, cost.scale * (cost.change or 0.0))
 
 
 def save_cost(part: Part, backend: CompiledModel, cost: PassCost) -> None:

@@ -145,7 +145,8 @@ def _options(request: Generation) -> dict[str, Any]:
     if isinstance(form, JsonSchema):
         options["json_schema"] = schema_of(form.json_schema, "response_format.json_schema.schema")
     elif isinstance(form, JsonObject):
-        options["json_schema"] = True if form.schema is None else form.schema
+        named = None if form.schema is None else NamedSchema(form.schema)
+        options["json_schema"] = True if named is None else schema_of(named, "response_format.schema")
     return options
 
 

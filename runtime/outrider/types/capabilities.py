@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
 
@@ -132,17 +132,32 @@ class SteadyRows:
         self.current = 0  # rows of the last call
         self._seconds, self._change, self._rule = seconds, change, rule
         self._saved: dict[int, float] = {}  # seconds that smaller numbers would have saved
+        self._least = 0  # rows of the next call; see `pad`
 
     def next(self, need: int) -> int:
         """The rows of the call that is made now, which needs so many. Both by the rule."""
         self.current, self._saved = self._next(need)
+        self._least = 0
         return self.current
+
+    def price(self, cost: Callable[[int], float], change: float) -> None:
+        """Reckon with these seconds from now on: of calls by their rows, and of a change."""
+        self._seconds, self._change = [0.0, *map(cost, range(1, len(self._seconds)))], change
+
+    def pad(self, rows: int) -> bool:
+        """Have the next call padded to at least so many rows, to learn what that takes; False if it cannot be."""
+        if not self.current < rows < len(self._seconds) or not self._rule.can_add(rows - 1):
+            return False
+        self._least = rows if self._rule.call(rows) == rows else 0
+        return self._least > 0
 
     def peek(self, need: int) -> int:
         """What `next` would return."""
         return self._next(need)[0]
 
     def _next(self, need: int) -> tuple[int, dict[int, float]]:
+        if need < self._least:
+            return self._least, {}
         now = self.current
         if need >= now or now >= len(self._seconds) or not self._rule.can_add(now - need):
             return need, {}

@@ -91,7 +91,8 @@ class Prompt:
     counted: whether it is a request, for the statistics of the prefix cache.
     adapter: that the sequence is read with, one of `Capabilities.adapters`. It is not in the cache's keys by its name:
     the engine puts a hash of its content into the scope. source: what the encoder of an encoder-decoder model reads;
-    the tokens are then the decoder's.
+    the tokens are then the decoder's. opening: the first tokens that other prompts begin with, too, such as those of a
+    system prompt: layers with states store theirs there.
     """
 
     token_ids: Seq[int]
@@ -101,6 +102,7 @@ class Prompt:
     counted: bool = True
     adapter: str | None = None
     source: Source | None = None
+    opening: int = 0
 
     def __post_init__(self) -> None:
         for name, none in (("scope", b""), ("embeds", ()), ("answers", ())):
@@ -112,6 +114,11 @@ class Prompt:
             object.__setattr__(self, "embeds", tuple(self.embeds))
         if not (isinstance(self.embeds, tuple) and all(isinstance(span, Span) for span in self.embeds)):
             raise RequestError(f"embeds={self.embeds!r:.300} are not a tuple of spans. Pass Span(begin, embeds, key)s.")
+        if not isinstance(self.opening, int) or self.opening < 0:
+            raise RequestError(
+                f"opening={self.opening!r} is no number of tokens. Give how many of the prompt's first tokens other "
+                "prompts begin with, too."
+            )
         if isinstance(self.answers, tuple) and not self.answers:
             return
         try:

@@ -180,7 +180,7 @@ def test_compare_says_where_texts_differ(page: Page) -> None:
 
 
 @pytest.mark.usefixtures("slow_rounds")
-def test_a_conversation_survives_a_reload_and_is_deleted_by_one_click(page: Page) -> None:
+def test_a_conversation_survives_a_reload_and_is_deleted(page: Page) -> None:
     set_options(page, max_tokens=20, system="Be brief.")
     page.get_by_role("switch", name="Show drafts").check()
     ask(page, REPEATED)
@@ -203,7 +203,9 @@ def test_a_conversation_survives_a_reload_and_is_deleted_by_one_click(page: Page
     turns = asked(request.value)["messages"]
     assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "user", "assistant", "user"]
     page.get_by_role("button", name="Compare").wait_for()
-    page.get_by_role("button", name="New chat").click()
+    show_menu(page)
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete").click()
     page.reload()
     assert page.locator(".answer").count() == 0
     assert REPEATED not in page.evaluate("JSON.stringify(localStorage)")
@@ -221,6 +223,26 @@ def test_a_conversation_that_is_not_as_it_was_kept_is_dropped(browser: Browser, 
         page.wait_for_load_state("networkidle")
         assert page.locator(".answer").count() == 0
         ask(page, "Hello again")
+
+
+def test_several_conversations_and_files(page: Page) -> None:
+    answer_with(page, "An answer")
+    ask(page, "First")
+    page.get_by_role("button", name="New chat").click()
+    page.locator("#files").set_input_files([{"name": "a.txt", "mimeType": "text/plain", "buffer": b"x `y`\n"}])
+    page.get_by_text("a.txt, 6 bytes").wait_for()
+    with page.expect_request("**/v1/chat/completions") as request:
+        send(page, "Second")
+    assert [turn["content"] for turn in asked(request.value)["messages"]] == ["Second\n\na.txt:\n```\nx `y`\n```"]
+    page.get_by_role("button", name="Retry").wait_for()
+    show_menu(page)
+    page.once("dialog", lambda dialog: dialog.accept("Another title"))
+    page.get_by_role("button", name="Rename").click()
+    assert page.locator("#chat option").all_text_contents() == ["Another title", "First"]
+    page.select_option("#chat", label="First")
+    assert page.locator(".question").all_text_contents() == ["First"]
+    page.locator("#files").set_input_files([{"name": "a", "mimeType": "text/plain", "buffer": b"a" * 200_001}])
+    page.get_by_role("alert").filter(has_text="may have 200 kB together").wait_for()
 
 
 def test_messages_can_be_copied_and_edited(browser: Browser, endless: Live) -> None:
@@ -492,7 +514,7 @@ def test_a_key_is_asked_for_and_kept_for_the_session(browser: Browser, tiny: Pat
         page.reload()
         ask(page, "Hi")
         kept = "[sessionStorage.length, localStorage.length, document.cookie, location.search]"
-        assert page.evaluate(kept) == [1, 1, "", ""]  # the key, and the conversation
+        assert page.evaluate(kept) == [1, 2, "", ""]  # the key; the conversation and the settings
 
 
 def test_a_message_waits_for_the_list_of_models(browser: Browser, endless: Live) -> None:
@@ -532,12 +554,12 @@ def test_tab_reaches_all_controls_in_order(page: Page) -> None:
     show_menu(page)
     page.evaluate("document.activeElement.blur(); document.querySelector('#model').focus()")
     order = []
-    for _ in range(18):
+    for _ in range(20):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
         page.keyboard.press("Tab")
-    assert order[:17] == [
-        "model", "drafter", "drafts", "menu", "new", "system", "temperature", "seed", "max_tokens", "log", "Copy",
-        "Edit", "Copy", "Retry", "Compare with plain decoding", "message", "send",
+    assert order[:19] == [
+        "model", "drafter", "drafts", "menu", "new", "system", "temperature", "seed", "max_tokens", "rename", "delete",
+        "log", "Copy", "Edit", "Copy", "Retry", "Compare with plain decoding", "message", "send",
     ]  # fmt: skip
 
 

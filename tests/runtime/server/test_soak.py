@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SOAK = Path(__file__).parents[3] / "bench" / "scripts" / "soak.py"
-MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.7"))
+MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.3"))
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ class Controller(DraftPolicy):
         self._is_new = False  # whether an answer has begun
         self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
+        self._version = main_cost.version  # for which these hold
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
         self._num_sharing = dict.fromkeys(self._models, 1)
@@ -197,6 +198,8 @@ class Controller(DraftPolicy):
         least = cost.rule.num_rows([1] * together)
         steady, change = self._main.capabilities.steady, cost.scale * (cost.change or 0.0)
         before = steady.current if steady else self._rows_before
+        if cost.version != self._version:  # calls have shown other seconds
+            self._version, self._seconds, self._row_prices = cost.version, {}, {}
         seconds = self._seconds.setdefault(int(context) // _SIMILAR, {})
         return Batch(cost, together, context, plain, rate, least, before, change, steady, seconds)
 

@@ -69,6 +69,7 @@ class Chat:
             tuple(tools),
             frozenset((*special.eos_token_ids, *special.special_token_ids)),
             Seen(engine.vision) if engine.vision else None,
+            marks_opening=engine.main.capabilities.states,
         )
         self._turns = tuple(turns)
         self.options: Mapping[str, Any] = options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from outrider.errors import RequestError
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.vision import has_images
-from outrider.types import Prompt
+from outrider.types import Prompt, num_common_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -65,7 +65,8 @@ class Layout:
 
     tokenizer: with the model's chat template. opening: the messages before the first turn. tools: descriptions of
     functions that the model may call. special_token_ids: those that an answer may end with, and its text does not have.
-    seen: the images, for a bundle with a vision encoder. variables: of the chat template.
+    seen: the images, for a bundle with a vision encoder. variables: of the chat template. marks_opening: whether the
+    first prompt says where the opening ends.
     """
 
     tokenizer: ChatTokenizer
@@ -74,6 +75,7 @@ class Layout:
     special_token_ids: Collection[int]
     seen: Seen | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
+    marks_opening: bool = False
 
     def prompt(self, turns: Seq[ChatTurn], messages: Seq[Message]) -> Prompt:
         """The prompt for the answer to `messages`, behind these turns.
@@ -116,7 +118,8 @@ class Layout:
     def _prompt(self, turns: Seq[ChatTurn], before: Seq[Message], whole: str, images: Seq[EncodedImage] = ()) -> Prompt:
         """The prompt without embeds. before: the messages up to the last answer. whole: all, rendered."""
         if not turns:
-            return _marked(self.tokenizer.encode_rendered(self._expand(whole, images)), ())
+            token_ids = self.tokenizer.encode_rendered(self._expand(whole, images))
+            return replace(_marked(token_ids, ()), opening=self._num_opening(token_ids))
         last = turns[-1]
         asked, earlier = self._rendered(before[:-1])
         tail = _tail(asked, last.text, whole)
@@ -125,6 +128,16 @@ class Layout:
             return _marked([*last.token_ids, *self.tokenizer.encode(tail)], last.answers)
         log.info("The chat template changes earlier turns, so the whole conversation is tokenized again.")
         return self._anew(turns, self._expand(whole, images), before)
+
+    def _num_opening(self, token_ids: Seq[int]) -> int:
+        """How many of the first prompt's tokens the opening has, which other conversations may begin with, too."""
+        if not self.marks_opening or not self.opening or self.seen is not None:
+            return 0
+        try:
+            rendered = self._render(self.opening, answering=False)
+        except RequestError:  # a template that refuses it alone
+            return 0
+        return num_common_tokens(self.tokenizer.encode_rendered(rendered), token_ids)
 
     def _expand(self, text: str, images: Seq[EncodedImage]) -> str:
         """A rendered text with all tokens of its images."""

@@ -135,7 +135,7 @@ class BufferCache:
         self._pool: BufferPool[_Memory] = BufferPool(num_tokens, len(pasts), copies=self._on_host)
         self._counts = PrefixCounts()
         self.on_publish: Callable[[Seq[int], bytes], object] | None = None
-        self.block_size = 1
+        self.block_size, self.has_states = 1, False
 
     @property
     def max_tokens(self) -> int:
@@ -197,11 +197,25 @@ class BufferCache:
         parts = [array[0, :, begin : len(keys)].ravel() for array in buffer.memory.arrays if array is not None]
         return np.concatenate(parts).view(np.uint8)
 
-    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:  # noqa: ARG002
-        """As `Prefixes` says: all of them."""
-        return end
+    def expect(self, keys: Seq[int], scope: bytes) -> None:
+        """As `Prefixes` says: there are none."""
 
-    def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
+    def state_ends(self, keys: Seq[int], scope: bytes) -> list[int]:  # noqa: ARG002
+        """As `Prefixes` says: none."""
+        return []
+
+    def read_state(self, keys: Seq[int], scope: bytes) -> NDArray[np.uint8] | None:  # noqa: ARG002
+        """As `Prefixes` says: none."""
+        return None
+
+    def restore(
+        self,
+        keys: Seq[int],
+        scope: bytes,
+        contents: Seq[tuple[int, NDArray[np.uint8]]],
+        room: int,
+        state: NDArray[np.uint8] | None = None,  # noqa: ARG002
+    ) -> None:
         """As `Prefixes` says."""
         check_contents(contents, len(keys), self.block_size, int(self.bytes_per_token))
         if room < len(keys):

@@ -30,7 +30,6 @@ from outrider.models.kv import (
 from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows
-_LENGTH_BYTES = 8
 
 
 class PagedCache:
@@ -189,36 +188,47 @@ class PagedCache:
         return self._pool.num_cached(keys, scope)
 
     def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
-        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other; see `_with_rows`."""
+        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other."""
         numbers = self._pool.blocks_of(keys, scope)
         if numbers is None:
             return None
         wanted = np.array(numbers[begin // self.block_size :]) + NUM_SCRATCH
-        content = np.concatenate([self._tensors[name].read(wanted) for name in self._ports])
-        if self._rows is None:
-            return content
-        found: list[tuple[int, int]] = []
-        while (last := self._pool.last_row(keys[: found[-1][0] - 1] if found else keys, scope))[0] > begin:
-            found.append(last)
-        rows = [self._tensors[name].read(np.array([row])) for _, row in found for name in self._state_ports]
-        return _with_rows(content, [length for length, _ in found], rows)
+        return np.concatenate([self._tensors[name].read(wanted) for name in self._ports])
 
-    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:
-        """As `Prefixes` says: up to the last row of states."""
-        if self._rows is None:
-            return end
-        found = [length for _, content in contents for length, _ in _split(content, self._bytes_per_row)[1]]
-        return max((length for length in found if length <= end), default=0)
+    @property
+    def has_states(self) -> bool:
+        """As `Prefixes` says."""
+        return self._rows is not None
 
-    def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:  # noqa: ARG002
+    def expect(self, keys: Seq[int], scope: bytes) -> None:
+        """As `Prefixes` says."""
+        self._pool.expected = scope, tuple(keys)
+
+    def state_ends(self, keys: Seq[int], scope: bytes) -> list[int]:
+        """As `Prefixes` says."""
+        return [] if self._rows is None else self._pool.row_ends(keys, scope)
+
+    def read_state(self, keys: Seq[int], scope: bytes) -> NDArray[np.uint8] | None:
+        """As `Prefixes` says: its row of each table, one after the other."""
+        length, row = self._pool.last_row(keys, scope)
+        if self._rows is None or length < len(keys):
+            return None
+        return np.concatenate([self._tensors[name].read(np.array([row])) for name in self._state_ports])
+
+    def restore(
+        self,
+        keys: Seq[int],
+        scope: bytes,
+        contents: Seq[tuple[int, NDArray[np.uint8]]],
+        room: int,  # noqa: ARG002
+        state: NDArray[np.uint8] | None = None,
+    ) -> None:
         """As `Prefixes` says. Not during a call."""
-        rows: list[tuple[int, NDArray[np.uint8]]] = []
-        if self._rows is not None:
-            split = [(begin, *_split(content, self._bytes_per_row)) for begin, content in contents]
-            contents = [(begin, content) for begin, content, _ in split]
-            rows = sorted((row for _, _, found in split for row in found), key=lambda row: row[0])
         size = sum(bytes_of(port, 1) for port in self._ports.values())
         check_contents(contents, len(keys), self.block_size, size)
+        if (0 if state is None else len(state)) != self._bytes_per_row:
+            given = "none" if state is None else f"{len(state):,} bytes"
+            raise ValueError(f"the states after {len(keys):,} tokens are {given}, of {self._bytes_per_row:,} bytes")
         slot = self.open(len(keys), dataclasses.replace(NO_PROMPT, token_ids=keys, scope=scope, counted=False))
         if slot is None:
             return
@@ -237,9 +247,8 @@ class PagedCache:
                     offset += part.size
                     if len(numbers):
                         self._tensors[name].write(numbers, part[skipped : skipped + len(numbers)])
-            for length, row in rows:
-                if slot.length < length <= len(keys):
-                    self._write_row(slot.take_row(length), row)
+            if state is not None and slot.length < len(keys):
+                self._write_row(slot.take_row(len(keys)), state)
             slot.append(keys[slot.length :])
             slot.publish(prompt_keys(keys))
         finally:
@@ -309,27 +318,3 @@ def tokens_per_row(
     of_token = sum(bytes_of(port, 1) for port in ports.values()) / block_size
     of_row = sum(bytes_of(port, 1) for port in state_ports.values())
     return max(block_size, -(-of_row // max(int(of_token), 1)))
-
-
-def _with_rows(content: NDArray[np.uint8], lengths: Seq[int], rows: Seq[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """The content of blocks, with the rows of the states after so many tokens behind it, and these lengths."""
-    ends = np.array([*lengths, len(lengths)], dtype="<i8").view(np.uint8)
-    return np.concatenate([content, *rows, ends])
-
-
-def _split(
-    content: NDArray[np.uint8], bytes_per_row: int
-) -> tuple[NDArray[np.uint8], list[tuple[int, NDArray[np.uint8]]]]:
-    """The content of blocks, and the rows behind it with their lengths, as `_with_rows` has joined them.
-
-    Raises:
-        ValueError: when it is too short for that.
-    """
-    size, end = _LENGTH_BYTES, len(content)
-    count = int(content[end - size :].copy().view("<i8")[0]) if end >= size else -1
-    begin = end - size * (count + 1) - bytes_per_row * count
-    if count < 0 or begin < 0:
-        raise ValueError(f"{end:,} bytes do not end with rows of states of {bytes_per_row:,} bytes")
-    lengths = content[begin + bytes_per_row * count : end - size].copy().view("<i8").tolist()
-    rows = content[begin : begin + bytes_per_row * count].reshape(count, bytes_per_row)
-    return content[:begin], [*zip(lengths, rows, strict=True)]

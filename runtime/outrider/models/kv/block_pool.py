@@ -55,6 +55,7 @@ class BlockPool:
         self._published: set[int] = set()  # numbers of the blocks in all trees
         self._idle: OrderedDict[Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
         self.num_evicted = 0
+        self.expected: tuple[bytes, tuple[int, ...]] = b"", ()  # a text that is to begin has these tokens of another
 
     @property
     def num_free(self) -> int:
@@ -93,7 +94,9 @@ class BlockPool:
             shared, source, num_common, row = self._to_row(text, shared, root)
             begun = len(shared) * self.block_size
             rows = self.rows.open(begun + num_common, row)
-            rows.branch = num_found
+            scope_of, expected = self.expected
+            is_expected = scope_of == scope and text[: len(expected)] == expected
+            rows.branch = max(num_found, len(expected) if is_expected else 0)
         self._hold(shared)
         if source is not None and source in self._idle:
             self._idle.move_to_end(source)
@@ -156,6 +159,15 @@ class BlockPool:
         root, text = self._roots.get(scope) or Root(scope), tuple(token_ids)
         found, _, num_more, row = self._to_row(text, self._find(text, root), root)
         return len(found) * self.block_size + num_more, row
+
+    def row_ends(self, token_ids: Seq[int], scope: bytes = b"") -> list[int]:
+        """The lengths of the beginnings of these tokens that have a row of states in the blocks of this text."""
+        root, text = self._roots.get(scope) or Root(scope), tuple(token_ids)
+        found = self._find(text, root)
+        begun, size = len(found) * self.block_size, self.block_size
+        last, num_common = (found[-1] if found else root).nearest(text[begun:])
+        ends = [i * size + offset for i, block in enumerate(found) for offset in block.rows]
+        return ends + [begun + offset for offset in (last.rows if last else ()) if offset <= num_common]
 
     def blocks_of(self, token_ids: Seq[int], scope: bytes = b"") -> list[int] | None:
         """The published blocks that hold these tokens, the last one perhaps more; None if not all are published."""

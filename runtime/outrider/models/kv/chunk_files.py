@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ log = logging.getLogger("outrider")
 
 SUFFIX = ".kv"
 ABOUT = "about.json"  # says what a folder's files belong to
-_MAGIC = b"outrider keys and values 2\n"  # with the version of the format; files of another one are deleted
+_MAGIC = b"outrider keys and values 3\n"  # with the version of the format; files of another one are deleted
 _LONGEST = 1 << 20  # bytes of a header
 _HALF_LIFE = 3 * 86_400.0  # seconds, after which a use counts half
 _EARLIER = 1e-3  # seconds for each token before it, by which a file counts as used earlier: ends go before beginnings
@@ -43,6 +43,7 @@ class _Header(msgspec.Struct):
     """The second line of a file, after a checksum of the line: all that is believed of a file is under a checksum.
 
     identity: of the folder. token_ids: decimal numbers, as keys of images have more than 64 bits. crc: of the content.
+    is_state: whether that is the states after these tokens.
     """
 
     identity: str
@@ -50,6 +51,7 @@ class _Header(msgspec.Struct):
     token_ids: str
     num_bytes: int
     crc: int
+    is_state: bool = False
 
     def tokens(self) -> tuple[int, ...]:
         """The tokens, as the prefix cache tells them apart."""
@@ -58,16 +60,18 @@ class _Header(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some of a text's tokens, whose keys and values are in a file.
+    """Some of a text's tokens, whose keys and values are in a file, or the states after them.
 
     key: identifies these tokens and all before them; the file's name. parent: the key of those before. begin: how many
-    those are, counted along the chain; no file says it. token_ids: as the prefix cache tells tokens apart.
+    those are, counted along the chain; no file says it. token_ids: as the prefix cache tells tokens apart. is_state:
+    whether the file has states.
     """
 
     key: str
     parent: str
     begin: int
     token_ids: tuple[int, ...]
+    is_state: bool = False
 
     @classmethod
     def of(cls, parent: str, begin: int, token_ids: Seq[int]) -> Chunk:
@@ -79,6 +83,11 @@ class Chunk:
     def end(self) -> int:
         """The text's tokens up to its last one."""
         return self.begin + len(self.token_ids)
+
+    def state(self, end: int) -> Chunk:
+        """The states after the text's first `end` tokens, which end in this chunk."""
+        made = Chunk.of(states_of(self.parent), self.begin, self.token_ids[: end - self.begin])
+        return replace(made, is_state=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,11 @@ class File:
 def root_of(scope: bytes) -> str:
     """What the first chunk of a text of this scope has as its parent."""
     return hashlib.sha256(scope).hexdigest()[:40]
+
+
+def states_of(parent: str) -> str:
+    """What the states after tokens of the chunks behind `parent` have as their parent."""
+    return hashlib.sha256(f"states {parent}".encode()).hexdigest()[:40]
 
 
 class ChunkFiles:
@@ -158,6 +172,23 @@ class ChunkFiles:
                 parent, begin = whole.key, whole.end
         return found
 
+    def states(self, chain: Seq[tuple[Chunk, int]]) -> list[Chunk]:
+        """The states that files have for a text, after the most tokens first. chain: of the text, as `chain` gives it.
+
+        They have files of their own, because a text that comes later may need those after fewer tokens.
+        """
+        found: list[Chunk] = []
+        with self._mutex:
+            for chunk, count in reversed(chain):
+                of_chunk = self._children.get(states_of(chunk.parent), {}).values()
+                lengths = {len(each) for each in of_chunk if each == chunk.token_ids[:count][: len(each)]}
+                found += [chunk.state(chunk.begin + length) for length in sorted(lengths, reverse=True)]
+        return found
+
+    def has(self, chunk: Chunk) -> bool:
+        """Whether there is a file, as the folder was last listed."""
+        return chunk.key in self._parents
+
     def read(self, chunk: Chunk) -> NDArray[np.uint8] | None:
         """A chunk's content, uint8 [bytes]; None if the file is gone, damaged or another's, which is logged once."""
         path = self._path(chunk.key)
@@ -188,7 +219,8 @@ class ChunkFiles:
             OSError: when it cannot be written, or the disk is nearly full.
         """
         text = " ".join(map(str, chunk.token_ids))
-        header = _Header(self._identity, chunk.parent, text, len(content), zlib.crc32(content.data))
+        crc = zlib.crc32(content.data)
+        header = _Header(self._identity, chunk.parent, text, len(content), crc, chunk.is_state)
         head = _MAGIC + _line(msgspec.json.encode(header))
         now = time.time()
         if not self._make_room(len(head) + len(content), now - _EARLIER * chunk.begin):
@@ -199,7 +231,7 @@ class ChunkFiles:
             os.utime(path, (now, now - _EARLIER * chunk.begin))
         with self._mutex:
             for key, each in list(self._children.get(chunk.parent, {}).items()):
-                if each == chunk.token_ids[: len(each)] and key != chunk.key:
+                if each == chunk.token_ids[: len(each)] and key != chunk.key and not chunk.is_state:
                     self._delete(self._path(key))  # beginnings of it are of no use any more
             self._add(chunk.key, chunk.parent, chunk.token_ids)
 
@@ -313,7 +345,8 @@ def folders_in(folder: Path) -> list[Folder]:
         num_tokens = 0
         for each in files:
             with contextlib.suppress(*FAULTS), each.path.open("rb") as file:
-                num_tokens += len(_read_header(file).token_ids.split())
+                header = _read_header(file)
+                num_tokens += 0 if header.is_state else len(header.token_ids.split())
         used = max((each.used for each in files), default=0.0)
         found.append(Folder(path.parent, about, num_tokens, sum(each.size for each in files), used))
     return sorted(found, key=lambda each: -each.used)

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -40,6 +40,7 @@ class Prefixes(Protocol):
     """A model's prefix cache, as the store reads and writes it. Only `num_cached` may be called from any thread."""
 
     block_size: int
+    has_states: bool  # whether layers keep some: a text goes on only from where they were stored
     on_publish: Callable[[Seq[int], bytes], object] | None  # is told of a text that stays when its slot is closed
 
     def num_cached(self, keys: Seq[int], scope: bytes) -> int:
@@ -51,13 +52,26 @@ class Prefixes(Protocol):
         begin: a multiple of `block_size`. uint8 [bytes], which `restore` takes.
         """
 
-    def end_of(self, contents: Seq[tuple[int, NDArray[np.uint8]]], end: int) -> int:
-        """How many of a text's first `end` tokens these contents are enough for: fewer where states are missing."""
+    def expect(self, keys: Seq[int], scope: bytes) -> None:
+        """Store the states after these tokens, with which a text begins that is about to be read."""
 
-    def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
+    def state_ends(self, keys: Seq[int], scope: bytes) -> list[int]:
+        """The lengths of this text's beginnings whose states are in the cache, in any order."""
+
+    def read_state(self, keys: Seq[int], scope: bytes) -> NDArray[np.uint8] | None:
+        """A copy of the states after these published tokens, uint8 [bytes]; None if there are none, or no longer."""
+
+    def restore(
+        self,
+        keys: Seq[int],
+        scope: bytes,
+        contents: Seq[tuple[int, NDArray[np.uint8]]],
+        room: int,
+        state: NDArray[np.uint8] | None = None,
+    ) -> None:
         """Publish a text of which `contents` were read, each from a token on, if there is room.
 
-        room: tokens of the sequence that is about to begin with it.
+        room: tokens of the sequence that is about to begin with it. state: the states after all of it, if it has some.
 
         Raises:
             ValueError: when they do not fit together, or this cache; see `check_contents`. Nothing is written then.
@@ -83,23 +97,29 @@ def check_contents(
 
 @dataclass(eq=False)
 class Fetched:
-    """What was read from files for a prompt: goes to the prefix cache before the prompt's slot is opened."""
+    """What was read from files for a prompt: goes to the prefix cache before the prompt's slot is opened.
+
+    keys: the tokens of which something was read. common: those that files have of the prompt.
+    """
 
     prefixes: Prefixes
     keys: Seq[int]
     scope: bytes
     contents: list[tuple[int, NDArray[np.uint8]]]
+    state: NDArray[np.uint8] | None = None
+    common: Seq[int] = ()
 
     @property
     def num_bytes(self) -> int:
         """Its memory."""
-        return sum(len(content) for _, content in self.contents)
+        return sum(len(content) for _, content in self.contents) + (0 if self.state is None else len(self.state))
 
     def restore(self, room: int) -> None:
         """Put it into the cache, if that has less of it. In the thread that makes the model's calls."""
+        self.prefixes.expect(self.common, self.scope)
         if self.prefixes.num_cached(self.keys, self.scope) + self.prefixes.block_size < len(self.keys):
             try:
-                self.prefixes.restore(self.keys, self.scope, self.contents, room)
+                self.prefixes.restore(self.keys, self.scope, self.contents, room, self.state)
             except Exception as error:  # the prompt is read then
                 log.warning("A stored prefix could not be used: %s.", one_line(error))
 
@@ -115,29 +135,31 @@ class _Model:
         """Tokens of a whole chunk."""
         return max(_TOKENS // self.prefixes.block_size, 1) * self.prefixes.block_size
 
-    def missing(self, keys: Seq[int], scope: bytes) -> list[Chunk]:
-        """The chunks of a text that have no file. Those that have one were used."""
+    def missing(self, keys: Seq[int], scope: bytes, state_ends: Seq[int]) -> list[Chunk]:
+        """The chunks of a text, and the states after so many of its tokens, that have no file. The others were used."""
         chain = self.files.chain(keys, scope, self.size)
-        for chunk, _ in chain:
-            self.files.use(chunk)
-        if chain and chain[-1][0].begin + chain[-1][1] == len(keys):
-            return []
-        whole = [chunk for chunk, count in chain if count == self.size]
-        parent = whole[-1].key if whole else root_of(scope)
-        found: list[Chunk] = []
-        for begin in range(len(whole) * self.size, len(keys), self.size):
-            found.append(Chunk.of(parent, begin, keys[begin : begin + self.size]))
-            parent = found[-1].key
-        return found
+        num_whole = sum(count == self.size for _, count in chain)
+        chunks: list[Chunk] = []
+        for begin in range(0, len(keys), self.size):
+            parent = chunks[-1].key if chunks else root_of(scope)
+            chunks.append(Chunk.of(parent, begin, keys[begin : begin + self.size]))
+        states = [chunks[(end - 1) // self.size].state(end) for end in state_ends]
+        for each in (*(chunk for chunk, _ in chain), *filter(self.files.has, states)):
+            self.files.use(each)
+        is_whole = bool(chain) and chain[-1][0].begin + chain[-1][1] == len(keys)
+        found = [] if is_whole else chunks[num_whole:]
+        found += [each for each in states if not self.files.has(each)]
+        return sorted(found, key=lambda chunk: (chunk.begin, chunk.is_state, chunk.end))
 
 
 @dataclass(eq=False)
 class _Text:
-    """A text whose slot was closed. missing: its chunks that are to be copied."""
+    """A text whose slot was closed. state_ends: see `Prefixes`. missing: its chunks that are to be copied."""
 
     model: _Model
     keys: Seq[int]
     scope: bytes
+    state_ends: Seq[int]
     missing: list[Chunk] = field(default_factory=list)
 
 
@@ -178,7 +200,8 @@ class PrefixStore:
 
     Texts are saved in chunks of `_TOKENS` tokens, so that those that begin alike share files. When a slot is closed, a
     thread finds out which of the text's chunks have no file. `copy_on` copies one of them, and the thread writes it. A
-    text that is evicted before it is copied is not saved.
+    text that is evicted before it is copied is not saved. States have files of their own, so that those that are stored
+    later, where another text parts from this one, are saved, too, and a prompt reads those that it goes on from.
 
     max_bytes: of all files in the folder. Models whose prefix cache cannot be read, such as those on an NPU, are left
     out.
@@ -210,36 +233,46 @@ class PrefixStore:
             return None
         keys = embed_keys((prompt.with_marked_answers() if model.marks_answers else prompt).token_ids, prompt.embeds)
         chain = model.files.chain(keys, prompt.scope, model.size)
-        num_cached = model.prefixes.num_cached(keys, prompt.scope)
-        end = chain[-1][0].begin + chain[-1][1] if chain else 0
-        if end < num_cached + _LEAST:
+        least = model.prefixes.num_cached(keys, prompt.scope) + _LEAST
+        num_common = chain[-1][0].begin + chain[-1][1] if chain else 0
+        if num_common < least:
             return None
-        name = role, chain[-1][0].key, end
+        name = role, chain[-1][0].key, num_common
         if (known := self._fetched.get(name)) is not None:  # for another request, which has not begun yet
             return known
+        common = keys[:num_common]
+        found = Fetched(model.prefixes, common, prompt.scope, [], common=common)
         room = _MOST_FETCHED - sum(each.num_bytes for each in list(self._fetched.values()))
-        contents: list[tuple[int, NDArray[np.uint8]]] = []
-        end = 0
+        end, state = num_common, None
+        if model.prefixes.has_states:  # the last token is never taken from the cache
+            states = [each for each in model.files.states(chain) if least <= each.end < len(keys)]
+            read = ((each.end, model.files.read(each)) for each in states if room > 0)
+            end, state = next((each for each in read if each[1] is not None), (0, None))
+            found = replace(found, state=state)
+        contents = found.contents
         for chunk, count in chain:
-            if chunk.begin + count > num_cached:
-                content = model.files.read(chunk) if room > 0 else None
+            if chunk.begin >= end:
+                break
+            if chunk.begin + count > least - _LEAST:
+                content = model.files.read(chunk) if room > found.num_bytes else None
                 if content is None:
+                    end = 0 if state is not None else chunk.begin
                     break
                 contents.append((chunk.begin, content))
-                room -= len(content)
-            end = chunk.begin + count
-        end = model.prefixes.end_of(contents, end)
-        if end < num_cached + _LEAST:
-            return None
-        contents = [(begin, content) for begin, content in contents if begin < end]
-        self._fetched[name] = made = Fetched(model.prefixes, keys[:end], prompt.scope, contents)
-        return made
+        if end < least:
+            if not model.prefixes.has_states:
+                return None
+            end, found = 0, replace(found, state=None)
+            contents.clear()
+        self._fetched[name] = found = replace(found, keys=keys[:end])
+        return found
 
     def note(self, role: str, keys: Seq[int], scope: bytes) -> None:
-        """Save a text that is in the prefix cache now, as soon as there is time."""
+        """Save a text that is in the prefix cache now, as soon as there is time. In the thread that made its calls."""
         if len(keys) < _LEAST or role not in self._models:
             return
-        self._send(_Text(self._models[role], keys, scope))
+        model = self._models[role]
+        self._send(_Text(model, keys, scope, model.prefixes.state_ends(keys, scope)))
 
     def _send(self, sent: _Text | _Forget) -> None:
         """Give the store's thread something to do."""
@@ -257,9 +290,13 @@ class PrefixStore:
     def copy_on(self) -> None:
         """Copy the next chunk. In the thread that makes the models' calls, between them."""
         text = self._texts[0]
-        chunk = text.missing.pop(0)
-        content = text.model.prefixes.read(text.keys[: chunk.end], text.scope, chunk.begin)
-        if content is None or not text.missing:
+        chunk, prefixes = text.missing.pop(0), text.model.prefixes
+        keys = text.keys[: chunk.end]
+        if chunk.is_state:
+            content = prefixes.read_state(keys, text.scope)
+        else:
+            content = prefixes.read(keys, text.scope, chunk.begin)
+        if not text.missing or (content is None and not chunk.is_state):  # what is behind it is gone, too
             with contextlib.suppress(ValueError):  # the other thread has added newer ones
                 self._texts.remove(text)
         if content is not None:
@@ -295,7 +332,7 @@ class PrefixStore:
     def _handle(self, sent: _Text | _Copy | _Forget | None) -> None:
         try:
             if isinstance(sent, _Text):
-                sent.missing = sent.model.missing(sent.keys, sent.scope)
+                sent.missing = sent.model.missing(sent.keys, sent.scope, sent.state_ends)
                 if sent.missing:
                     self._texts.append(sent)
             elif isinstance(sent, _Forget):

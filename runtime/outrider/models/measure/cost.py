@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -26,12 +27,16 @@ SHORT = MAIN_ROWS[-1]  # tokens; draft models read longer pieces like prompts
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
 _REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load; one if it takes this many seconds
 _LEAST_CHANGES, _MOST_CHANGES, _SPENT = 6, 20, 0.4  # measurements of a change of rows; seconds for them
-_OUTLIER = 3.0
 _LEAST_SHARE = 0.01  # least time of a call at any context, as a share of its time at the first context
 # Limits of valid values. No measurement exceeds them; beyond them, calculations may overflow.
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_TIMES, _MOST_TOKENS = 1e-9, 1e6, 1e9, 1 << 30
 _MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
 _SWAY = 0.1  # weight of the latest call in the scale
+_MOST_LONGER = 1.5  # times as long as expected: what a call that took longer counts for, as it may have waited
+UNKNOWN = 0.7  # the doubt of a cost that does not say how sure it is: a factor of two
+ONE_ROUND = 0.1  # the doubt of what was measured at one load only, at least
+_MOST_DOUBT = 10.0
+_LEAST_PROCESSOR_SHARE = 0.6  # of its threads' time; with less while it was measured, others used the processor
 
 
 @dataclass(slots=True)
@@ -47,7 +52,8 @@ class PassCost:
     whether several sequences share one call; otherwise they run one after another. rule: what calls are padded to.
     change: extra seconds of a call with another number of rows than the one before, because a graph in dynamic shapes
     is prepared again; None: it was not measured. fork: extra seconds of each branch of a tree, besides its rows. first:
-    extra seconds of the first call after a load, which packs the weights and compiles kernels.
+    extra seconds of the first call after a load, which packs the weights and compiles kernels. doubt: how far each of
+    `near` may be off, as the logarithm of a factor; empty: nobody knows.
     """
 
     rows: tuple[int, ...]
@@ -60,6 +66,7 @@ class PassCost:
     change: float | None = None
     fork: float = 0.0
     first: float = 0.0
+    doubt: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         # A saved cost comes from a file, which may be damaged. Its rows and contexts address the caches.
@@ -71,10 +78,17 @@ class PassCost:
             raise ValueError(f"a call takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds")
         if not all(0 <= seconds <= _MOST_SECONDS for seconds in (self.change or 0.0, self.fork, self.first)):
             raise ValueError(f"what a call takes longer is from 0 to {_MOST_SECONDS:g} seconds")
+        if len(self.doubt) not in (0, len(self.rows)) or not all(0 <= each <= _MOST_DOUBT for each in self.doubt):
+            raise ValueError(f"a cost has a doubt for each number of rows, from 0 to {_MOST_DOUBT:g}, or none")
         if not 0 <= self.contexts[0] <= self.contexts[1] < _MOST_TOKENS:
             raise ValueError(f"contexts of a cost ascend, from 0 to below {_MOST_TOKENS:,} tokens")
         if not 1 / _MOST_SCALE <= self.scale <= _MOST_SCALE:
             raise ValueError(f"the scale of a cost is from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}")
+
+    @property
+    def version(self) -> int:
+        """Of its numbers, for what is derived from them: a cost that learns changes it."""
+        return 0
 
     def __call__(self, rows: int, context: float = NEAR) -> float:
         """Seconds of one sequence's call, by its rows and its tokens of context."""
@@ -88,6 +102,11 @@ class PassCost:
             return self.scale * (self._measured(total, context) + (changed or 0.0))
         return sum(self(count, context) for count in rows)
 
+    def take(self, measured: PassCost) -> None:
+        """Take the numbers of a cost that was measured just now."""
+        self.near, self.far, self.change, self.doubt = measured.near, measured.far, measured.change, measured.doubt
+        self.scale = 1.0
+
     def combined(self, larger: PassCost, whole: Callable[[float, float], float], layers: float) -> PassCost:
         """What a model's calls cost, from this cost of a small slice of it, and that of a larger one.
 
@@ -97,13 +116,26 @@ class PassCost:
         near = _ascending(map(whole, self.near, larger.near))
         far = [n + layers * (b - a) for n, a, b in zip(near, larger.near, larger.far, strict=True)]
         fork, first = layers * larger.fork, max(whole(self.first, larger.first), 0.0)
-        return PassCost(self.rows, tuple(near), tuple(far), self.contexts, fork=fork, first=first)
+        doubt = tuple(
+            min(
+                math.hypot(*(math.log(whole(a * x, b * y) / whole(a, b)) for x, y in ((off_a, 1.0), (1.0, off_b)))),
+                _MOST_DOUBT,
+            )
+            for a, b, off_a, off_b in zip(self.near, larger.near, *map(_factors, (self, larger)), strict=True)
+        )
+        return PassCost(self.rows, tuple(near), tuple(far), self.contexts, fork=fork, first=first, doubt=doubt)
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt the scale to calls that were expected to take `expected` seconds, and took `seconds`."""
-        # Ignore outliers: calls that waited, or compiled kernels.
-        if _OUTLIER * expected > seconds > expected / _OUTLIER:
-            self.scale *= (seconds / expected) ** _SWAY
+        # Outliers count for little: calls that waited, or compiled kernels. Nothing makes a call shorter.
+        if seconds > 0:
+            self.scale *= min(seconds / expected, _MOST_LONGER) ** _SWAY
+
+    def observe(self, rows: Seq[int], context: float, seconds: float, padded: int = 0) -> None:
+        """Learn from a call that took `seconds`; a cost that does not learn takes no notice.
+
+        rows: of each sequence; none after a call whose rows are not all answers'. padded: rows of the call, if more.
+        """
 
     def _measured(self, rows: float, context: float) -> float:
         near = _line(rows, self.rows, self.near)
@@ -152,6 +184,24 @@ def _ascending(seconds: Iterable[float]) -> list[float]:
     return [*itertools.accumulate(reversed([*seconds]), min)][::-1]
 
 
+def _factors(cost: PassCost) -> list[float]:
+    """How many times as long each number of rows may take."""
+    return [math.exp(each) for each in cost.doubt or (UNKNOWN,) * len(cost.rows)]
+
+
+def _doubt(rounds: Seq[Seq[float]], near: Seq[float], share: float | None) -> tuple[float, ...]:
+    """How far each of `near` may be off. rounds: of measurements, from which it was made.
+
+    share: of its threads' time in which the process ran meanwhile; None: nobody knows.
+    """
+    made = []
+    for taken, seconds in zip(zip(*rounds, strict=True), near, strict=True):
+        spread = max(math.log(sorted(taken)[1] / min(taken)) if len(taken) > 1 else 0.0, ONE_ROUND)
+        made.append(max(spread, math.log(min(taken) / seconds)))
+    least = UNKNOWN if share is not None and share < _LEAST_PROCESSOR_SHARE else 0.0
+    return tuple(min(max(each, least), _MOST_DOUBT) for each in made)
+
+
 def check_pass(backend: Backend, cost: PassCost) -> None:
     """Scale a saved cost to the machine's current speed, by the shortest of a few calls."""
     with timer(backend, cost.contexts[0] + cost.rows[0]) as seconds:
@@ -179,11 +229,13 @@ def measure_pass(
 
         first, *_ = [seconds(n, contexts[0]) for n in rows]
         rounds: list[list[list[float]]] = []
-        began = time.perf_counter()
+        began, ran = time.perf_counter(), time.process_time()
         enough = repeats or _REPEATS
         while not rounds or (len(rounds) < enough and (repeats or time.perf_counter() - began < _PATIENCE)):
             rounds.append([times(n, contexts[0]) for n in rows])
-        near = [min(taken[-1] for taken in each) for each in zip(*rounds, strict=True)]  # rows as in the call before
+        share = _processor_share(backend, time.process_time() - ran, time.perf_counter() - began)
+        same = [[taken[-1] for taken in each] for each in rounds]  # rows as in the call before
+        near = [min(taken) for taken in zip(*same, strict=True)]
         ends = (rows[0], rows[-1])
         far_rounds = [[min(times(n, contexts[1])) for n in ends] for _ in rounds]
         extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
@@ -197,7 +249,17 @@ def measure_pass(
         contexts,
         fork=_measure_fork(backend),
         first=max(first - near[0], 0.0),
+        doubt=_doubt(same, near, share),
     )
+
+
+def _processor_share(backend: Backend, ran: float, seconds: float) -> float | None:
+    """The share of its threads' time in which the process ran; None where nobody knows how many there are.
+
+    ran: seconds of processor time.
+    """
+    num_threads = int(getattr(backend, "fingerprint", {}).get("INFERENCE_NUM_THREADS", 0))
+    return ran / (seconds * num_threads) if num_threads and seconds else None
 
 
 def measure_change(backend: Backend, rows: Seq[int]) -> float:
@@ -267,7 +329,8 @@ def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats:
     rows = [1, fixed.window]
     if prompt > fixed.window:
         rows, near = [*rows, prompt], [*near, max(read, near[-1])]
-    return PassCost(tuple(rows), tuple(near), tuple(near), (context, context))
+    doubt = (ONE_ROUND,) * len(rows)
+    return PassCost(tuple(rows), tuple(near), tuple(near), (context, context), doubt=doubt)
 
 
 def _measure_fork(backend: Backend) -> float:

@@ -4,7 +4,8 @@ import { Answer } from "./answer.js";
 import { ApiError, listModels, loadOf, streamChat } from "./api.js";
 import { comparison, verdict } from "./compare.js";
 import { byId, copyText, element } from "./dom.js";
-import { keep, kept } from "./kept.js";
+import { contentOf, inWords, readFiles } from "./files.js";
+import { forget, keepConversation, keepSettings, keptConversation, keptSettings, listed, newId } from "./kept.js";
 import {
   fillIn, filledIn, offerDrafters, offerModels, openSettings, pointOut, readSettings, systemTurn,
 } from "./settings.js";
@@ -12,7 +13,9 @@ import {
 const KEY = "outrider-api-key";
 const log = byId("log"), message = byId("message");
 
-let exchanges = []; // {text, answer, request, node}: what was asked and answered, in order
+let chat = { id: newId(), title: "", changed: 0 }; // the conversation that is shown; its title is given, or its beginning
+let exchanges = []; // {text, files, answer, request, node}: what was asked and answered, in order
+let attached = []; // {name, size, content}: files of the message that is being written
 let edited = null; // the exchange whose question is being written anew
 let running = null; // the AbortController of the request under way
 let started; // settles when the models are listed, or cannot be
@@ -21,7 +24,7 @@ const apiKey = () => sessionStorage.getItem(KEY) ?? "";
 
 async function start() {
   try {
-    offerModels(await listModels(apiKey()), kept()?.settings);
+    offerModels(await listModels(apiKey()), keptSettings()?.settings);
     byId("unlock").hidden = true;
     message.focus();
     followLoad((doing) => (byId("load").textContent = doing), () => running).catch(() => {}); // requests say why
@@ -53,27 +56,72 @@ const say = (text) => (byId("status").textContent = text);
 
 /** Keep conversation and settings in the browser. */
 function save() {
-  const saved = exchanges.map(({ text, answer, request }) => ({ text, request, answer: answer.saved }));
-  const isKept = keep({ exchanges: saved, settings: filledIn(), drafts: byId("drafts").checked });
-  if (!isKept && saved.length) say("This conversation is too long to be kept in the browser.");
+  keepSettings({ settings: filledIn(), drafts: byId("drafts").checked, chat: chat.id });
+  const saved = exchanges.map(({ text, files, answer, request }) => ({ text, files, request, answer: answer.saved }));
+  if (!saved.length) forget(chat.id);
+  else if (!keepConversation(chat.id, { title: titleOf(), changed: chat.changed, exchanges: saved })) {
+    say("This conversation is too long to be kept in the browser. Delete others, or begin a new one.");
+  }
+  offerChats();
+}
+
+const titleOf = () => chat.title || contentOf(exchanges[0].text, exchanges[0].files).trim().slice(0, 40).split("\n")[0];
+
+/** Offer the conversations that are kept, with the one that is shown. */
+function offerChats() {
+  const all = listed();
+  byId("chats").hidden = !all.length;
+  const isNew = all.every(({ id }) => id !== chat.id);
+  const options = all.map(({ id, title }) => element("option", { value: id }, title || "Untitled"));
+  byId("chat").replaceChildren(...(isNew ? [element("option", { value: chat.id }, "New chat")] : []), ...options);
+  byId("chat").value = chat.id;
+  byId("rename").disabled = byId("delete").disabled = isNew;
 }
 
 function restore() {
-  const { exchanges: saved = [], settings = {}, drafts = false } = kept() ?? {};
+  const { settings = {}, drafts = false, chat: last } = keptSettings() ?? {};
   fillIn(settings);
   byId("drafts").checked = drafts;
   byId("legend").hidden = !drafts;
-  for (const { text, request, answer } of saved) show(text, request).answer.restore(answer);
+  showChat(last);
+}
+
+/** Show a conversation that is kept, or else a new one. */
+function showChat(id) {
+  const kept = keptConversation(id);
+  clear();
+  try {
+    if (kept) {
+      chat = { id, title: kept.title, changed: kept.changed };
+      for (const { text, files, request, answer } of kept.exchanges) show(text, files, request).answer.restore(answer);
+    }
+  } catch (error) { // another version has kept it
+    console.error(error);
+    clear();
+  }
   offerActions();
+  offerChats();
   log.scrollTop = log.scrollHeight;
 }
 
+/** Take the conversation off the page. What is kept of it stays. */
+function clear() {
+  running?.abort();
+  for (const { node } of exchanges) node.remove();
+  exchanges = [];
+  chat = { id: newId(), title: "", changed: 0 };
+  byId("welcome").hidden = false;
+  pointOut(null, "");
+  edit(null);
+}
+
 /** Add a question to the conversation, and the place for its answer. */
-function show(text, request) {
+function show(text, files, request) {
   const answer = new Answer(byId("drafts").checked);
-  const question = element("p", { className: "question", role: "article", "aria-label": "You" }, text);
+  const names = (files ?? []).map((file) => element("small", {}, inWords(file)));
+  const question = element("p", { className: "question", role: "article", "aria-label": "You" }, text, ...names);
   const actions = element("div", { className: "actions" });
-  const exchange = { text, answer, request, actions, node: element("div", {}, question, actions, answer.node) };
+  const exchange = { text, files, answer, request, actions, node: element("div", {}, question, actions, answer.node) };
   exchanges.push(exchange);
   byId("welcome").hidden = true;
   log.append(exchange.node);
@@ -85,19 +133,20 @@ const turnOf = ({ text, thoughts }) => (
   { role: "assistant", content: text, ...(thoughts && { reasoning_content: thoughts }) }
 );
 
-async function ask(text) {
+async function ask(text, files) {
   const settings = readSettings();
   if (!settings) return;
   const turns = exchanges.filter(({ answer }) => answer.text);
   const messages = [
     ...systemTurn(),
-    ...turns.flatMap(({ text, answer }) => [
-      { role: "user", content: text },
+    ...turns.flatMap(({ text, files, answer }) => [
+      { role: "user", content: contentOf(text, files) },
       turnOf(answer),
     ]),
-    { role: "user", content: text },
+    { role: "user", content: contentOf(text, files) },
   ];
-  const exchange = show(text, { ...settings, messages });
+  const exchange = show(text, files, { ...settings, messages });
+  chat.changed = Date.now();
   save();
   say("Answering.");
   const ended = await receive(exchange.request, exchange.answer, "Stopped.");
@@ -173,7 +222,7 @@ function offerActions() {
   const button = (text, onclick) => element("button", { type: "button", onclick }, text);
   const copies = (text) => button("Copy", ({ target }) => copy(target, text));
   for (const exchange of exchanges) {
-    exchange.actions.replaceChildren(copies(exchange.text), button("Edit", () => edit(exchange)));
+    exchange.actions.replaceChildren(copies(contentOf(exchange.text, exchange.files)), button("Edit", () => edit(exchange)));
     exchange.answer.actions.replaceChildren(...(exchange.answer.whole ? [copies(exchange.answer.whole)] : []));
   }
   const last = exchanges.at(-1);
@@ -197,6 +246,7 @@ function edit(exchange) {
   edited = exchange;
   byId("editing").hidden = !exchange;
   message.value = exchange?.text ?? "";
+  attach(exchange?.files ?? []);
   fit();
   message.focus();
 }
@@ -212,7 +262,7 @@ function retry() {
   cut(last);
   if (edited === last) edit(null);
   message.focus();
-  ask(last.text);
+  ask(last.text, last.files);
 }
 
 /** Go on with an answer that was stopped, or cut by its limit. */
@@ -251,14 +301,36 @@ async function compare({ request, node }) {
 }
 
 function newChat() {
-  running?.abort();
-  for (const { node } of exchanges) node.remove();
-  exchanges = [];
-  byId("welcome").hidden = false;
-  pointOut(null, "");
+  save(); // what was answered so far, also if the answer is not complete
+  clear();
   save();
   say("New chat.");
-  edit(null);
+}
+
+function rename() {
+  const title = prompt("Title of this chat", titleOf())?.trim();
+  if (!title) return;
+  chat.title = title.slice(0, 80);
+  save();
+}
+
+function remove() {
+  if (!confirm(`Delete the chat “${titleOf()}”?`)) return;
+  forget(chat.id);
+  showChat(listed()[0]?.id);
+  save();
+  say("Chat deleted.");
+}
+
+/** Have these files with the message that is being written. */
+function attach(files) {
+  attached = files;
+  byId("attached").hidden = !files.length;
+  byId("attached").replaceChildren(...files.map((file) => {
+    const onclick = () => attach(attached.filter((each) => each !== file));
+    const button = element("button", { type: "button", "aria-label": `Leave out ${file.name}`, onclick }, "×");
+    return element("li", {}, inWords(file), button);
+  }));
 }
 
 /** Make the message's field as high as its text. */
@@ -271,11 +343,12 @@ byId("composer").addEventListener("submit", async (event) => {
   event.preventDefault();
   await started; // which model to ask is known then
   const text = message.value.trim();
-  if (!text || running || !readSettings()) return;
+  const files = attached;
+  if (!(text || files.length) || running || !readSettings()) return;
   if (edited) cut(edited);
   edit(null);
   openSettings(false);
-  ask(text);
+  ask(text, files);
 });
 message.addEventListener("input", fit);
 message.addEventListener("keydown", (event) => {
@@ -290,6 +363,22 @@ document.addEventListener("keydown", (event) => {
 });
 byId("stop").addEventListener("click", () => running?.abort());
 byId("new").addEventListener("click", newChat);
+byId("rename").addEventListener("click", rename);
+byId("delete").addEventListener("click", remove);
+byId("chat").addEventListener("change", ({ target: { value } }) => {
+  save();
+  showChat(value);
+  save();
+});
+byId("files").addEventListener("change", async ({ target }) => {
+  try {
+    pointOut(null, "");
+    attach([...attached, ...(await readFiles(target.files, attached))]);
+  } catch (error) {
+    pointOut(null, error.message);
+  }
+  target.value = "";
+});
 byId("menu").addEventListener("click", ({ currentTarget }) => {
   openSettings(currentTarget.getAttribute("aria-expanded") === "false");
 });
@@ -307,10 +396,5 @@ byId("unlock").addEventListener("submit", (event) => {
 });
 addEventListener("pagehide", save);
 
-try {
-  restore();
-} catch (error) { // another version has kept it
-  console.error(error);
-  newChat();
-}
+restore();
 started = start();

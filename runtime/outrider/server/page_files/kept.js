@@ -1,22 +1,57 @@
-// What stays in this browser when the page is reloaded: the conversation and the settings, after their checksum.
+// What stays in this browser: conversations and the settings, each after its checksum. What is damaged is not there.
 
-const KEY = "outrider-conversation";
+const SETTINGS = "outrider-settings", CONVERSATION = "outrider-conversation-";
 
-/** What was kept; null if there is nothing, or nothing that is as it was written. */
-export function kept() {
+/** A new conversation's id. */
+export const newId = () => `${Date.now()}-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
+
+/** The settings, with the id of the conversation that was shown; null if there are none. */
+export const keptSettings = () => read(SETTINGS);
+
+/** Keep the settings. Returns whether there was room. */
+export const keepSettings = (content) => write(SETTINGS, content);
+
+/** A conversation: {title, changed, exchanges}; null if it is not there. */
+export function keptConversation(id) {
+  const content = read(CONVERSATION + id);
+  return typeof content?.title === "string" && Array.isArray(content.exchanges) ? content : null;
+}
+
+/** Keep a conversation in place of what was kept by this id. Returns whether there was room. */
+export const keepConversation = (id, content) => write(CONVERSATION + id, content);
+
+/** Delete a conversation. */
+export function forget(id) {
   try {
-    const [, checksum, text] = /^([0-9a-f]{8}) (.*)$/s.exec(localStorage.getItem(KEY));
+    localStorage.removeItem(CONVERSATION + id);
+  } catch {} // the browser keeps nothing for this page
+}
+
+/** All conversations as {id, title}, the last one first. */
+export function listed() {
+  let names = [];
+  try {
+    names = Object.keys(localStorage).filter((name) => name.startsWith(CONVERSATION));
+  } catch {} // the browser keeps nothing for this page
+  const ids = names.map((name) => name.slice(CONVERSATION.length));
+  const found = ids.map((id) => ({ id, ...keptConversation(id) })).filter(({ exchanges }) => exchanges);
+  found.sort((one, other) => (other.changed || 0) - (one.changed || 0));
+  return found.map(({ id, title }) => ({ id, title }));
+}
+
+function read(name) {
+  try {
+    const [, checksum, text] = /^([0-9a-f]{8}) (.*)$/s.exec(localStorage.getItem(name));
     return checksum === checksumOf(text) ? JSON.parse(text) : null;
   } catch {
     return null; // the browser keeps nothing for this page, or another version has written it
   }
 }
 
-/** Keep this in place of what was kept. Returns whether there was room. */
-export function keep(content) {
+function write(name, content) {
   try {
     const text = JSON.stringify(content);
-    localStorage.setItem(KEY, `${checksumOf(text)} ${text}`);
+    localStorage.setItem(name, `${checksumOf(text)} ${text}`);
     return true;
   } catch {
     return false;

@@ -6,11 +6,19 @@ follow is left out too, so that more is valid, unless the schema is strict.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
+
+from outrider.system.guard import is_interrupt
+from outrider.tokens.grammar.exclusive import exclude_each_other, parts_of, target_of
+from outrider.tokens.grammar.source import Source
 
 # What llguidance 1.9 follows, and what says nothing about a value. From its `json/schema.rs`.
 _FOLLOWED = {
@@ -21,16 +29,27 @@ _FOLLOWED = {
 }  # fmt: skip
 _TABLES = {"$defs", "definitions"}
 _CONSTRAINING = {
-    "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains", "minContains",
-    "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+    "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else", "if",
+    "maxContains", "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
+    "uniqueItems",
 }  # fmt: skip
 _KEPT = {"$schema", "$id", "$anchor", "title", "description"}  # of which llguidance reads or ignores each
 _FORMATS = {
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid",
 }  # fmt: skip
+_TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
+_NULLABLE = {"$ref", "allOf", "anyOf", "const", "enum", "oneOf", "type"}
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_MOST_PATTERNS = 4  # of one object, which are tried together
+_MOST_NAMES = 16  # of a reference, that lead to a definition
+_LONGEST_NAME = 1_000  # characters, up to which a name's length is followed
+_LARGE = 10**15  # of a bound, from which on llguidance may not take it
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 # Pydantic's of a Decimal: a number with one digit at least.
 _SAME_PATTERNS = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
-_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\(\?>|[+*?}]\+")  # what Rust's regex crate has not
+# What Rust's regex crate has not, once classes and escapes that it has are left out.
+_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k|\(\?>|[+*?}]\+")
+_PLAIN = re.compile(r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[^1-9k]", re.DOTALL)
 _DEEPEST = 128  # levels
 
 log = logging.getLogger("outrider")
@@ -44,6 +63,7 @@ class _Found:
 
     root: Any
     left_out: list[str]
+    referred: set[str] = field(default_factory=set)  # places of definitions, and of tables with some
 
 
 def widened(schema: Any, *, strict: bool = False) -> tuple[Any, list[str]]:
@@ -54,7 +74,7 @@ def widened(schema: Any, *, strict: bool = False) -> tuple[Any, list[str]]:
     Raises:
         ValueError: for a strict schema of which something cannot be followed, with the place.
     """
-    found = _Found(schema, [])
+    found = _Found(schema, [], _referred(schema))
     made = _schema(schema, "", found, 0)
     if strict and found.left_out:
         raise ValueError(f"{found.left_out[0]} cannot be followed, and the schema is strict")
@@ -86,15 +106,69 @@ def _schema(schema: Any, place: str, found: _Found, depth: int) -> Any:
             made[key] = value
         elif key in _CONSTRAINING and not _says_nothing(key, value):
             replaced |= _replaced(key, value, schema, at, found)
-        elif isinstance(value, Mapping) and _is_referred(value):
-            made[key] = value  # a table of definitions by another name
+        elif at in found.referred:
+            made[key] = _definitions(value, at, found, depth + 1)  # by another name
+    if _is_never(schema.get("not")):
+        return False
+    if "patternProperties" in replaced:  # names were bound by a pattern
+        replaced["patternProperties"] = dict.fromkeys(
+            replaced["patternProperties"], made.get("additionalProperties", True)
+        )
     made |= replaced
     _format(made)
+    _type(made, place, found)
+    _numbers(made, place, found)
     _pattern(made, place, found)
+    _properties(made, place, found)
     _one_of(made, schema, place, found)
-    if schema.get("nullable") is True and "type" in made:  # OpenAPI 3.0's
-        made = {"anyOf": [made, {"type": "null"}]}
-    return made
+    return _or_null(made) if schema.get("nullable") is True else made
+
+
+def _is_never(negated: Any) -> bool:
+    """Whether nothing is valid: zod's and TypeBox's never."""
+    return negated is True or negated == {}
+
+
+def _or_null(made: dict[str, Any]) -> dict[str, Any]:
+    """A schema that OpenAPI 3.0 calls nullable. Places within it stay where they are, as far as that goes."""
+    if not _NULLABLE & made.keys():
+        return made
+    kinds = [made["type"]] if isinstance(made.get("type"), str) else made.get("type")
+    if isinstance(kinds, list) and not {"$ref", "allOf", "anyOf", "oneOf"} & made.keys():
+        made["type"] = kinds if "null" in kinds else [*kinds, "null"]
+        values = [made.pop("const")] if "const" in made else made.get("enum")
+        return made | ({"enum": [*values, None]} if isinstance(values, list) and None not in values else {})
+    tables = {key: made.pop(key) for key in _TABLES if key in made}
+    return {"anyOf": [made, {"type": "null"}], **tables}
+
+
+def _definitions(value: Any, place: str, found: _Found, depth: int) -> Any:
+    """A schema that something refers to, or a table with some at any level, such as OpenAPI's components."""
+    is_table = f"{place}\0" not in found.referred
+    if isinstance(value, Mapping) and depth <= _DEEPEST and is_table:
+        return {
+            name: _definitions(each, f"{place}/{name}", found, depth + 1)
+            for name, each in value.items()
+            if f"{place}/{name}" in found.referred
+        }
+    return _schema(value, place, found, depth)
+
+
+def _referred(schema: Any) -> set[str]:
+    """The places within a schema that it refers to, with a mark, and all on the way to them."""
+    places, values = set[str](), [schema]
+    while values:
+        value = values.pop()
+        if isinstance(value, Mapping):
+            values += value.values()
+            place = value.get("$ref")
+            if isinstance(place, str) and place.startswith("#/"):
+                names = [name.replace("~1", "/").replace("~0", "~") for name in unquote(place[2:]).split("/")]
+                places |= {"".join(f"/{name}" for name in names[: i + 1]) for i in range(min(len(names), _MOST_NAMES))}
+                places.add("".join(f"/{name}" for name in names) + "\0")
+        elif isinstance(value, list):
+            values += value
+    return places
 
 
 def _says_nothing(key: str, value: Any) -> bool:
@@ -103,21 +177,34 @@ def _says_nothing(key: str, value: Any) -> bool:
     )
 
 
-def _is_referred(value: Mapping[str, Any]) -> bool:
-    return any(isinstance(each, Mapping) and "type" in each for each in value.values())
-
-
 def _replaced(key: str, value: Any, schema: Mapping[str, Any], at: str, found: _Found) -> dict[str, Any]:
     """Keywords that say the same; none where there are none."""
-    if key == "propertyNames" and isinstance(value, Mapping) and not schema.get("patternProperties"):
-        others = schema.get("additionalProperties", True)
-        pattern, names = value.get("pattern"), value.get("enum")
-        if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            pattern = "^(" + "|".join(map(re.escape, names)) + ")$"
-        if isinstance(pattern, str) and not _AROUND.search(pattern) and not schema.get("properties"):
-            return {"patternProperties": {pattern: others}, "additionalProperties": False}
+    if key == "not" and _is_never(value):
+        return {}
+    if key == "propertyNames" and not schema.get("patternProperties") and not schema.get("properties"):
+        pattern = _pattern_of_names(parts_of(value, found.root))
+        if pattern is not None and _is_followed("pattern", pattern):
+            return {"patternProperties": {pattern: True}, "additionalProperties": False}
     found.left_out.append(at)
     return {}
+
+
+def _pattern_of_names(parts: Seq[Mapping[str, Any]]) -> str | None:
+    """A pattern for names that follow a schema; None if one keyword alone does not say it."""
+    rules = {key: value for part in parts for key, value in part.items() if key not in {*_KEPT, "$ref", "type"}}
+    if any(part.get("type", "string") != "string" for part in parts):
+        return None
+    names = [rules["const"]] if rules.keys() == {"const"} else rules.get("enum") if rules.keys() == {"enum"} else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return "^(" + "|".join(map(re.escape, names)) + ")$"
+    pattern = rules.get("pattern")
+    if rules.keys() == {"pattern"} and isinstance(pattern, str):
+        return pattern
+    lengths = [rules.get("minLength", 0), rules.get("maxLength", 0)]
+    are_followed = all(isinstance(length, int) and 0 <= length <= _LONGEST_NAME for length in lengths)
+    if rules.keys() and rules.keys() <= {"minLength", "maxLength"} and are_followed:
+        return f"^(?s:.{{{lengths[0]:d},{rules.get('maxLength', '')}}})$"
+    return None
 
 
 def _format(made: dict[str, Any]) -> None:
@@ -127,40 +214,93 @@ def _format(made: dict[str, Any]) -> None:
         del made["format"]
 
 
+def _type(made: dict[str, Any], place: str, found: _Found) -> None:
+    """Leave out a type that JSON has not, such as TypeBox's "RegExp"."""
+    kind = made.get("type")
+    kinds = [kind] if isinstance(kind, str) else kind
+    if isinstance(kinds, list) and any(isinstance(each, str) and each not in _TYPES for each in kinds):
+        del made["type"]
+        found.left_out.append(f"{place}/type")
+
+
+def _numbers(made: dict[str, Any], place: str, found: _Found) -> None:
+    """Whole counts, and bounds that llguidance takes: it has not those of all 64-bit integers and of float32."""
+    for key in _COUNTS:
+        if isinstance(value := made.get(key), float) and value.is_integer():
+            made[key] = int(value)
+    bounds = {key: made[key] for key in _BOUNDS if isinstance(made.get(key), int | float)}
+    large = [key for key, value in bounds.items() if abs(value) > _LARGE]
+    if large and not _is_taken(json.dumps({"type": made.get("type", "number"), **bounds})):
+        for key in large:
+            del made[key]
+            found.left_out.append(f"{place}/{key}")
+
+
 def _pattern(made: dict[str, Any], place: str, found: _Found) -> None:
     pattern = made.get("pattern")
     if isinstance(pattern, str):
         made["pattern"] = pattern = _SAME_PATTERNS.get(pattern, pattern)
-        if _AROUND.search(pattern):
+        if not _is_followed("pattern", pattern):
             del made["pattern"]
             found.left_out.append(f"{place}/pattern")
     patterns = made.get("patternProperties")
-    if isinstance(patterns, dict) and any(_AROUND.search(each) for each in patterns):
+    if isinstance(patterns, dict) and not _is_followed("patternProperties", *patterns):
         del made["patternProperties"]
         made.pop("additionalProperties", None)
         found.left_out.append(f"{place}/patternProperties")
 
 
+def _properties(made: dict[str, Any], place: str, found: _Found) -> None:
+    """Numbers of properties, which llguidance counts where all that are named are required."""
+    table, required = made.get("properties"), made.get("required", [])
+    if isinstance(table, Mapping) and isinstance(required, list) and not all(name in required for name in table):
+        for key in ("minProperties", "maxProperties"):
+            if made.pop(key, None):
+                found.left_out.append(f"{place}/{key}")
+
+
+def _is_followed(key: str, *patterns: str) -> bool:
+    """Whether llguidance takes these patterns. One that may take long to compile is not tried here."""
+    if any(_AROUND.search(_PLAIN.sub("x", each)) for each in patterns):
+        return False
+    if not all(Source("regex", each).is_cheap for each in patterns) or len(patterns) > _MOST_PATTERNS:
+        return True
+    value = patterns[0] if key == "pattern" else {each: {} for each in patterns}
+    return _is_taken(json.dumps({key: value}))
+
+
+@lru_cache(512)
+def _is_taken(schema: str) -> bool:
+    """Whether llguidance takes a small schema, as JSON."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError:
+        return True  # which is said when the grammar is compiled
+    try:
+        return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+    except BaseException as error:  # a panic in llguidance is no Exception
+        if is_interrupt(error):
+            raise
+        return False
+
+
 def _one_of(made: dict[str, Any], schema: Mapping[str, Any], place: str, found: _Found) -> None:
-    """Schemas of which each has its own value of one property exclude each other: anyOf says the same."""
+    """Schemas that exclude each other: anyOf says the same."""
     several = made.get("oneOf")
     if not isinstance(several, list) or "anyOf" in made:
         return
     if not isinstance(schema.get("discriminator"), Mapping):
         if _exclude_each_other([_resolved(each, found.root) for each in schema["oneOf"]]):
             return
-        found.left_out.append(f"{place}/oneOf (followed as anyOf)")
+        if not exclude_each_other(schema["oneOf"], found.root):
+            found.left_out.append(f"{place}/oneOf (followed as anyOf)")
     made["anyOf"] = made.pop("oneOf")
 
 
 def _resolved(schema: Any, root: Any) -> Any:
     """A schema, or the definition that it refers to."""
     place = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if not isinstance(place, str) or not place.startswith("#/"):
-        return schema
-    for part in place[2:].split("/"):
-        root = root.get(part) if isinstance(root, Mapping) else None
-    return root
+    return target_of(place, root) if isinstance(place, str) and place.startswith("#/") else schema
 
 
 def _exclude_each_other(schemas: list[Any]) -> bool:
