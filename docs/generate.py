@@ -127,8 +127,8 @@ LAYOUTS = (
         "exported",
     ),
     (
-        "2025–2026",
-        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer",
+        "2024–2026",
+        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer, DeepSeek V2-Lite, GLM-4.7-Flash",
         "exported",
     ),
     (
@@ -155,7 +155,7 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 72 models
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of 74 models
 (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
@@ -224,12 +224,37 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
 
+## Latent attention
+
+DeepSeek V2, V3 and those that are built like them (Moonlight), GLM-4.7-Flash and Youtu-LLM make keys and values of a
+short row of each token (MLA). They are converted from checkpoints and from GGUF files (`deepseek2`), old and new ones.
+
+- **The cache holds whole keys and values**, because OpenVINO's paged attention has no other form; they have different
+  sizes. A token takes 138,240 numbers in DeepSeek V2-Lite and in Moonlight (553 kB in f32), where the short rows would
+  be 15,552; 163,840 in Youtu-LLM 2B (655 kB); 481,280 in GLM-4.7-Flash (1.9 MB).
+- DeepSeek V2's products of queries and keys are scaled for YaRN as in its publishers' code and in llama.cpp.
+  Transformers does so after 5.5 only, so `outrider verify --against` may differ from an older one.
+- Experts that are chosen in groups (V2's by the best expert of a group, V3's by the two best) are computed so. A layer
+  of prediction (MTP) behind the last one is left out.
+- A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it, and
+  the form of its weights is not chosen by slices.
+
 ## LongRoPE
 
 Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another
-set if any position of a call is beyond that length. So a draft beyond that length would change the rows before it,
-and so would another request in the same call. The export therefore uses the first set only, and limits the bundle's
-context to that length. Up to there the text is that of Transformers. In ONNX such models are refused.
+set if any position of a call is beyond that length. A draft beyond that length would change the rows before it, and so
+would another request in the same call. Outrider therefore takes the set by a text's final length, which is known when
+it begins: the prompt's tokens and `max_new_tokens`. A text that may become longer than the first length is read with
+the second set from its first token on. Each row of a call says which set it has, so texts of both share calls.
+
+- Texts are those of plain decoding with the same set, on both sides, with drafts and without. Their logits are those of
+  Transformers for a text of that length. Transformers' own `generate` changes the set in the middle of an answer that
+  passes the length, and keeps the keys of the first one.
+- Keys of the two sets differ, so they are kept apart in the prefix cache and the prefix store. A conversation that
+  passes the length is read once again, which `num_cached_tokens` of its answer shows.
+- A smaller `max_new_tokens` keeps a text on the first set. `outrider inspect` shows the length.
+- GGUF files need both sets of factors for this. Without the second, with PyTorch, in ONNX and on an NPU, the context
+  ends at the first length.
 
 ## Mixtures of experts
 

@@ -45,6 +45,8 @@ _ALL = (
     Architecture("bloom", "BLOOM"),
     Architecture("cohere", "Command R", features=False),
     Architecture("cohere2", "Command R7B, Command A", "mixed", features=False),
+    Architecture("deepseek_v2", "DeepSeek V2, V2-Lite", experts=True),
+    Architecture("deepseek_v3", "DeepSeek V3, Moonlight 16B-A3B", experts=True),
     Architecture("ernie4_5", "ERNIE 4.5 0.3B", onnx=True, like="llama"),
     Architecture("exaone4", "EXAONE 4.0, EXAONE 4.5 without images", "mixed", onnx=True, lifted=True),
     Architecture("falcon", "Falcon 7B", features=False),
@@ -54,6 +56,7 @@ _ALL = (
     Architecture("gemma4_text", "Gemma 4, without images and sounds", "mixed"),
     Architecture("glm", "GLM-4 9B", onnx=True, lifted=True),
     Architecture("glm4", "GLM-4-0414, GLM-Z1", onnx=True),
+    Architecture("glm4_moe_lite", "GLM-4.7-Flash", experts=True),
     Architecture("gpt2", "GPT-2", features=False),
     Architecture("gpt_bigcode", "StarCoder, SantaCoder", features=False),
     Architecture("gpt_neox", "Pythia, GPT-NeoX", features=False),
@@ -91,6 +94,7 @@ _ALL = (
     Architecture("smollm3", "SmolLM3", onnx=True),
     Architecture("stablelm", "StableLM 2", onnx=True),
     Architecture("starcoder2", "StarCoder2", "sliding"),
+    Architecture("youtu", "Youtu-LLM 2B"),
 )
 ARCHITECTURES: dict[str, Architecture] = {each.name: each for each in _ALL}
 # Whose sliding window, if one is set, is that of all layers. Others say it by layer, in layer_types.

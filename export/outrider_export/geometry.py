@@ -176,7 +176,9 @@ def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
     states = [node.get_output_partial_shape(0) for node in model.get_ops() if node.get_type_name() == "ReadValue"]
     caches = [shape for shape in states if shape.rank.get_length() == 4 and shape[2].is_dynamic]
     found = _said(logits, [(str(shape[1]), str(shape[3])) for shape in caches])
-    promised = _said(geometry.logits_width, [(str(heads), str(size)) for heads, size in 2 * geometry.cache_shapes])
+    of_values = [(heads, geometry.value_size or size) for heads, size in geometry.cache_shapes]
+    shapes = [(str(heads), str(size)) for heads, size in (*geometry.cache_shapes, *of_values)]
+    promised = _said(geometry.logits_width, shapes)
     try:
         to_paged_attention(model)
     except BundleError as error:

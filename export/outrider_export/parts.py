@@ -22,6 +22,7 @@ from outrider.bundle.architectures import REFUSED
 from outrider.errors import ExportError
 from outrider_export.direct.describe import ACTIVATIONS, NotDirect, describe_as, settled
 from outrider_export.direct.forms import FORMS, Form
+from outrider_export.direct.latent import KV_A, KV_B, KV_NORM, QUERIES
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.states import STATES
 from outrider_export.plan import has_pytorch
@@ -40,8 +41,8 @@ _SYNONYMS = {
 }  # fmt: skip
 # What changes the computation in a way that no entry has, by the key that says so.
 _MISSING = {
-    "kv_lora_rank": "latent attention (MLA)", "index_topk": "sparse attention with an indexer",
-    "attention_chunk_size": "attention within chunks", "alibi": "position biases", "n_group": "experts in groups",
+    "index_topk": "sparse attention with an indexer",
+    "attention_chunk_size": "attention within chunks", "alibi": "position biases",
     "mamba_expand": "states of Mamba",
     "parallel_attn": "attention beside the feed-forward part",
     "use_parallel_residual": "attention beside the feed-forward part",
@@ -276,6 +277,7 @@ def _unknown_tensors(folder: Path, form: Form) -> Iterator[str]:
         *norms, *form.names.values(), *(f"self_attn.{name}" for name in ("q_norm", "k_norm", "rotary_emb.inv_freq")),
         *(f"self_attn.{name}_proj" for name in (("qkv", "o") if form.fused else ("q", "k", "v", "o"))),
         *(f"mlp.{name}_proj" for name in (("gate_up", "down") if form.fused_mlp else ("gate", "up", "down"))),
+        *((*QUERIES, KV_A, KV_NORM, KV_B) if form.latent else ()),
     }  # fmt: skip
     seen: dict[str, None] = {}
     for name in tensors_of(folder):

@@ -244,6 +244,8 @@ def why_not_onnx(decoder: Decoder) -> str | None:
         return "queries that grow with their position"
     if decoder.form.gate:
         return "gates after attention"
+    if decoder.latent is not None:
+        return "latent attention"
     return "mixtures of experts" if decoder.experts else None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 import openvino as ov
 import pytest
@@ -19,8 +20,9 @@ import heads
 import outrider
 import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
-from llamacpp_orders import add_sizes, add_varied_sizes, rewritten
-from outrider.errors import ExportError
+from llamacpp_orders import add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
+from outrider.bundle.manifest import Geometry
+from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
 from outrider.models.backends.projections import projections_of
@@ -31,7 +33,7 @@ from outrider_export.adapters.peft_format import Change, LoraAdapter
 from outrider_export.codes import rounded
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
-from outrider_export.direct.convert import open_weights
+from outrider_export.direct.convert import describe_layers, open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import FORMS
 from outrider_export.direct.gguf_config import decoder_of
@@ -40,7 +42,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
-from outrider_export.geometry import geometry_of_gguf
+from outrider_export.geometry import check_ir, geometry_of_gguf
 from outrider_export.gguf_file import read_header
 from outrider_export.heads import own
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
@@ -131,6 +133,10 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
+    if decoder.latent is not None and not products:
+        with pytest.raises(BundleError, match="makes queries, keys or values of a shorter row"):
+            projections_of(graph, count, attended=64)
+        return
     if decoder.states or products or decoder.form.varied:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
@@ -203,6 +209,21 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
     "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
+    "experts in groups, by the best": (
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "n_routed_experts": 12,
+            "num_experts_per_tok": 3, "q_lora_rank": 40, "attention_bias": True,
+        },
+    ),
+    "experts in groups, by the two best": (
+        "deepseek_v3",
+        {
+            "n_group": 4, "topk_group": 2, "n_routed_experts": 12, "num_experts_per_tok": 3, "q_lora_rank": None,
+            "norm_topk_prob": False, "attention_bias": True, "rope_parameters": None, "v_head_dim": 40,
+        },
+    ),
+    "dense layers by name": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "feed-forward size as given": ("lfm2", {"block_auto_adjust_ff_dim": False, "block_ff_dim": 80}),
 }  # fmt: skip
 
@@ -303,6 +324,10 @@ def test_frequencies_are_those_of_transformers(kind: str, seed: int) -> None:
         config = LlamaConfig(head_dim=size, max_position_embeddings=131_072, rope_parameters=parameters)
         frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         expected = frequencies.double().numpy()
+    if kind == "longrope":
+        length = parameters["original_max_position_embeddings"] + 1
+        long = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)[0].double().numpy()
+        np.testing.assert_allclose(found.long, long, rtol=1e-6)
     assert np.allclose(found.frequencies, expected, rtol=2e-6)
     assert math.isclose(found.scale, scale, rel_tol=1e-6)
 
@@ -376,8 +401,11 @@ def merged_experts(folder: Path) -> dict[str, Any]:
     return made
 
 
-def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> None:
-    """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32."""
+def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, old: bool = False) -> None:
+    """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32.
+
+    old: latent attention as llama.cpp had it first.
+    """
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
     decoder, form = found.decoder, FORMS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -400,6 +428,8 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
     kv_heads = [decoder.num_kv_heads if kind in ("", "attention") else 0 for kind in kinds]
     if form.varied:
         add_varied_sizes(writer, decoder, config)
+    elif form.latent:
+        add_latent_sizes(writer, decoder, config, old=old)
     else:
         writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
         writer.add_key_length(decoder.head_size)
@@ -413,7 +443,8 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
         writer.add_expert_used_count(experts.active)
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(experts.size)
-        writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
+        if not form.latent:
+            writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
     rope = config.get("rope_parameters", {"rope_theta": 1e4})
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if rope.get("rope_type") == "yarn":
@@ -458,7 +489,9 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
             values = values.reshape(values.shape[0], -1)
         if weight.endswith("expert_bias"):
             weight += ".bias"
-        for part, numbers in rewritten(weight, values, decoder):
+        weight = weight.replace("score_correction_bias", "score_correction.bias")
+        parts = rewritten(weight, values, decoder) if old or not form.latent else latent_rows(weight, values, decoder)
+        for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
@@ -489,6 +522,21 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     write_gguf(folder, tmp_path / "model.gguf", name)
     found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
     assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
+
+
+@pytest.mark.parametrize(("name", "old"), [("deepseek_v2", True), ("glm4_moe_lite", True), ("youtu", False)])
+def test_old_and_new_files_of_latent_attention_give_the_same(name: str, old: bool, tmp_path: Path) -> None:
+    """In older ones, keys and values are of one matrix, and how experts are scored is told by their biases alone."""
+    model, folder = saved(name, tmp_path / name)
+    write_gguf(folder, tmp_path / "model.gguf", name, old=old)
+    found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+    header = read_header(tmp_path / "model.gguf")
+    found = msgspec.to_builtins(geometry_of_gguf(header)) | describe_layers(decoder_of(header))
+    geometry = msgspec.convert(found, Geometry)
+    assert (geometry.num_kv_heads, geometry.head_size, geometry.value_size) == (4, 24, 16)
+    assert geometry.numbers_per_token == len(decoder_of(header).layers) * 4 * (24 + 16)
+    check_ir(tmp_path / "scratch" / "model.xml", geometry)
 
 
 @pytest.mark.parametrize("changes", [GEMMA4_DENSE, GEMMA4_EXPERTS], ids=["dense", "experts"])
@@ -598,13 +646,19 @@ def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "targets", "is_gguf"),
     [
+        ("glm", ("self_attn.q_proj", "self_attn.k_proj"), False),
+        ("glm", ("self_attn.q_proj", "self_attn.k_proj"), True),
+        ("deepseek_v2", ("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"), False),
+        ("youtu", ("self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"), True),
         ("granitemoehybrid", ("mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear"), False),
         ("qwen3_5_text", ("linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "linear_attn.out_proj"), True),
         ("qwen3_next", ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"), False),
         ("nemotron_h", ("mixer.in_proj", "mixer.out_proj"), True),
     ],
 )
-def test_adapters_change_recurrences(name: str, targets: tuple[str, ...], is_gguf: bool, tmp_path: Path) -> None:
+def test_adapters_change_rows_in_another_order(
+    name: str, targets: tuple[str, ...], is_gguf: bool, tmp_path: Path
+) -> None:
     """Where a file has matrices in one, or rows in another order, an adapter's are in the checkpoint's."""
     model, path = saved(name, tmp_path / name)
     if is_gguf:
@@ -814,6 +868,16 @@ def test_llama3_files_divide_frequencies(tmp_path: Path) -> None:
         for each in (tmp_path / "plain.gguf", path)
     )
     assert np.allclose(found, plain / divisors)
+
+
+@pytest.mark.parametrize("parts", [("short", "long"), ("short",)])
+def test_files_with_factors_of_long_texts(parts: tuple[str, ...], tmp_path: Path) -> None:
+    """rope_factors_*.weight, as in GGUF files of Phi 3.5 and Phi 4 mini; without the second, the context ends."""
+    _, folder = saved("llama", tmp_path / "llama")
+    factors = {f"rope_factors_{part}.weight": np.linspace(1, 2 + len(part), 8, dtype=np.float32) for part in parts}
+    metadata = {"llama.rope.scaling.original_context_length": 128}
+    found = open_weights(changed_gguf(tmp_path / "long.gguf", folder, metadata, factors), is_gguf=True).decoder
+    assert (found.long_from, found.context_length) == ((128, None) if "long" in parts else (0, 128))
 
 
 @pytest.mark.parametrize(

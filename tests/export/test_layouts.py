@@ -30,7 +30,7 @@ from outrider_export.tokenizer_files import copy_files
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 from outrider_export.tokenizer_job import PROBES, add_tokenizer, check_tokenizer_ir
 from outrider_export.vocabulary import Vocabulary
-from shapes import cosines, do_not_scale_windows, logits_of
+from shapes import cosines, do_not_scale_windows, logits_of, mend_deepseek_v2
 
 LETTERS = "ab1 \n'é\u0301日\t\r.,!?…،|[(]^_\u2581-–\u00a0\u3000\u200d🙂AZ९Ⅷ½²ﬁİ<>"
 PROMPT = np.random.default_rng(3).integers(0, 300, size=40).tolist() * 2
@@ -159,6 +159,8 @@ def test_model_answers(name: str, no_torch: None, tmp_path: Path) -> None:
     assert not told["missing_keys"]
     if model.config.model_type == "olmo3":
         do_not_scale_windows(model)
+    if model.config.model_type == "deepseek_v2":
+        mend_deepseek_v2(model)
     engine = Engine(bundle, Config().replace(cache_size=0.02, precision="f32"))
     try:
         rows = read(engine.main, PROMPT, [40, 40], len(PROMPT))

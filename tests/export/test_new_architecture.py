@@ -65,7 +65,7 @@ def test_the_entry_gives_the_model(
 @pytest.mark.parametrize(
     ("change", "missing"),
     [
-        ({"kv_lora_rank": 512}, "latent attention (MLA)"),
+        ({"index_topk": 512}, "sparse attention with an indexer"),
         ({"hidden_act": "relu2"}, "activation"),
         ({"layer_types": ["chunked_attention"] * 4}, "layers"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rotation"),

@@ -89,16 +89,26 @@ def test_names_stand_for_the_rules_of_llamacpp() -> None:
         "smollm": ("starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"),
         "gpt-2": ("phi-2", "gigachat", "a.x-4.0", "exaone4", "jais", "granite-docling"),
         "olmo": ("mpt",),
+        "deepseek-v3": ("hunyuan-dense", "joyai-llm"),
     }
     for name, others in same.items():
         assert all(PRE_TOKENIZERS[other] == PRE_TOKENIZERS[name] for other in others)
     for normal, plain in (("qwen2", "deepseek-r1-qwen"), ("command-r", "smollm"), ("olmo", "gpt-2")):
         assert PRE_TOKENIZERS[normal] == replace(PRE_TOKENIZERS[plain], normalizes=True)
     whole = {name for name, rule in PRE_TOKENIZERS.items() if rule.takes_whole_words}
-    assert whole == {*same["llama-bpe"], "llama-bpe", "llama-v3", "falcon-h1", "midm-2.0", "jina-v5-nano", "tekken"}
+    assert whole == {
+        *same["llama-bpe"],
+        "llama-bpe",
+        "llama-v3",
+        "falcon-h1",
+        "midm-2.0",
+        "jina-v5-nano",
+        "tekken",
+        "youtu",
+    }
 
 
-@pytest.mark.parametrize("pre", ["dbrx", "gpt-4o", "gpt-2", "tekken"])
+@pytest.mark.parametrize("pre", ["dbrx", "gpt-4o", "gpt-2", "tekken", "deepseek-llm", "deepseek-v3", "youtu"])
 def test_others_are_converted(pre: str, make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
     """Their expressions, which are the publishers', mean the same in OpenVINO."""
     metadata = {"tokenizer.ggml.bos_token_id": 401}

@@ -63,6 +63,14 @@ _GPT2 = {
 _PHI = _USUAL | {"architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_act": "gelu_new"}
 
 
+_LATENT = _USUAL | {
+    "attention_bias": False, "first_k_dense_replace": 1, "hidden_act": "silu", "kv_lora_rank": 24,
+    "moe_intermediate_size": 48, "n_group": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
+    "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "tie_word_embeddings": False,
+    "topk_group": 1, "v_head_dim": 16,
+}  # fmt: skip
+
+
 def _causal(kind: str, architecture: str, **changes: Any) -> dict[str, Any]:
     return _USUAL | {"architectures": [architecture], "model_type": kind, **changes}
 
@@ -203,6 +211,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "muse_glimmer_text", "num_hidden_layers": 4, "output_multiplier": 0.5, "post_norm_eps": 1e-08,
         "qk_scale_factor": 3.87, "rms_norm_eps": 1e-05, "sliding_window": 16, "tie_word_embeddings": False,
         "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+    },
+    "deepseek_v2": _LATENT | {
+        "architectures": ["DeepseekV2ForCausalLM"], "aux_loss_alpha": 0.001, "model_type": "deepseek_v2",
+        "moe_layer_freq": 1, "n_shared_experts": 2, "norm_topk_prob": False, "pretraining_tp": 1, "q_lora_rank": None,
+        "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+        "seq_aux": True, "topk_method": "greedy",
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 16, "type": "yarn",
+        },
+    },
+    "glm4_moe_lite": _LATENT | {
+        "architectures": ["Glm4MoeLiteForCausalLM"], "dtype": "bfloat16", "model_type": "glm4_moe_lite",
+        "n_shared_experts": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
+        "q_lora_rank": 40, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+        "routed_scaling_factor": 1.8, "topk_method": "noaux_tc",
     },
     "ernie4_5": _causal(
         "ernie4_5", "Ernie4_5ForCausalLM", compression_ratio=1.0, head_dim=16, hidden_act="silu", rms_norm_eps=1e-05,

@@ -53,6 +53,8 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_mixtral(shapes, config["num_local_experts"])
     if kind == "gemma4_text":
         shapes = _of_gemma4(shapes, config)
+    if "kv_lora_rank" in config:
+        shapes = _of_latent(shapes, config)
     offset = 0.0 if kind.startswith(("gemma", "muse")) and kind != "gemma4_text" else 1.0
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
@@ -126,6 +128,42 @@ def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
         "model.per_layer_model_projection.weight": (count * width, hidden),
         "model.per_layer_projection_norm.weight": (width,),
     }
+
+
+def _of_latent(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those of latent attention, with experts behind the first layer, and the layer of a drafter behind the last."""
+    heads, rank, hidden = config["num_attention_heads"], config["kv_lora_rank"], config["hidden_size"]
+    plain, rotated, values = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    queries, short, size = heads * (plain + rotated), config["q_lora_rank"], config["moe_intermediate_size"]
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, is_fed, part = name.partition(".mlp.")
+        if ".self_attn." in name:
+            continue
+        if not is_fed or at.endswith("layers.0"):
+            made[name] = shape
+            continue
+        for of, width in (
+            ("shared_experts", config["n_shared_experts"] * size),
+            *((f"experts.{i}", size) for i in range(4)),
+        ):
+            made[f"{at}.mlp.{of}.{part}"] = (hidden, width) if part.startswith("down") else (width, hidden)
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}."
+        of_queries = {"q_proj": (queries, hidden)}
+        if short:
+            of_queries = {"q_a_proj": (short, hidden), "q_a_layernorm": (short,), "q_b_proj": (queries, short)}
+        attention: _Shapes = of_queries | {
+            "kv_a_proj_with_mqa": (rank + rotated, hidden), "kv_a_layernorm": (rank,),
+            "kv_b_proj": (heads * (plain + values), rank), "o_proj": (hidden, heads * values),
+        }  # fmt: skip
+        made |= {f"{at}self_attn.{name}.weight": shape for name, shape in attention.items()}
+        if i:
+            made[f"{at}mlp.gate.weight"] = (4, hidden)
+            made |= {f"{at}mlp.gate.e_score_correction_bias": (4,)} if config["topk_method"] == "noaux_tc" else {}
+    if config.get("num_nextn_predict_layers"):
+        made[f"model.layers.{config['num_hidden_layers']}.eh_proj.weight"] = (hidden, 2 * hidden)
+    return made
 
 
 _AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")

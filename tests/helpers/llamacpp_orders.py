@@ -54,6 +54,49 @@ def add_varied_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str
     writer.add_tensor("rope_freqs.weight", divisors)
 
 
+def add_latent_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any], *, old: bool = False) -> None:
+    """The metadata of latent attention and its experts. old: as before llama.cpp computed with the short rows."""
+    latent = decoder.latent
+    assert latent is not None
+    writer.add_head_count_kv(decoder.num_heads if old else 1)
+    writer.add_kv_lora_rank(latent.rank)
+    if latent.query_rank:
+        writer.add_q_lora_rank(latent.query_rank)
+    if old:
+        writer.add_key_length(latent.head_size)
+        writer.add_value_length(latent.value_size)
+    else:
+        writer.add_key_length(latent.rank + latent.rotated)
+        writer.add_value_length(latent.rank)
+        writer.add_key_length_mla(latent.head_size)
+        writer.add_value_length_mla(latent.value_size)
+    rope = config["rope_parameters"]
+    if weight := rope.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
+    if experts := decoder.experts:
+        writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        if config["norm_topk_prob"]:
+            writer.add_expert_weights_norm(True)
+        if experts.router == "sigmoid" and not old:
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if config.get("n_group") and not old:
+            writer.add_expert_group_count(config["n_group"])
+            writer.add_expert_group_used_count(config["topk_group"])
+
+
+def latent_rows(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, Any]]:
+    """The matrix of keys and values as two, of which the keys' is transposed by head; other tensors as they are."""
+    latent = decoder.latent
+    if latent is None or not name.endswith("kv_b_proj.weight"):
+        yield name, values
+        return
+    both = values.reshape(decoder.num_heads, -1, latent.rank)
+    yield name.replace("kv_b", "k_b"), np.ascontiguousarray(both[:, : latent.plain].swapaxes(1, 2))
+    yield name.replace("kv_b", "v_b"), np.ascontiguousarray(both[:, latent.plain :])
+
+
 def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, Any]]:
     """A tensor of a checkpoint as llama.cpp names and stores it; names are still the checkpoint's."""
     name = name.replace("model.language_model.", "model.")

@@ -1,6 +1,7 @@
 """Tiny random models of many architectures, and what each has to be: see `outrider_export.architectures`."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ _DELTA_NET: dict[str, Any] = {
     },
 }  # fmt: skip
 _LOCAL_MOE = _LLAMA | {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
+_LATENT: dict[str, Any] = _ALL_HEADS | {
+    "num_hidden_layers": 3, "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 48, "n_routed_experts": NUM_EXPERTS,
+    "num_experts_per_tok": NUM_ACTIVE, "n_shared_experts": 2,
+}  # fmt: skip
+_MSCALE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 16, "mscale": 0.707,
+    "mscale_all_dim": 0.707, "beta_fast": 32.0, "beta_slow": 1.0,
+}  # fmt: skip
 _GPT2 = _IDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
 _GEMMA = {"head_dim": 32, "tie_word_embeddings": True}
@@ -57,6 +67,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "cohere": _LLAMA | {"logit_scale": 0.5, "tie_word_embeddings": True},
     "cohere2": _MIXED | {"logit_scale": 0.5, "head_dim": 16, "tie_word_embeddings": True},
+    "deepseek_v2": _LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.5, "rope_parameters": _MSCALE},
+    "deepseek_v3": _LATENT
+    | {"n_group": 2, "topk_group": 1, "rope_parameters": _MSCALE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
     "ernie4_5": _LLAMA | {"head_dim": 16},
     "exaone4": _MIXED | {"sliding_window_pattern": 4},
     "falcon": _IDS
@@ -72,6 +85,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "glm": _LLAMA | {"head_dim": 32},
     "glm4": _LLAMA | {"head_dim": 32},
+    "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "rms_norm_eps": 1e-5},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
@@ -135,6 +149,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": _FOUR | {"no_rope_layer_interval": 2},
     "stablelm": _LLAMA | {"partial_rotary_factor": 0.5},
     "starcoder2": _SLIDING,
+    "youtu": {key: _LATENT[key] for key in _LATENT if "expert" not in key and "first" not in key},
 }  # fmt: skip
 
 # Gemma 4's larger models: keys and values of one product where attention is full, none shared, no inputs by layer.
@@ -169,6 +184,8 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     model = AutoModelForCausalLM.from_config(config).float().eval()
     if architecture == "nemotron_h":
         _with_dense_parts(model)
+    if architecture == "deepseek_v2":
+        mend_deepseek_v2(model)
     for name, parameter in model.named_parameters():
         if name.endswith(
             "A_log"
@@ -179,7 +196,7 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)
     for name, buffer in model.named_buffers():
-        if name.endswith(("expert_bias", "layer_scalar")):
+        if name.endswith(("expert_bias", "correction_bias", "layer_scalar")):
             buffer += 0.3 * torch.randn_like(buffer)
     return model
 
@@ -203,6 +220,19 @@ def _with_dense_parts(model: Any) -> None:
         path.write_text(json.dumps(config), encoding="utf-8")
 
     model.save_pretrained = save_as_published
+
+
+def mend_deepseek_v2(model: Any) -> None:
+    """Have a DeepSeek V2 with YaRN scale products of queries and keys as its publishers do, and find its groups.
+
+    Transformers 5.5 does neither: see its pull request 47435 for the first. Later ones do.
+    """
+    rope = model.config.rope_parameters
+    weight, is_yarn = rope.get("mscale_all_dim"), rope["rope_type"] == "yarn"
+    for layer in model.model.layers:
+        if weight and is_yarn:
+            layer.self_attn.scaling *= (0.1 * weight * math.log(rope["factor"]) + 1) ** 2
+        layer.mlp.num_experts = model.config.n_routed_experts
 
 
 def do_not_scale_windows(model: Any) -> None:

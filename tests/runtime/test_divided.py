@@ -52,7 +52,8 @@ def _readable(chunk: Chunk) -> Chunk:
     """The same chunk, in a slot with blocks."""
 
     class Blocks:
-        length, adapter, blocks, state_calls = 0, None, np.arange(10, dtype=np.int32), ()
+        length, first_position, adapter = 0, 0, None
+        blocks, state_calls = np.arange(10, dtype=np.int32), ()
 
     return Chunk(Blocks(), chunk.token_ids, chunk.num_rows, generated=chunk.generated)
 

@@ -38,8 +38,11 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         weights.merge(read_adapter(Path(job["adapter"])))
     output = Path(job["output"])
     output.mkdir(parents=True)
-    if decoder.context_length is not None:
-        progress.note(f"Its context length is {decoder.context_length:,}: see 'LongRoPE' in docs/models.md.")
+    limit = decoder.context_length or (decoder.long_from if job["format"] == "onnx" else 0)
+    if limit:
+        progress.note(f"Its context length is {limit:,}: see 'LongRoPE' in docs/models.md.")
+    elif decoder.long_from:
+        progress.note(f"Texts of more than {decoder.long_from:,} tokens are rotated otherwise: see docs/models.md.")
     if not job["gguf"] and text_part(whole := read_json(Path(job["model"]) / "config.json")) != whole:
         progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
@@ -51,7 +54,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         packed = pack(weights, job["weights"], path, progress.advance, keep_finer=keep_finer)
         progress.phase("write")
         save(*build(decoder, weights, packed), output / "openvino_model.xml")
-    return {"tied_embeddings": HEAD not in matrices, "layers": describe_layers(decoder)}
+    layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
+    return {"tied_embeddings": HEAD not in matrices, "layers": layers}
 
 
 def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: Progress) -> None:
@@ -67,7 +71,8 @@ def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: P
             f"Each head of this model rotates {decoder.rotary_size} numbers, ONNX Runtime a multiple of {_ROTATED}: "
             "leave out --format onnx to have it run by OpenVINO."
         )
-    rotations = onnx_graph.rotations(decoder.ropes, decoder.context_length or job["geometry"]["context_length"])
+    limit = decoder.context_length or decoder.long_from
+    rotations = onnx_graph.rotations(decoder.ropes, limit or job["geometry"]["context_length"])
     path, keep_finer = output / f"{MODEL}.data", not job.get("is_draft")
     packed, others = onnx_pack.pack(weights, job["weights"], path, progress.advance, rotations, keep_finer=keep_finer)
     progress.phase("write")
@@ -101,8 +106,10 @@ def describe_layers(decoder: Decoder) -> dict[str, Any]:
     found |= {"layer_states": decoder.states} if decoder.states else {}
     if decoder.blocks is not None:
         found |= {"num_layers": len(decoder.layers), "head_size": decoder.head_size}
-    found |= {"kv_shapes": decoder.kv_shapes} if decoder.kv_shapes else {}
-    return found | ({} if decoder.context_length is None else {"context_length": decoder.context_length})
+    if decoder.latent is not None:
+        sizes = decoder.layers[0].sizes
+        found |= {"num_kv_heads": sizes.num_kv_heads, "head_size": sizes.head_size, "value_size": sizes.value_size}
+    return found | ({"kv_shapes": decoder.kv_shapes} if decoder.kv_shapes else {})
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ Source: Transformers 5.5, configuration_*.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
+from outrider_export.direct.latent import Latent, dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.sizes import FULL, Sizes, varied_sizes
 from outrider_export.direct.states import STATES, State
@@ -57,9 +58,10 @@ class Decoder:
     and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
     stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step: queries
     are multiplied by 1 + growth · ln(1 + ⌊position / step⌋). context_length: in tokens, where it is not config.json's.
+    long_from: texts with more tokens rotate by `Rope.long`; 0 if none does.
     num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
-    of the embedding that each layer has of its own; 0 if there is none. blocks: the
-    numbers of the layers' parts in files, where these are not those of the layers.
+    of the embedding that each layer has of its own; 0 if there is none. blocks: the numbers of the layers' parts in
+    files, where these are not those of the layers.
     """
 
     form: Form
@@ -82,6 +84,7 @@ class Decoder:
     query_step: int = 1
     tied: bool = False
     context_length: int | None = None
+    long_from: int = 0
     layer_input_size: int = 0
     blocks: Blocks | None = None
 
@@ -117,6 +120,11 @@ class Decoder:
         sizes = [layer.sizes for layer in self.layers if layer.state is None]
         found = tuple((each.num_kv_heads, each.head_size) if each.keys_of is None else (0, 0) for each in sizes)
         return found if len({*found}) > 1 else ()
+
+    @property
+    def latent(self) -> Latent | None:
+        """What keys and values are made of; None for products of the residual stream."""
+        return self.layers[0].sizes.latent
 
     @property
     def windows(self) -> list[int]:
@@ -215,18 +223,32 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         size = config.get("head_dim", config.get("attention_head_dim"))
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    head_size = int(config.get("head_dim") or hidden // heads)
-    sizes = Sizes(int(config.get("num_key_value_heads") or heads), head_size, _mlp_size(config))
+    latent = latent_of(config) if form.latent else None
+    if latent is None:
+        head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
+    else:
+        config = {**config, "attention_multiplier": scale_of(latent, config), **dense_layers(config)}
+        head_size, kv_heads = latent.head_size, heads
+    sizes = Sizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
     if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
-    experts = [experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped) for i in range(len(states))]
+    experts = [
+        experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped, grouped=form.latent)
+        for i in range(len(states))
+    ]
     windows = _windows(form, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
-    if form.shared and any(experts) and not all(experts):
+    if form.shared and any(experts) and not all(experts) and latent is None:
         raise ValueError("layers with and without experts beside a shared one")
-    ropes, context = _ropes(form, config, {FULL: full_size, SLIDING: head_size})
+    of_layers = varied_sizes(config, sizes) if form.varied else [sizes] * len(states)
+    if latent is not None and any(experts):
+        shared = replace(sizes, mlp_size=int(config["moe_intermediate_size"]) * int(config["n_shared_experts"]))
+        of_layers = [sizes if mixture is None else shared for mixture in experts]
+    rotated = full_size if latent is None else latent.rotated
+    ropes, limit = _ropes(form, config, {FULL: rotated, SLIDING: head_size})
+    has_long = ropes[FULL].long is not None
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
     growth, step = _query_growth(config)
@@ -248,7 +270,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
                 _rotations(form, config, windows),
                 states,
                 experts,
-                varied_sizes(config, sizes) if form.varied else [sizes] * len(states),
+                of_layers,
                 feeding,
                 strict=True,
             )
@@ -261,7 +283,8 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         query_growth=growth,
         query_step=step,
         tied=bool(config.get("tie_word_embeddings", False)),
-        context_length=context,
+        context_length=None if has_long else limit,
+        long_from=limit if has_long and limit else 0,
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
     )
@@ -320,7 +343,7 @@ def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
 
 
 def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Rope], int | None]:
-    """The rotations by kind of layer, and the context's length where they limit it. sizes: of heads, by kind."""
+    """The rotations by kind of layer, and the length up to which they hold, if any. sizes: of heads, by kind."""
     context = int(config["max_position_embeddings"])
     given = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
     whole = {"rope_theta": config.get("rope_theta", 10_000.0)}

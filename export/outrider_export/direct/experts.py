@@ -26,9 +26,11 @@ _MOST_EXPERTS = 4096
 
 
 def experts_of(
-    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False
+    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False, grouped: bool = False
 ) -> Experts | None:
     """The mixture of layer i by a config.json; None if its feed-forward part is dense. router: "" for dense models.
+
+    grouped: experts may be in groups, and their weights may be scaled, as DeepSeek V2's.
 
     Raises:
         KeyError, ValueError: when it says nothing, or too much.
@@ -48,11 +50,29 @@ def experts_of(
     if not (0 < active <= count <= _MOST_EXPERTS and 0 < size <= MOST_WIDTH):
         raise ValueError(f"{active} of {count} experts with {size} numbers")
     is_sigmoid = router == "sigmoid"
+    groups, active_groups = _groups_of(config, is_sigmoid) if grouped else (1, 1)
+    if count % groups or not 0 < active_groups <= groups or active > count // groups * active_groups:
+        raise ValueError(f"{active} of {count} experts in {active_groups} of {groups} groups")
     return Experts(
         hidden, count, active, size, router,
         normalised=bool(config.get("norm_topk_prob", False)),
-        eps=1e-6 if is_sigmoid else 0.0,
-        scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid else 1.0,
+        eps=(1e-20 if grouped else 1e-6) if is_sigmoid else 0.0,
+        scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid or grouped else 1.0,
         shared=shared,
         clamped=clamped,
+        groups=groups,
+        active_groups=active_groups,
     )  # fmt: skip
+
+
+def _groups_of(config: Mapping[str, Any], is_sigmoid: bool) -> tuple[int, int]:
+    """How many groups the experts are in, and how many of them a token chooses from."""
+    method = config.get("topk_method", "noaux_tc" if is_sigmoid else "greedy")
+    if method not in ("greedy", "noaux_tc" if is_sigmoid else "group_limited_greedy"):
+        raise ValueError(f"topk_method={method!r}")
+    scoring = config.get("scoring_func", "sigmoid" if is_sigmoid else "softmax")
+    if is_sigmoid != (scoring == "sigmoid"):
+        raise ValueError(f"scoring_func={scoring!r}")
+    if method == "greedy":
+        return 1, 1
+    return int(config.get("n_group", 1)), int(config.get("topk_group", 1))

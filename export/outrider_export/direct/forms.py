@@ -52,7 +52,8 @@ class Form:
     other names here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys:
     what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
     "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
-    in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled.
+    in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled. latent: keys
+    and values are made of a short row of each token, see `Latent`, and experts may be in groups.
     defaults: what Transformers takes for keys that config.json lacks.
     """
 
@@ -83,6 +84,7 @@ class Form:
     shared: str = ""
     clamped: bool = False
     varied: bool = False
+    latent: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -212,6 +214,29 @@ _OF_MINISTRAL3: dict[str, Any] = {
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
     },
 }  # fmt: skip
+_LATENT: dict[str, Any] = {"interleaved": True, "gguf_interleaved": True, "latent": True}
+_OF_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+}  # fmt: skip
+_LATENT_MOE: dict[str, Any] = _LATENT | {
+    "shared": "added",
+    "keys": {"num_experts": "n_routed_experts", "num_dense_layers": "first_k_dense_replace"},
+    "names": _NAMES_OF_QWEN_MOE
+    | {f"mlp.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
+    | {f"{CHOICE}.bias": "mlp.gate.e_score_correction_bias"},
+}
+_OF_DEEPSEEK_V2 = _OF_LATENT | {
+    "num_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, "num_dense_layers": 0,
+}  # fmt: skip
+_OF_DEEPSEEK_V3 = _OF_LATENT | {
+    "num_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048, "num_dense_layers": 3,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "norm_topk_prob": True,
+}  # fmt: skip
+_OF_GLM4_MOE_LITE = _OF_LATENT | {
+    "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5,
+    "num_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_dense_layers": 1,
+    "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5 (Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's conversion/*.py and
@@ -219,6 +244,8 @@ _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
+        Form("deepseek_v2", "deepseek2", router="softmax", **_LATENT_MOE, defaults=_OF_DEEPSEEK_V2),
+        Form("deepseek_v3", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_DEEPSEEK_V3),
         Form(
             "ernie4_5", "ernie4_5", interleaved=True, gguf_interleaved=True,
             defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
@@ -240,6 +267,7 @@ FORMS: dict[str, Form] = {
         Form(
             "glm4", "glm4", norms=_SANDWICH, interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM
         ),
+        Form("glm4_moe_lite", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_GLM4_MOE_LITE),
         Form(
             "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
             names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",
@@ -331,6 +359,7 @@ FORMS: dict[str, Form] = {
             defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
         ),
         Form("stablelm", norm="layer", defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
+        Form("youtu", "deepseek2", **_LATENT, defaults=_OF_LATENT | {"tie_word_embeddings": True}),
     )
 }  # fmt: skip
 BY_GGUF: dict[str, Form] = {form.gguf: form for form in reversed(FORMS.values()) if form.gguf}  # the first of each

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from outrider_export.direct.blocks import MLP
 from outrider_export.direct.describe import SLIDING, Decoder, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.sizes import FULL
@@ -60,7 +61,8 @@ _ROPE_KEYS = {
 }
 # Settings that change what is computed, in a way that the graph does not have.
 _REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
-_SHORT, _DIVISORS = "rope_factors_short.weight", "rope_freqs.weight"
+_SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+_DIVISORS = "rope_freqs.weight"
 _PATTERN = "attention.sliding_window_pattern"
 # The kind of layers without keys and values, in `layer_types`.
 _STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba"}
@@ -114,6 +116,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         form = FORMS["mixtral"]
     if form is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
+    if form.latent:
+        form = FORMS[name_of(header)]
 
     def find(keys: dict[str, str], prefix: str = "") -> dict[str, Any]:
         found = {ours: header.metadata.get(header.of_architecture(prefix + theirs)) for ours, theirs in keys.items()}
@@ -128,6 +132,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         raise NotDirect("no rotation of queries and keys")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
+    if form.latent:
+        config |= {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config | latent_config(header)
     if config.get("num_experts") and not form.router:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
     if form.name == "qwen3_moe":  # llama.cpp divides by the sum of weights always
@@ -144,7 +150,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
     rotated = header.metadata.get(header.of_architecture("rope.dimension_count"))
-    if rotated and size and not form.varied:
+    if rotated and size and not form.varied and not form.latent:
         config["partial_rotary_factor"] = rotated / size
     if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
         is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
@@ -161,6 +167,9 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         rope["truncate"] = False
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
+        rope |= {"long_factor": _floats(header, _LONG).tolist()} if _LONG in header.tensors else {}
+    if form.latent:
+        unscaled(rope)
     if "mscale_all_dim" in rope:  # as Ministral 3's
         rope["mscale"] = rope["mscale_all_dim"]
     if growth := config.pop("temperature_scale", 0):

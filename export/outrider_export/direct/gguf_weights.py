@@ -48,7 +48,10 @@ _PARTS = {
     "self_attn.qkv_proj": "attn_qkv", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks", "self_attn.output_gate": "attn_gate",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
-    "conv.conv": "shortconv.conv",
+    "conv.conv": "shortconv.conv", "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b", "self_attn.v_b_proj": "attn_v_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     ROUTER: "ffn_gate_inp", CHOICE: "exp_probs_b", GATE: "ffn_gate_exps", UP: "ffn_up_exps", DOWN: "ffn_down_exps",
     GATE_UP: "ffn_gate_up_exps", SHARED_GATE: "ffn_gate_inp_shexp",
     "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "linear_attn.in_proj_qkv": "attn_qkv",
@@ -82,8 +85,7 @@ class GGUFWeights(Weights):
             norms.before_attention: "attn_norm", norms.after_attention: "post_attention_norm",
             norms.before_mlp: _BEFORE_MLP.get(decoder.form.gguf, "ffn_norm"), norms.after_mlp: "post_ffw_norm",
         }  # fmt: skip
-        if decoder.experts is not None and decoder.experts.shared not in ("", "beside"):
-            self._parts |= _SHARED
+        self._has_shared = decoder.experts is not None and decoder.experts.shared not in ("", "beside")
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`."""
@@ -95,7 +97,7 @@ class GGUFWeights(Weights):
                 found = f"{_NORM_OF_LFM2}.{kind}"
         else:
             *_, layer, part = ["", "", *module.split(".", 3)][-2:]
-            found = f"blk.{layer}.{_WHOLE.get(kind) or _SCALES.get(part) or f'{self._parts.get(part)}.{kind}'}"
+            found = f"blk.{layer}.{_WHOLE.get(kind) or _SCALES.get(part) or f'{self._part_of(layer, part)}.{kind}'}"
         if found not in self._header.tensors:
             return None
         stored = stored_in(self._header, found)
@@ -103,6 +105,12 @@ class GGUFWeights(Weights):
         if isinstance(state, GatedDeltaNet) and self._header.architecture not in _BY_KEY_HEAD:
             stored = _by_key_head(stored, module.rsplit(".", 1)[-1], kind, state)
         return _logarithms(stored) if kind == "A_log" else stored
+
+    def _part_of(self, layer: str, part: str) -> str | None:
+        """What a file calls a part of a layer: of the shared expert where there are others, too."""
+        if self._has_shared and part in _SHARED and self.decoder.layers[int(layer)].experts is not None:
+            return _SHARED[part]
+        return self._parts.get(part)
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""

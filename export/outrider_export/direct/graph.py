@@ -21,6 +21,7 @@ from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER, ROUTER_SCALE, SHARED_GATE, Experts
+from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
 from outrider_export.direct.masks import Masks, integer, unsqueezed
 from outrider_export.direct.norms import floats, rms_norm
@@ -29,7 +30,8 @@ from outrider_export.direct.pack import Packed
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
-from outrider_export.direct.save import Stored
+from outrider_export.direct.rotation import angles_of
+from outrider_export.direct.save import Stored, share_constants
 from outrider_export.direct.sizes import Sizes
 from outrider_export.direct.weights import (
     EMBEDDING,
@@ -92,7 +94,7 @@ class _Builder:
         model = ov.Model(
             [result("logits", logits)], self.sinks, [*inputs, *(node for node, _ in self.stored)], "decoder"
         )
-        _share_constants(model)
+        share_constants(model)
         return model
 
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
@@ -145,8 +147,10 @@ class _Builder:
 
     def _attention(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
         decoder, sizes = self.decoder, layer.sizes
-        heads, size = decoder.num_heads, sizes.head_size
-        projected, gate = self._project(i, "self_attn.q_proj", x), None
+        heads, read, part, gate = decoder.num_heads, x, Q, None
+        if sizes.latent is not None and sizes.latent.query_rank:
+            read, part = self._norm(layer_name(i, Q_NORM), self._project(i, Q_A, x), EPS), Q_B
+        projected = self._project(i, part, read)
         if decoder.form.gated:
             projected, gate = self._gated(projected)
         elif decoder.form.gate:
@@ -168,7 +172,7 @@ class _Builder:
             inputs = [part.output(0) for part in parts]
             found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
-        found = ops.reshape(found, ints(0, 0, heads * size), special_zero=True)
+        found = ops.reshape(found, ints(0, 0, heads * sizes.value_size), special_zero=True)
         if gate is not None:
             found = ops.multiply(found, ops.sigmoid(gate))
         return self._project(i, "self_attn.o_proj", found)
@@ -177,17 +181,32 @@ class _Builder:
         """Those of all tokens, each [batch, heads, tokens, size]."""
         sizes, number = layer.sizes, self._number_of(i)
         heads, size = sizes.num_kv_heads, sizes.head_size
-        made = self._project(i, "self_attn.k_proj", x)
-        keys = self._placed(i, "k", made, heads, layer)
-        made = made if sizes.values_are_keys else self._project(i, "self_attn.v_proj", x)
-        if self.decoder.form.varied:
-            made = ops.reshape(made, ints(0, 0, heads, size), special_zero=True)
-            made = rms_norm(made, None, self.decoder.eps)
-        values = self._heads(made, heads, size)
+        if sizes.latent is not None:
+            keys, values = self._from_latent(i, layer, sizes.latent, x)
+        else:
+            made = self._project(i, "self_attn.k_proj", x)
+            keys = self._placed(i, "k", made, heads, layer)
+            made = made if sizes.values_are_keys else self._project(i, "self_attn.v_proj", x)
+            if self.decoder.form.varied:
+                made = ops.reshape(made, ints(0, 0, heads, size), special_zero=True)
+                made = rms_norm(made, None, self.decoder.eps)
+            values = self._heads(made, heads, size)
         return [
-            self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each, sizes)
-            for name, each in (("key", keys), ("value", values))
+            self._cached(f"past_key_values.{number}.{name}present.{number}.{name}", each, heads, width)
+            for name, each, width in (("key", keys, size), ("value", values, sizes.value_size))
         ]
+
+    def _from_latent(self, i: int, layer: Layer, latent: Latent, x: ov.Node) -> tuple[ov.Node, ov.Node]:
+        """Keys and values [batch, heads, tokens, size] of each token's short row.
+
+        The first numbers of a key are rotated, and are the same in all heads.
+        """
+        made, heads = self._project(i, KV_A, x), self.decoder.num_heads
+        short = self._norm(layer_name(i, KV_NORM), _slice(made, 0, latent.rank, 2), EPS)
+        turned = self._heads(_slice(made, latent.rank, _END, 2), 1, latent.rotated)
+        turned = ops.tile(self._rotated(turned, layer, latent.rotated), ints(1, heads, 1, 1))
+        keys = ops.concat([turned, self._heads(self._project(i, K_B, short), heads, latent.plain)], -1)
+        return keys, self._heads(self._project(i, V_B, short), heads, latent.value_size)
 
     def _placed(self, i: int, kind: str, x: ov.Node, num_heads: int, layer: Layer) -> ov.Node:
         """Queries or keys [batch, heads, tokens, size] after their norm, if they have one, and their rotation."""
@@ -313,8 +332,7 @@ class _Builder:
 
     def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines, float32 [batch, 1, tokens, 2n]."""
-        positions = ops.convert(ops.unsqueeze(self.position_ids, integer(1)), "f32")
-        angles = ops.matmul(floats(rope.frequencies.reshape(1, -1, 1)), positions, False, False)
+        angles = angles_of(rope, ops.unsqueeze(self.position_ids, integer(1)))
         angles = ops.transpose(angles, ops.constant(np.array([0, 2, 1], np.int32)))
         angles = ops.concat([angles, angles], -1)
         cosines, sines = (
@@ -343,9 +361,8 @@ class _Builder:
         found = ops.add(ops.multiply(x, cosines), ops.multiply(turned, sines))
         return ops.concat([found, _slice(whole, rotary, _END)], -1) if rotary < size else found
 
-    def _cached(self, name: str, x: ov.Node, sizes: Sizes) -> ov.Node:
+    def _cached(self, name: str, x: ov.Node, heads: int, size: int) -> ov.Node:
         """Keys or values [batch, heads, tokens, size] behind those of earlier calls."""
-        heads, size = sizes.num_kv_heads, sizes.head_size
         shape = ops.concat([self.batch, ints(heads), ints(0), ints(size)], 0)
         empty = ops.broadcast(ops.constant(np.float32(0)), shape)
         info = util.VariableInfo()
@@ -370,25 +387,11 @@ class _Builder:
 
 
 _END = 2**63 - 1
-_FEW_BYTES = 128  # of constants that are shared
-
-
-def _share_constants(model: ov.Model) -> None:
-    """Have equal small constants once: the fewer nodes a graph has, the sooner it is read and compiled."""
-    known: dict[tuple[str, tuple[int, ...], bytes], ov.Output] = {}
-    for node in model.get_ops():
-        if node.get_type_name() == "Constant" and node.get_byte_size() <= _FEW_BYTES:
-            output = node.output(0)
-            key = str(node.get_element_type()), (*node.get_output_shape(0),), node.get_data().tobytes()
-            first = known.setdefault(key, output)
-            if first is not output:
-                for reader in output.get_target_inputs():
-                    reader.replace_source_output(first)
 
 
 def _scaled(x: ov.Node, factor: float) -> ov.Node:
     return x if factor == 1 else ops.multiply(x, ops.constant(np.float32(factor)))
 
 
-def _slice(x: ov.Node, begin: int, end: int) -> ov.Node:
-    return ops.slice(x, ints(begin), ints(end), ints(1), ints(3))
+def _slice(x: ov.Node, begin: int, end: int, axis: int = 3) -> ov.Node:
+    return ops.slice(x, ints(begin), ints(end), ints(1), ints(axis))

@@ -22,11 +22,12 @@ class Rope:
     """How queries and keys are rotated.
 
     frequencies: float32 [n], radians a position; the first 2n numbers of each head are rotated. scale: of sines and
-    cosines.
+    cosines. long: the frequencies of long texts; None if they are no others.
     """
 
     frequencies: Frequencies
     scale: float = 1.0
+    long: Frequencies | None = None
 
 
 def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope:
@@ -103,14 +104,17 @@ def _magnitude(factor: float, weight: Any) -> float:
 
 
 def _longrope(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
-    """LongRoPE by its short factors alone: see `settle_positions` in `outrider_export.architectures`."""
+    """LongRoPE: a set of factors up to the original context, and another one for longer texts."""
     original = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     scale = parameters.get("attention_factor")
     if scale is None:
         scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    factors: Frequencies = np.array(parameters["short_factor"], dtype=np.float32)
-    return Rope(plain / factors, float(scale))
+    short: Frequencies = np.array(parameters["short_factor"], dtype=np.float32)
+    if "long_factor" not in parameters:
+        return Rope(plain / short, float(scale))
+    long: Frequencies = np.array(parameters["long_factor"], dtype=np.float32)
+    return Rope(plain / short, float(scale), plain / long)
 
 
 _KINDS: dict[str, Callable[[Frequencies, Mapping[str, Any]], Rope]] = {

@@ -19,6 +19,7 @@ from outrider.models.backends.taps import ROOM, has_room
 
 # An input in place of a constant, and the constant's offset in the file, in bytes.
 Stored: TypeAlias = "tuple[ov.Node, int]"
+_FEW_BYTES = 128  # of constants that are shared
 
 
 def save(model: ov.Model, stored: list[Stored], path: Path) -> None:
@@ -53,3 +54,16 @@ def save(model: ov.Model, stored: list[Stored], path: Path) -> None:
 def _num_bytes(node: ov.Node) -> int:
     num_bits: int = math.prod(node.get_output_shape(0)) * node.get_output_element_type(0).bitwidth
     return num_bits // 8
+
+
+def share_constants(model: ov.Model) -> None:
+    """Have equal small constants once: the fewer nodes a graph has, the sooner it is read and compiled."""
+    known: dict[tuple[str, tuple[int, ...], bytes], ov.Output] = {}
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and node.get_byte_size() <= _FEW_BYTES:
+            output = node.output(0)
+            key = str(node.get_element_type()), (*node.get_output_shape(0),), node.get_data().tobytes()
+            first = known.setdefault(key, output)
+            if first is not output:
+                for reader in output.get_target_inputs():
+                    reader.replace_source_output(first)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider_export.direct.latent import Latent
+
 FULL = "full_attention"
 
 
@@ -20,7 +22,7 @@ class Sizes:
     """Of a layer: heads of keys and values, numbers in a head, and numbers between its dense products.
 
     keys_of: the earlier layer whose keys and values it reads; None if it has its own. values_are_keys: one product
-    makes both.
+    makes both. latent: what keys and values are made of, where a short row of each token makes them.
     """
 
     num_kv_heads: int
@@ -28,6 +30,12 @@ class Sizes:
     mlp_size: int
     keys_of: int | None = None
     values_are_keys: bool = False
+    latent: Latent | None = None
+
+    @property
+    def value_size(self) -> int:
+        """Numbers in a head of values."""
+        return self.head_size if self.latent is None else self.latent.value_size
 
 
 def varied_sizes(config: Mapping[str, Any], sizes: Sizes) -> list[Sizes]:

@@ -19,6 +19,7 @@ from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
+from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
 from outrider_export.direct.states import GatedDeltaNet, State
 from outrider_export.sources import name_in_text
 
@@ -49,6 +50,8 @@ def layer_of(name: str) -> tuple[int | None, str]:
 
 def attention_of(layer: Layer) -> list[str]:
     """The matrices of a layer's attention."""
+    if layer.sizes.latent is not None:
+        return [*layer.sizes.latent.parts]
     lacking = {"self_attn.v_proj"} if layer.sizes.values_are_keys else set()
     lacking |= {"self_attn.k_proj", "self_attn.v_proj"} if layer.sizes.keys_of is not None else set()
     return [name for name in ATTENTION if name not in lacking]
@@ -130,24 +133,43 @@ class Weights(ABC):
         state = self.state_of(name)
         if isinstance(state, GatedDeltaNet) and self.stored(f"{name}.weight") is None:
             return self._in_fused(name, state)
+        if self.decoder.latent is not None and part in (K_B, V_B) and (own := self.stored(f"{name}.weight")):
+            return self._by_head(name, own, self.decoder.latent)
         module, span = place_of(name, self.decoder)
         whole = self.stored(f"{module}.weight")
         found = self._part(name, "weight")
         if whole is None or found is None:
             raise self.missing(f"{module}.weight")
         self._check_shape(module, whole.shape, self._shape_of(module))
-        found = self._changed(module, found, span)
+        in_order = self.rows_of(name, whole.shape[0]) if self.decoder.form.interleaved else span
+        found = self._changed(module, found, in_order)
         return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
-    def _changed(self, module: str, found: Stored, span: slice | None = None) -> Stored:
+    def _changed(self, module: str, found: Stored, rows: slice | Indices | None = None) -> Stored:
         """A module's matrix, or these of its rows, with what an adapter adds."""
         change = self._changes.get(module)
         if change is None:
             return found
-        up = change.up[span or slice(None)]  # an adapter's rows are in a checkpoint's order
+        up = change.up[slice(None) if rows is None else rows]  # an adapter's rows are in a checkpoint's order
         return Stored(
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
         )
+
+    def _by_head(self, name: str, own: Stored, latent: Latent) -> Stored:
+        """What makes keys or values of a short row, where a file has both apart: of keys, each head is transposed."""
+        heads, size, rank = self.decoder.num_heads, latent.plain, latent.rank
+        is_turned = name.endswith(K_B)
+        self._check_shape(name, own.shape, (heads * rank, size) if is_turned else (heads * latent.value_size, rank))
+        if not is_turned:
+            return own
+
+        def read(part: slice | Indices) -> Rows:
+            rows = np.arange(heads * size)[part]
+            first, last = int(rows.min()) // size, int(rows.max()) // size + 1
+            turned = own.read(slice(first * rank, last * rank)).reshape(-1, rank, size).swapaxes(1, 2)
+            return turned.reshape(-1, rank)[rows - first * size]
+
+        return Stored((heads * size, rank), own.num_bytes, read)
 
     def _in_fused(self, name: str, state: GatedDeltaNet) -> Stored:
         """A projection of a gated delta net that is in one matrix with another one."""
@@ -260,6 +282,8 @@ class Weights(ABC):
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:
             return layer.experts.count, hidden
+        if decoder.latent is not None and part in (shapes := decoder.latent.shapes(hidden, decoder.num_heads)):
+            return shapes[part]
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
             "o_proj": (hidden, attended), "output_gate": (attended, hidden), "qkv_proj": (queries + 2 * keys, hidden),
@@ -310,6 +334,8 @@ class Weights(ABC):
     def rows_of(self, name: str, count: int) -> Indices | None:
         """Which of a tensor's `count` rows are this module's, in its order; None for all as they are."""
         _, span = place_of(name, self.decoder)
+        if self.decoder.latent is not None:
+            return rows_in_checkpoint(layer_of(name)[1], self.decoder.latent, self.decoder.num_heads)[1]
         heads = {"q_proj": self.decoder.num_heads, "k_proj": self.decoder.num_kv_heads}.get(name.rsplit(".", 1)[-1])
         order = halves_order(heads, self.decoder.head_size, self.decoder.rotary_size) if heads else None
         if not self._interleaved or order is None:
@@ -336,6 +362,8 @@ def _one_below_the_other(whole: Stored, count: int) -> Stored:
 
 def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     """The module that holds a projection, and which of its rows; None for all."""
+    if decoder.latent is not None and (i := layer_of(name)[0]) is not None:
+        return layer_name(i, rows_in_checkpoint(layer_of(name)[1], decoder.latent, decoder.num_heads)[0]), None
     layer, _, part = name.rpartition(".")
     queries, keys = decoder.head_size * decoder.num_heads, decoder.head_size * decoder.num_kv_heads
     fused = {"q_proj": (0, queries), "k_proj": (queries, keys), "v_proj": (queries + keys, keys)}

@@ -23,7 +23,6 @@ _UNGATED = "its experts have no gate, and OpenVINO would compute all of them for
 _ALIBI = "OpenVINO's paged attention computes its position biases differently than in training"
 _LOCAL = "OpenVINO's paged attention ignores the window of its local attention"
 _CHUNKS = "its layers attend within chunks, and a paged cache supports only sliding windows"
-_LATENT = "optimum-intel exports its latent attention only with Transformers before 4.54"
 _ANOTHER = "choose a model of the table in docs/models.md, such as Llama 3, Qwen3 or Gemma 3"
 
 # By model_type of config.json, and by GGUF's general.architecture where that is another name.
@@ -39,7 +38,6 @@ REFUSED: dict[str, str] = (
         _RULE,
     )
     | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "llama4_text": _CHUNKS}
-    | dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2"), _LATENT)
 )  # fmt: skip
 _OF_LAYERS = {"chunked_attention": _CHUNKS, "moe": _UNGATED}
 # Programs that run them. Sources: llama.cpp's gguf-py/gguf/constants.py and conversion/, vLLM's

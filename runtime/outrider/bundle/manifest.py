@@ -66,17 +66,24 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # By layer with attention, the heads of its own keys and values, and their size; (0, 0): it reads an earlier
     # layer's. (): all have num_kv_heads of head_size.
     kv_shapes: tuple[tuple[HeadCount, HeadCount], ...] = ()
+    value_size: HeadCount = 0  # numbers in a head of values, if not head_size; 0 if so
+    long_from: NonNegative = 0  # longer texts are rotated by a second set of frequencies (LongRoPE); 0: there is none
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int], ...]:
-        """The heads of keys and values and their size, of each layer that has such in the cache."""
+        """The heads of keys and values and the size of their keys, of each layer that has such in the cache."""
         alike = ((self.num_kv_heads, self.head_size),) * self.num_attention_layers
         return tuple(shape for shape in self.kv_shapes or alike if all(shape))
 
     @property
     def numbers_per_token(self) -> int:
         """Numbers that the keys and values of a token have, over all layers."""
-        return 2 * sum(heads * size for heads, size in self.cache_shapes)
+        return sum(heads * (size + (self.value_size or size)) for heads, size in self.cache_shapes)
+
+    @property
+    def attended_size(self) -> int:
+        """Numbers that the heads of a layer's attention give together."""
+        return self.num_heads * (self.value_size or self.head_size)
 
     @property
     def num_cached_layers(self) -> int:

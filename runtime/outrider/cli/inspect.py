@@ -143,7 +143,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "architecture": geometry.architecture,
         "weights": model.weights,
         "format": model.format,
-        "longest context": f"{geometry.context_length:,} tokens",
+        "longest context": f"{geometry.context_length:,} tokens{_long(geometry)}",
         "vocabulary": _vocabulary(model),
         "layers": f"{geometry.num_layers}, {_states(geometry)}hidden size {geometry.hidden_size:,}",
         "attention heads": _heads(geometry),
@@ -187,12 +187,17 @@ def _states(geometry: Geometry) -> str:
 
 def _heads(geometry: Geometry) -> str:
     if not geometry.kv_shapes:
-        return f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size {geometry.head_size}"
+        values = f", of values {geometry.value_size}" if geometry.value_size else ""
+        return f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size {geometry.head_size}{values}"
     shapes = Counter(geometry.cache_shapes)
     own = " and ".join(f"{heads}, size {size} ({count} layers)" for (heads, size), count in sorted(shapes.items()))
     others = len(geometry.kv_shapes) - shapes.total()
     shared = f"; {others} layers read the keys and values of others" if others else ""
     return f"{geometry.num_heads}, with key-value heads: {own}{shared}"
+
+
+def _long(geometry: Geometry) -> str:
+    return f", rotated otherwise from {geometry.long_from:,} on" if geometry.long_from else ""
 
 
 def _windows(geometry: Geometry) -> str:

@@ -84,8 +84,8 @@ class PrefixCheck:
 
     def _begin(self, main: Backend, text: Sequence) -> None:
         """Compute the row from the cache, and open a slot for the fresh reading."""
-        prompt = Prompt((), adapter=text.adapter, source=text.source, embeds=text.embeds, counted=False)
-        cached = dataclasses.replace(prompt, token_ids=text.token_ids, scope=text.scope, answers=text.answers)
+        prompt = Prompt((), text.scope, text.embeds, adapter=text.adapter, source=text.source, counted=False)
+        cached = dataclasses.replace(prompt, token_ids=text.token_ids, answers=text.answers)
         slot = main.open(len(text), cached)
         if slot is not None:
             try:

@@ -114,6 +114,8 @@ class Preparation:
         scope = whole.scope
         if config.adapter is not None:
             scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope
+        long_from = self.loaded["main"].backend.capabilities.long_from
+        scope = Prompt((), scope).of_length(len(token_ids) + max_new_tokens, long_from).scope
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed

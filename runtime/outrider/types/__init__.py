@@ -47,11 +47,12 @@ from outrider.types.drafting import (
     Requirements,
     Turn,
 )
-from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span
+from outrider.types.prompt import LONG_POSITION, NO_PROMPT, Prompt, Source, Span
 from outrider.types.randomness import Distribution, Noise
 from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
 __all__ = [
+    "LONG_POSITION",
     "NO_DRAFT",
     "NO_PROMPT",
     "UNKNOWN_KEY",

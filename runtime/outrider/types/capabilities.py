@@ -210,6 +210,7 @@ class Capabilities:
     adapters: tuple[str, ...] = ()  # that slots can be opened with
     reads_sources: bool = False  # has an encoder, which reads `Prompt.source`
     embeds_width: int = 0  # of the embeddings that prompts may have instead of tokens; 0: it reads token ids only
+    long_from: int = 0  # slots for more tokens are rotated by a second set of frequencies; 0: there is none
     states: bool = False  # some layers keep a state: slots go back, and prefixes begin, where there is a row of it
 
     @property

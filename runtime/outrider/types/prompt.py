@@ -72,6 +72,11 @@ class Source:
         return self.values.tolist() if self.kind == "text" else []
 
 
+# Of texts that are rotated by a second set of frequencies: the first position, and how their scope begins.
+LONG_POSITION = 1 << 24
+LONG_SCOPE = b"\0long "
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The input that a sequence begins with.
@@ -130,6 +135,20 @@ class Prompt:
                 "(begin, end), in the order of the text."
             )
         object.__setattr__(self, "answers", parts)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is rotated by the second set of frequencies, if the model has one, however short it is."""
+        return self.scope.startswith(LONG_SCOPE)
+
+    def of_length(self, num_tokens: int, long_from: int) -> Prompt:
+        """The prompt of a text that may have so many tokens, with the scope of long ones if it is one.
+
+        Keys and values of the two sets differ, so the prefix cache does not mix them.
+        """
+        if not long_from or num_tokens <= long_from or self.is_long:
+            return self
+        return replace(self, scope=LONG_SCOPE + self.scope)
 
     def with_marked_answers(self) -> Prompt:
         """The prompt with the answers' tokens as they are in the prefix cache of a backend with separate rows."""

@@ -69,7 +69,7 @@ def _load_fixed(spec: ModelSpec) -> CompiledModel:
         )
     return OpenVINONpu(
         spec.path,
-        context_length=spec.model.geometry.context_length,
+        context_length=spec.model.geometry.long_from or spec.model.geometry.context_length,
         # A draft model reads one token, or two after a draft that was accepted whole.
         max_rows=(options.npu_window or 16) if spec.is_main else 2,
         max_prompt_tokens=options.npu_max_prompt_tokens,
@@ -92,7 +92,7 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
         read_decoder,
         features=spec.features,
         adapters=spec.adapters,
-        attended=geometry.num_heads * geometry.head_size,
+        attended=geometry.attended_size,
         embeds=spec.model.vision is not None,
         windows=geometry.sliding_windows,
     )
@@ -104,4 +104,5 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
         cuts=spec.cuts,
         adapters=spec.adapters,
         columns=spec.columns,
+        long_from=geometry.long_from,
     )

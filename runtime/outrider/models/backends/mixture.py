@@ -34,6 +34,8 @@ class Experts:
     "beside": it and the experts have norms of their own around them, and the router reads a row before any norm.
     normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
     clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
+    groups: of neighbours, of which the best `active_groups` are chosen first: by their best score, or for "sigmoid" by
+    the sum of their two best.
     """
 
     hidden: int
@@ -46,6 +48,8 @@ class Experts:
     scale: float = 1.0
     shared: str = ""
     clamped: bool = False
+    groups: int = 1
+    active_groups: int = 1
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
@@ -128,6 +132,8 @@ def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, 
         scores = ops.sigmoid(scores)
     choice = router.choice
     judged = scores if choice is None else ops.add(scores, ops.constant(choice.reshape(1, -1)))
+    if experts.active_groups < experts.groups:
+        judged = _in_best_groups(experts, judged)
     best = ops.topk(judged, active, -1, "max", "value", "i32")
     values = best.output(0) if choice is None else ops.gather_elements(scores, best.output(1), 1).output(0)
     if experts.router == "top_softmax":
@@ -142,6 +148,25 @@ def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, 
         scales = ops.gather(ops.constant(router.scales), best.output(1), ops.constant(np.int64(0)))
         values = ops.multiply(values, scales).output(0)
     return best.output(1), values
+
+
+def _in_best_groups(experts: Experts, scores: ov.Node) -> ov.Node:
+    """Scores float32 [rows, experts], with zeros in groups that are not chosen.
+
+    Source: Transformers 5.5, `route_tokens_to_experts` of models/deepseek_v2 and deepseek_v3.
+    """
+    zero, one, axis = (ops.constant(np.int64(number)) for number in (0, 1, 2))
+    apart = ops.reshape(scores, ints(-1, experts.groups, experts.count // experts.groups), special_zero=False)
+    num_best = ops.constant(np.int64(2 if experts.router == "sigmoid" else 1))
+    best = ops.topk(apart, num_best, 2, "max", "value", "i32").output(0)
+    of_groups = ops.reduce_sum(best, axis, False)
+    chosen = ops.topk(of_groups, ops.constant(np.int64(experts.active_groups)), 1, "max", "value", "i32").output(1)
+    none = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(of_groups, "i64"))
+    ones = ops.broadcast(ops.constant(np.float32(1)), ops.shape_of(chosen, "i64"))
+    mask = ops.scatter_elements_update(none, chosen, ones, one)
+    kept = ops.multiply(apart, ops.unsqueeze(mask, axis))
+    count = ops.gather(ops.shape_of(scores, "i64"), ints(0), zero)
+    return ops.reshape(kept, ops.concat([count, ints(experts.count)], 0), special_zero=False)
 
 
 def _summed(experts: Experts, made: ov.Node, x: ov.Node, chosen: ov.Output, weights: ov.Output) -> ov.Node:

@@ -36,6 +36,7 @@ from outrider.models.divided import DividedCall, divide
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, Prefixes
 from outrider.system.core import new_core
 from outrider.types import (
+    LONG_POSITION,
     NO_PROMPT,
     CacheUse,
     Capabilities,
@@ -68,7 +69,8 @@ class OpenVINOPaged(MeasuredBackend):
     features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes
     its graph with a paged cache. cuts: the layers before which it is cut into segments; see `OpenVINOLayers`. adapters:
     those that `build` puts into the graph. releases: whether the pages of the model's file are released after the first
-    call, which has packed the weights. columns: that products are widened to; see `append_columns`.
+    call, which has packed the weights. columns: that products are widened to; see `append_columns`. long_from: see
+    `Capabilities`.
 
     Raises:
         OptionError: for a device that is not there.
@@ -78,6 +80,7 @@ class OpenVINOPaged(MeasuredBackend):
 
     runtime = "OpenVINO"
     can_divide = True
+    _long_from = 0
     _unpacked: Path | None = None  # the file of weights that the first call packs
 
     def __init__(
@@ -96,6 +99,7 @@ class OpenVINOPaged(MeasuredBackend):
         adapters: Adapters | None = None,
         releases: bool = True,
         columns: int = 0,
+        long_from: int = 0,
     ) -> None:
         core = new_core()
         check_device(core, device)
@@ -110,7 +114,7 @@ class OpenVINOPaged(MeasuredBackend):
             )
         except (RuntimeError, TypeError) as error:
             raise compile_error(core, device, model_path.parent.name, error) from error
-        self.columns = columns
+        self.columns, self._long_from = columns, long_from
         self._begin(core, compiled, device, vocab_size, tuple(features), adapters)
         self._unpacked = model_path.with_suffix(".bin") if releases else None
 
@@ -155,6 +159,7 @@ class OpenVINOPaged(MeasuredBackend):
             trees=True,
             adapters=adapters.names if adapters else (),
             embeds_width=self._embeds_width,
+            long_from=self._long_from,
             states=bool(self._states),
         )
         self.use(Exactness())
@@ -265,9 +270,11 @@ class OpenVINOPaged(MeasuredBackend):
         prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
+        prompt = prompt.of_length(max_tokens, self._long_from)
         slot = self.paged_cache.open(max_tokens + self.num_spare, prompt)
         if slot is not None:
             slot.most_rows = self.capabilities.rows.most
+            slot.first_position = LONG_POSITION if self._long_from and prompt.is_long else 0
         return slot
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:

@@ -152,7 +152,8 @@ class PagedCall:
                 places[i] = row
         self.token_ids.extend(chunk.token_ids[i] for i in branch)
         self.adapters.extend([chunk.slot.adapter] * count)
-        self.positions.extend(range(past, past + count))
+        begin = chunk.slot.first_position + past
+        self.positions.extend(range(begin, begin + count))
         if chain.states is not None:
             self.states.append(chain.states)
             self._ends_with_padding = False
@@ -164,7 +165,7 @@ class PagedCall:
         # Padding has the last token's position: the model's context may end there.
         self.token_ids.extend([0] * (num_rows - count))
         self.adapters.extend([None] * (num_rows - count))
-        self.positions.extend([past + count - 1] * (num_rows - count))
+        self.positions.extend([begin + count - 1] * (num_rows - count))
         self._add_spare_state()
         self._add_sequence(past, num_rows, chain.blocks)
 

@@ -29,10 +29,11 @@ class PagedSlot(SlotTokens):
     for the end of a prompt's piece. A branch reads the same row, and stores rows of its own.
 
     branch_blocks: the blocks of each branch beside the first. on_close: is told of what stays in the prefix cache.
-    adapter, embeds: of its prompt. most_rows: of a call; 0: any number.
+    adapter, embeds: of its prompt. most_rows: of a call; 0: any number. first_position: of its first token.
     """
 
     most_rows = 0
+    first_position = 0
 
     def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
         super().__init__(prompt.token_ids, table.num_cached, counts)

@@ -67,6 +67,8 @@ def _layer(before: ov.Node, after: ov.Node, hidden: int, attended: int) -> dict[
     # Not beyond the layer's own input: a layer with a state has no attention, and the one before it may have.
     attention = nearest(multiplied_by(output), lambda node: node.get_type_name() in _ATTENTIONS, before)
     queries, keys, values = (product_before(attention.input_value(i)) for i in range(3))
+    if any(multiplied_by(node).get_partial_shape()[-1] != hidden for node in (queries, keys, values)):
+        raise BundleError(f"{_UNKNOWN}A layer makes queries, keys or values of a shorter row.")
     nodes = dict(zip(NAMES, (queries, keys, values, output, gate, up, down), strict=True))
     if len({node.get_name() for node in nodes.values()}) < len(nodes):
         raise BundleError(f"{_UNKNOWN}A layer has one product for several of them.")
