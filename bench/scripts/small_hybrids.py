@@ -24,7 +24,7 @@ from outrider.types import Chunk
 FORMS = ("fp32", "int8", "int4")
 DISTANCES, NUM_ASKED = (100, 400, 1600, 3200), 8
 NUM_SCORED, SCORED, PIECE = 6, 512, 64  # texts, tokens of each, and tokens of a call
-NUM_LONG, LONG = 2, 4000
+NUM_LONG, LONG = 1, 4000
 PLACES = ("Oslo", "Lima", "Cairo", "Quito", "Accra", "Delhi", "Seoul", "Paris")
 
 
