@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid_costs import PAST, ROWS, SHAPES, export, measure
+from hybrid_costs import PAST, ROWS, SHAPES, export, measure  # type: ignore[import-not-found]
 
 import outrider
 from outrider.drafters import prediction
@@ -38,8 +38,8 @@ def weights_of(fields: dict[str, Any], kind: str) -> int:
     own, shared = heads * size, fields["num_key_value_heads"] * size
     layer = 2 * hidden * own + 2 * hidden * shared + 3 * hidden * wide
     if kind == "mtp":
-        return layer + hidden * own + 2 * hidden * hidden + CUT * hidden  # with the gate of attention
-    return BLOCK_LAYERS * layer + BLOCK_STATES * hidden * hidden + CUT * hidden
+        return int(layer + hidden * own + 2 * hidden * hidden + CUT * hidden)  # with the gate of attention
+    return int(BLOCK_LAYERS * layer + BLOCK_STATES * hidden * hidden + CUT * hidden)
 
 
 def best(tokens: float, rows: dict[int, float], share: float, *, at_once: bool) -> prediction.Prediction:

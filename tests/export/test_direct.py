@@ -327,6 +327,7 @@ def test_frequencies_are_those_of_transformers(kind: str, seed: int) -> None:
     if kind == "longrope":
         length = parameters["original_max_position_embeddings"] + 1
         long = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)[0].double().numpy()
+        assert found.long is not None
         np.testing.assert_allclose(found.long, long, rtol=1e-6)
     assert np.allclose(found.frequencies, expected, rtol=2e-6)
     assert math.isclose(found.scale, scale, rel_tol=1e-6)

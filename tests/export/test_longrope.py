@@ -46,7 +46,7 @@ def backend(made: tuple[Any, Path]) -> OpenVINOPaged:
 
 def read(backend: OpenVINOPaged, texts: list[list[int]], lengths: list[int]) -> list[Any]:
     """The logits of all texts, which are read in the same calls. lengths: that their slots have room for."""
-    slots = [backend.open(length) for length in lengths]
+    slots: list[Any] = [backend.open(length) for length in lengths]
     found: list[list[Any]] = [[] for _ in texts]
     for begin, end in ((0, 24), (24, None)):
         chunks = [Chunk(slot, text[begin:end], len(text[begin:end])) for slot, text in zip(slots, texts, strict=True)]

@@ -150,7 +150,7 @@ def _of_latent(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
             made[f"{at}.mlp.{of}.{part}"] = (hidden, width) if part.startswith("down") else (width, hidden)
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
-        of_queries = {"q_proj": (queries, hidden)}
+        of_queries: _Shapes = {"q_proj": (queries, hidden)}
         if short:
             of_queries = {"q_a_proj": (short, hidden), "q_a_layernorm": (short,), "q_b_proj": (queries, short)}
         attention: _Shapes = of_queries | {

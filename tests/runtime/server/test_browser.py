@@ -225,11 +225,15 @@ def test_a_conversation_that_is_not_as_it_was_kept_is_dropped(browser: Browser, 
         ask(page, "Hello again")
 
 
+def attach(page: Page, name: str, content: bytes) -> None:
+    page.locator("#files").set_input_files({"name": name, "mimeType": "text/plain", "buffer": content})
+
+
 def test_several_conversations_and_files(page: Page) -> None:
     answer_with(page, "An answer")
     ask(page, "First")
     page.get_by_role("button", name="New chat").click()
-    page.locator("#files").set_input_files([{"name": "a.txt", "mimeType": "text/plain", "buffer": b"x `y`\n"}])
+    attach(page, "a.txt", b"x `y`\n")
     page.get_by_text("a.txt, 6 bytes").wait_for()
     with page.expect_request("**/v1/chat/completions") as request:
         send(page, "Second")
@@ -241,7 +245,7 @@ def test_several_conversations_and_files(page: Page) -> None:
     assert page.locator("#chat option").all_text_contents() == ["Another title", "First"]
     page.select_option("#chat", label="First")
     assert page.locator(".question").all_text_contents() == ["First"]
-    page.locator("#files").set_input_files([{"name": "a", "mimeType": "text/plain", "buffer": b"a" * 200_001}])
+    attach(page, "a", b"a" * 200_001)
     page.get_by_role("alert").filter(has_text="may have 200 kB together").wait_for()
 
 

@@ -40,8 +40,11 @@ class Prefixes(Protocol):
     """A model's prefix cache, as the store reads and writes it. Only `num_cached` may be called from any thread."""
 
     block_size: int
-    has_states: bool  # whether layers keep some: a text goes on only from where they were stored
     on_publish: Callable[[Seq[int], bytes], object] | None  # is told of a text that stays when its slot is closed
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep some: a text goes on only from where they were stored."""
 
     def num_cached(self, keys: Seq[int], scope: bytes) -> int:
         """About how many of these tokens are in the cache: never more, and at most a block fewer."""
