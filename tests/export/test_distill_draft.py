@@ -27,6 +27,7 @@ from outrider_export.distill.draft.layers import (
     logits_of,
 )
 from outrider_export.distill.draft.model import NUM_PLACES, DraftModel
+from outrider_export.draft_cut import AutomaticCut
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, make_plan
 from outrider_export.sources import locate
@@ -408,7 +409,8 @@ def test_export_proposes_what_was_trained(
     saved: tuple[DraftModel, Path], source: Plan, num_tokens: int | None, corpus: list[str], expected: Any
 ) -> None:
     plan = make_plan("draft", locate(saved[1]), "openvino", "fp32")
-    diet = plan_diet(plan, pair_vocabularies(source, plan, Silent()), num_tokens, corpus, Silent())
+    diet = plan_diet(plan, pair_vocabularies(source, plan, Silent()), num_tokens, corpus, 1, Silent())
+    assert not isinstance(diet, AutomaticCut)
     chosen = None if diet is None else diet.choose_by(np.zeros(404, dtype=np.int64), Silent()).tolist()
     assert chosen == expected
 

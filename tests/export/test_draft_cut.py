@@ -90,7 +90,7 @@ def test_a_dear_matrix_is_cut(small_sizes: None) -> None:
     progress = Recorder()
     chosen = cut(DEAR).choose_by(lambda: usage([450, 451], [590]), progress)
     assert chosen is not None
-    assert (chosen.dtype, len(chosen)) == (np.int32, 100)
+    assert len(chosen) == 100
     assert {450, 451, 555, 590, 599} <= {*chosen.tolist()}
     assert progress.notes == [
         "draft vocabulary: 100 of 600 tokens keep 100% of the drafts that are accepted (0: 100%); a draft token takes "

@@ -207,9 +207,10 @@ def test_slices_have_columns_of_zeros_where_rows_are_fewer(
     monkeypatch.setattr(form_slices, "settings_for", lambda *_: iter([setting]))
     monkeypatch.setattr(form_slices, "allocate_for_trials", lambda *_: None)
     monkeypatch.setattr(form_slices, "estimate_padding", lambda backend: backend.exactness)
-    given: Any = [None, None], ("openvino", "int8"), Path("slices"), Config(), None
-    made = FormSlices.make(*given, "main", None)  # type: ignore[arg-type]
-    assert [backend.columns for backend in made.backends] == [columns, columns]  # type: ignore[attr-defined]
+    none: Any = None
+    made = FormSlices.make([none, none], ("openvino", "int8"), Path("slices"), Config(), none, "main", none)
+    backends: Any = made.backends
+    assert [backend.columns for backend in backends] == [columns, columns]
     assert made.setting == str(replace(setting, columns=columns))
 
 
