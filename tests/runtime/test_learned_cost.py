@@ -157,8 +157,8 @@ class Healing(World):
         self.retiming = retiming_of(self.main, self.costs[0], self.draft, self.costs[1])
         self.costs[0].told = self._price
 
-    def _price(self) -> None:
-        steady, cost = self.main.capabilities.steady, self.costs[0]
+    def _price(self, cost: PassCost) -> None:
+        steady = self.main.capabilities.steady
         assert steady is not None
         assert cost.change is not None
         steady.price(cost, cost.scale * cost.change)

@@ -73,11 +73,11 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scal
     backend.keep_rows(cost, cost.scale * cost.change)
     learned = LearnedCost.of(cost)
     learned.file, learned.stored = file, dataclasses.replace(cost, scale=1.0) if stored else None
-    learned.told = partial(_tell, learned, weakref.ref(backend))
+    learned.told = partial(_tell, weakref.ref(backend))
     return learned
 
 
-def _tell(cost: PassCost, backend: weakref.ref[CompiledModel]) -> None:
+def _tell(backend: weakref.ref[CompiledModel], cost: PassCost) -> None:
     """Have a backend keep the rows of its calls by a cost that has changed."""
     found = backend()
     if found is not None and (steady := found.capabilities.steady) is not None:

@@ -47,12 +47,13 @@ class LearnedCost(PassCost):
 
     Only what was seen while the machine was calm is saved: near its least level, with calls that take equal times.
 
-    file, stored: where it is saved, and what is there. told: is called when the numbers have changed.
+    file, stored: where it is saved, and what is there. told: is called with it when its numbers have changed. It
+    must not hold the cost, or both wait for the garbage collector.
     """
 
     file: SavedValue[PassCost] | None = None
     stored: PassCost | None = None
-    told: Callable[[], None] | None = None
+    told: Callable[[PassCost], None] | None = None
 
     @classmethod
     def of(cls, cost: PassCost) -> LearnedCost:
@@ -217,7 +218,7 @@ class LearnedCost(PassCost):
             self.change = max(self._change + self._more_change * least, 0.0)
         self._version, self._moved = self._version + 1, 0.0
         if self.told is not None:
-            self.told()
+            self.told(self)
 
     def _keep(self, parts: Seq[int]) -> None:
         """Keep what a calm machine has shown, for later loads."""

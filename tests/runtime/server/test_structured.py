@@ -66,7 +66,7 @@ def test_any_object_and_expressions(client: Any) -> None:
     too_much = "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26))
     with pytest.raises(openai.BadRequestError, match=r"more than .*, the limit\. Simplify it"):
         client.chat.completions.create(**asked, extra_body={"grammar": too_much})
-    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "nothing"}}}
     with pytest.raises(openai.BadRequestError, match="json_schema"):
         client.chat.completions.create(**asked, response_format=wrong)
 
