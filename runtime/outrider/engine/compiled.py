@@ -153,6 +153,12 @@ class CompiledBundle:
         return self._main
 
     @property
+    def has_states(self) -> bool:
+        """Whether layers of the main model keep states; False once the engine is closed."""
+        main = self.loaded.get("main")
+        return main is not None and main.backend.capabilities.states
+
+    @property
     def setting(self) -> dict[str, str]:
         """Each model's device and precision; for the main model also whether its rows are exact, and the padding."""
         return {f"{role}_device": model.setting for role, model in list(self.loaded.items())}

@@ -69,7 +69,7 @@ class Chat:
             tuple(tools),
             frozenset((*special.eos_token_ids, *special.special_token_ids)),
             Seen(engine.vision) if engine.vision else None,
-            marks_opening=engine.main.capabilities.states,
+            marks_opening=engine.has_states,
         )
         self._turns = tuple(turns)
         self.options: Mapping[str, Any] = options
