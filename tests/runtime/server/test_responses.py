@@ -254,8 +254,8 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
      "input[0].content[0].file_id", "unsupported_field", "No files are stored here"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "some"}]}]}, 400,
      "input[0].content[0].detail", "invalid_type", "some"),
-    ({"text": {"format": {"type": "json_schema", "schema": {"type": "nothing"}, "strict": True}}}, 400, "json_schema",
-     "invalid_value", "cannot be followed"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "nothing"}, "strict": True}}}, 400,
+     "text.format.schema", "invalid_value", "cannot be followed"),
 ]  # fmt: skip
 
 
