@@ -229,8 +229,11 @@ class PrefixStore:
         self._thread: threading.Thread | None = None
         self._has_warned = False
 
-    def fetch(self, role: str, prompt: Prompt) -> Fetched | None:
-        """Read what a prompt begins with, if the prefix cache has less of it. None if there is nothing to gain."""
+    def fetch(self, role: str, prompt: Prompt, *, again: bool = True) -> Fetched | None:
+        """Read what a prompt begins with, if the prefix cache has less of it. None if there is nothing to gain.
+
+        again: try once more where a file is gone, because a longer one of the same text has just replaced it.
+        """
         model = self._models.get(role)
         if model is None:
             return None
@@ -259,6 +262,8 @@ class PrefixStore:
             if chunk.begin + count > least - _LEAST:
                 content = model.files.read(chunk) if room > found.num_bytes else None
                 if content is None:
+                    if again and room > found.num_bytes:
+                        return self.fetch(role, prompt, again=False)
                     end = 0 if state is not None else chunk.begin
                     break
                 contents.append((chunk.begin, content))
