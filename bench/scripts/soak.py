@@ -113,7 +113,7 @@ def nonsense(rng: random.Random) -> tuple[str, bytes]:
     """An address, and a body that is none."""
     good = {"model": "one", "prompt": "Hi", "max_tokens": 3}
     bad: list[Any] = [
-        good | {"max_tokens": -2}, good | {"temperature": "hot"}, good | {"surprise": 1}, good | {"model": "none"},
+        good | {"max_tokens": -3}, good | {"temperature": "hot"}, good | {"surprise": 1}, good | {"model": "none"},
         good | {"adapter": "none such"}, good | {"prompt": "word " * 20_000}, good | {"prompt": [10**9]},
         good | {"regex": "("}, good | {"grammar": "start"}, good | {"n": 500}, good | {"stop": [1]}, [], 5, None,
     ]  # fmt: skip
