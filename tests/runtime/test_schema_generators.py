@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
@@ -57,3 +58,27 @@ def test_all_generators_are_there() -> None:
     kinds = {name.partition(": ")[0] for name in CASES}
     assert len(CASES) >= 150
     assert {"pydantic", "msgspec", "zod 4", "zod-to-json-schema", "TypeBox", "schemars 0.8", "schemars 1"} <= kinds
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "right"),
+    [
+        ("regex", "<call>ab", "<call>ab"),
+        ("grammar", 'start: "a" /<call>/ "b"', "a<call>b"),
+        ("json_schema", '{"const": "<call>ab"}', '"<call>ab"'),
+        ("json_schema", '{"const": "\\u003ccall>ab"}', '"<call>ab"'),
+    ],
+)
+def test_the_text_of_a_special_token_can_be_forced(option: Any, text: str, right: str) -> None:
+    """As other tokens: the special one was allowed alone, and not taken."""
+    stored = json.loads(TOKENIZER.to_str())
+    special = max(each["id"] for each in stored["added_tokens"]) + 1
+    stored["added_tokens"].append({**stored["added_tokens"][-1], "id": special, "content": "<call>", "special": False})
+    tokenizer = new_tokenizer(json.dumps(stored), VOCAB_SIZE + 1, EOS)
+    matcher, written = new_matcher(tokenizer, Source(option, text)), b""
+    while written.decode() != right:
+        allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+        token_id = int(np.flatnonzero(allowed)[0])
+        assert matcher.try_consume_tokens([token_id]) == 1
+        written += tokenizer.decode_bytes([token_id])
+        assert right.startswith(written.decode())

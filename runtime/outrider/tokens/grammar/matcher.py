@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL
@@ -43,20 +44,53 @@ def new_matcher(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
     def compiled() -> LLMatcher:
         text, option = source.text, source.option
         if option == "json_schema":
-            schema = json.dumps(with_real_dates(json.loads(text)))
-            made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
+            schema = with_real_dates(json.loads(text))
+            made = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)
         else:
             made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
         if source.before:
-            (answer,) = [{"lark_grammar": text}] if made == text else json.loads(made)["grammars"]
+            (answer,) = _grammars(made)
             parts = [{"name": "start", "lark_grammar": source.before}, {**answer, "name": "answer"}]
             made = json.dumps({"grammars": parts})
+        if _has_special(tokenizer, text):
+            made = json.dumps({"grammars": [_unforced(each) for each in _grammars(made)]})
         bounds = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=STEP_LEXER_FUEL)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=bounds)
         matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread
         return matcher
 
     return on_large_stack(compiled)
+
+
+def _grammars(made: str) -> list[dict[str, Any]]:
+    """The parts of a grammar in llguidance's form; a grammar in Lark's is one."""
+    try:
+        found: list[dict[str, Any]] = json.loads(made)["grammars"]
+    except (ValueError, KeyError, TypeError):
+        return [{"lark_grammar": made}]
+    return found
+
+
+def _has_special(tokenizer: LLTokenizer, text: str) -> bool:
+    """Whether a grammar contains the text of a special token, as it is written or escaped."""
+    plain = text.replace("\\", "")
+    with contextlib.suppress(ValueError):  # a schema, whose characters may be escapes
+        plain += json.dumps(json.loads(text), ensure_ascii=False)
+    return any(tokenizer.is_special_token(token_id) for token_id in tokenizer.tokenize_str(text + plain))
+
+
+def _unforced(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a grammar that forces no tokens.
+
+    llguidance 1.9 makes tokens of forced text as the tokenizer does, with special tokens where it contains their text.
+    It then allows the special token alone, and does not take it: the answer would repeat it without end.
+    """
+    if (schema := part.get("json_schema")) is not None:
+        styled = {"x-guidance": JSON_STYLE, **schema} if isinstance(schema, dict) else schema
+        lark = f"start: %json {json.dumps(styled)}"
+    else:
+        lark = part["lark_grammar"]
+    return {**part, "json_schema": None, "lark_grammar": f'%llguidance {{"no_forcing": true}}\n{lark}'}
 
 
 def on_large_stack(make: Callable[[], T]) -> T:
