@@ -143,12 +143,11 @@ def _cut(
     """Cut a converted draft model's output matrix; `tokenizer` is the folder of its own tokenizer, if it has one."""
     where = target.new / (tokenizer or "tokenizer")
     if isinstance(diet, AutomaticCut):
-        chosen = diet.choose(entry, target.new, where, progress)
-        if chosen is None:
-            return entry
-        token_ids = chosen
+        token_ids = diet.choose(entry, target.new, where, progress)
     else:
         token_ids = diet.choose(where, progress)
+    if token_ids is None:
+        return entry
     progress.phase("cut")
     folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
     folder.rename(whole)

@@ -109,15 +109,18 @@ class FormSlices:
         parts = [_convert(each, form, folder / str(number), role, source) for number, each in enumerate(checkpoints)]
         own = config.device.of(role)
         setting = next(iter(settings_for(parts[0], "CPU", own)))
-        backends = [part.compile(setting.options(own), "CPU") for part in parts]
-        for backend in backends:
-            allocate_for_trials(backend, _MAX_TOKENS)
+
+        def compiled(columns: int = 0) -> list[CompiledModel]:
+            made = [part.compile(setting.options(own), "CPU", columns=columns) for part in parts]
+            for backend in made:
+                allocate_for_trials(backend, _MAX_TOKENS)
+            return made
+
+        backends = compiled()
         exactness = estimate_padding(backends[0]) if role == "main" else Exactness()
         if exactness.rule.num_rows([1]) > _FEW_ROWS and parts[0].can_append("CPU"):
             # A first load then tries the same; see `trials.Search.with_columns`.
-            wider = [part.compile(setting.options(own), "CPU", columns=COLUMNS) for part in parts]
-            for backend in wider:
-                allocate_for_trials(backend, _MAX_TOKENS)
+            wider = compiled(COLUMNS)
             found = estimate_padding(wider[0])
             if found.rule.num_rows([1]) < exactness.rule.num_rows([1]):
                 backends, exactness, setting = wider, found, replace(setting, columns=COLUMNS)

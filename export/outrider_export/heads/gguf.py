@@ -45,12 +45,13 @@ _OF_KIND = {
         "selector_successor": "candidate_selector.successor_codebook",
     },
 }  # fmt: skip
-_PARTS = {
+PARTS_OF_LAYER = {
     "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+    "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+_PARTS = PARTS_OF_LAYER | {"ffn_norm": "post_attention_layernorm"}
 _PARTS_OF_KIND = {
     "eagle3": {"attn_norm_2": "hidden_norm"},
     "dflash2": {

@@ -26,6 +26,7 @@ from outrider.errors import ExportError
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.heads import qwen
 from outrider_export.heads.formats import Head, make_head
+from outrider_export.heads.gguf import PARTS_OF_LAYER
 from outrider_export.plan import Plan
 from outrider_export.progress import Progress
 from outrider_export.sources import Located, tensors_of
@@ -35,14 +36,10 @@ _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _GGUF = {"qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}  # by `general.architecture`
 _OTHERS = ("exaone4",)  # whose modules have another form; by the model's `model_type`
-_GGUF_NAMES = {
+_GGUF_NAMES = {theirs: f"layers.0.{ours}" for theirs, ours in PARTS_OF_LAYER.items()} | {
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm", "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_head": "lm_head",
-    "attn_norm": "layers.0.input_layernorm", "post_attention_norm": "layers.0.post_attention_layernorm",
-    "attn_q": "layers.0.self_attn.q_proj", "attn_k": "layers.0.self_attn.k_proj",
-    "attn_v": "layers.0.self_attn.v_proj", "attn_output": "layers.0.self_attn.o_proj",
-    "attn_q_norm": "layers.0.self_attn.q_norm", "attn_k_norm": "layers.0.self_attn.k_norm",
-    "ffn_gate": "layers.0.mlp.gate_proj", "ffn_up": "layers.0.mlp.up_proj", "ffn_down": "layers.0.mlp.down_proj",
+    "post_attention_norm": "layers.0.post_attention_layernorm",
     "ffn_gate_inp": "layers.0.mlp.gate", "ffn_gate_exps": "layers.0.mlp.experts.gate_proj",
     "ffn_up_exps": "layers.0.mlp.experts.up_proj", "ffn_down_exps": "layers.0.mlp.experts.down_proj",
     "ffn_gate_inp_shexp": "layers.0.mlp.shared_expert_gate", "ffn_gate_shexp": "layers.0.mlp.shared_expert.gate_proj",
@@ -87,12 +84,11 @@ class OwnModule:
 
     def _of_gguf(self, header: GGUFHeader) -> dict[str, NDArray[Any]]:
         """As in a checkpoint, where the weights of norms are less by 1."""
-        from outrider_export.direct.gguf_weights import stored_in
+        from outrider_export.gguf_values import values_of
 
         made = {}
         for ours, theirs in self.names.items():
-            stored = stored_in(header, theirs)  # of experts, one matrix below the other
-            values = np.array(stored.read(slice(None))).reshape(header.tensors[theirs].shape)
+            values = np.array(values_of(header, theirs))
             made[ours] = values - np.float32(1) if qwen.is_norm(ours) else values
         return made
 

@@ -30,9 +30,15 @@ def target_of(place: Any, root: Any) -> Any:
     """What a reference within a schema names; None if there is nothing."""
     if not isinstance(place, str) or not place.startswith("#"):
         return None
-    for part in filter(None, unquote(place[1:]).split("/")):
-        root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
+    for name in filter(None, names_in(place)):
+        root = root.get(name) if isinstance(root, Mapping) else None
     return root
+
+
+def names_in(place: str) -> list[str]:
+    """The names on the way to what a reference within a schema names, such as "#/$defs/node" (RFC 6901)."""
+    names = unquote(place[1:]).removeprefix("/").split("/")
+    return [name.replace("~1", "/").replace("~0", "~") for name in names]
 
 
 def parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:

@@ -44,8 +44,8 @@ def new_matcher(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
     def compiled() -> LLMatcher:
         text, option = source.text, source.option
         if option == "json_schema":
-            schema = with_real_dates(json.loads(text))
-            made = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)
+            schema = json.dumps(with_real_dates(json.loads(text)))
+            made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
         else:
             made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
         if source.before:
@@ -73,10 +73,10 @@ def _grammars(made: str) -> list[dict[str, Any]]:
 
 def _has_special(tokenizer: LLTokenizer, text: str) -> bool:
     """Whether a grammar contains the text of a special token, as it is written or escaped."""
-    plain = text.replace("\\", "")
+    texts = {text, text.replace("\\", "")}
     with contextlib.suppress(ValueError):  # a schema, whose characters may be escapes
-        plain += json.dumps(json.loads(text), ensure_ascii=False)
-    return any(tokenizer.is_special_token(token_id) for token_id in tokenizer.tokenize_str(text + plain))
+        texts.add(json.dumps(json.loads(text), ensure_ascii=False))
+    return any(tokenizer.is_special_token(token_id) for each in texts for token_id in tokenizer.tokenize_str(each))
 
 
 def _unforced(part: dict[str, Any]) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote
 
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.exclusive import exclude_each_other, parts_of, target_of
+from outrider.tokens.grammar.exclusive import exclude_each_other, names_in, parts_of, target_of
 from outrider.tokens.grammar.source import Source
 
 # What llguidance 1.9 follows, and what says nothing about a value. From its `json/schema.rs`.
@@ -163,7 +162,7 @@ def _referred(schema: Any) -> set[str]:
             values += value.values()
             place = value.get("$ref")
             if isinstance(place, str) and place.startswith("#/"):
-                names = [name.replace("~1", "/").replace("~0", "~") for name in unquote(place[2:]).split("/")]
+                names = names_in(place)
                 places |= {"".join(f"/{name}" for name in names[: i + 1]) for i in range(min(len(names), _MOST_NAMES))}
                 places.add("".join(f"/{name}" for name in names) + "\0")
         elif isinstance(value, list):
@@ -290,7 +289,7 @@ def _one_of(made: dict[str, Any], schema: Mapping[str, Any], place: str, found: 
     if not isinstance(several, list) or "anyOf" in made:
         return
     if not isinstance(schema.get("discriminator"), Mapping):
-        if _exclude_each_other([_resolved(each, found.root) for each in schema["oneOf"]]):
+        if _is_kept([_resolved(each, found.root) for each in schema["oneOf"]]):
             return
         if not exclude_each_other(schema["oneOf"], found.root):
             found.left_out.append(f"{place}/oneOf (followed as anyOf)")
@@ -303,8 +302,11 @@ def _resolved(schema: Any, root: Any) -> Any:
     return target_of(place, root) if isinstance(place, str) and place.startswith("#/") else schema
 
 
-def _exclude_each_other(schemas: list[Any]) -> bool:
-    """Whether llguidance sees that no value follows two of these: by type, by value, or by a property's value."""
+def _is_kept(schemas: list[Any]) -> bool:
+    """Whether llguidance takes `oneOf` of these.
+
+    It does where it sees that no value follows two of them: by type, by value, or by a property's value.
+    """
     if not all(isinstance(each, Mapping) for each in schemas):
         return False
     if all("const" in each or "enum" in each for each in schemas):
