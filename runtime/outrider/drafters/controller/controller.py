@@ -16,8 +16,24 @@ from operator import mul
 from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
-from outrider.drafters.controller.batch import Batch, ModelPrice, best_length, row_prices
-from outrider.drafters.controller.copy_budget import CopyBudget
+from outrider.drafters.controller.batch import Batch
+from outrider.drafters.controller.ledger import (
+    COPIES,
+    FIRST_ROUNDS,
+    SHORT_TOKENS,
+    Account,
+    Entry,
+    Ledger,
+)
+from outrider.drafters.controller.pricing import (
+    ModelPrice,
+    affordable,
+    best_length,
+    is_known_to_pay,
+    row_prices,
+    should_read,
+    should_try,
+)
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.rules import WorthCopying, WorthIt
 from outrider.models.measure import ALONE, LONGEST, NEAR
@@ -31,13 +47,9 @@ if TYPE_CHECKING:
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
 
 _SIMILAR = 32  # tokens by which contexts may differ that are priced alike
-_QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less is read at once
-_KNOWN = 60.0  # tokens that a model has drafted, from which on its acceptance is known
-_CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected to gain as much, it is read at once
-# Considering copies takes time, too. Where a draft has to bring n tokens to be worth its cost, each needs a chance of
-# n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
-# is until a match is that long. Other answers may have longer ones, so that copies do not rest for long.
-_PER_MATCHED, _LONGEST_REST = 1.5, 4
+_QUICK_READING_ROUNDS = 0.1  # plain rounds: what takes less to read is no prompt
+_LONGEST_REST_ROUNDS = 4  # that a single answer waits until copies are considered: they may gain much
+_KNOWN_TOKENS = 32.0  # drafted tokens from which on a drafter's acceptance is known
 
 
 class Controller(DraftPolicy):
@@ -69,65 +81,61 @@ class Controller(DraftPolicy):
         self.contention = contention
         self.records = Records() if records is None else records
         self._answers: dict[Sequence, Answer] = {}
-        self._round: tuple[Batch, list[PricedTurn], bool] | None = None  # from `choose` to `drafted`
+        self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
         self._check_began = self._expected_check = 0.0
         self._drafting_began: dict[str, float] = {}
         self._rows_before = main_cost.rule.num_rows([1])
-        self._rest = 0  # rounds that begin until copies are considered again
-        self._copy_budget = CopyBudget(clock)
-        self._is_new = False  # whether an answer has begun
+        self._ledger = Ledger(clock)
+        self._unlooked = 0  # rounds since copies were considered
         self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         self._version = main_cost.version  # for which these hold
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
         self._num_sharing = dict.fromkeys(self._models, 1)
-        self._missed = dict.fromkeys(self._models, 0.0)  # seconds lost by all answers before a model's first call
 
     def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
-        self._copy_budget.begin(batch.together, batch.plain)
-        looks = not self._rest and (self._copy_budget.allows or self._is_new)
-        if not looks and not self._models:  # a plain round, for which the host has nothing to do
-            self._rest, self._rows_before = max(self._rest - 1, 0), batch.least
-            self._copy_budget.chose(batch.plain, looks=False, is_plain=batch.before == batch.least, counts=True)
-            return [PricedTurn(request) for request in requests]
+        self._unlooked += 1
+        rested = len(requests) == 1 and self._unlooked > _LONGEST_REST_ROUNDS
+        looks = self._copier is not None and (rested or self._ledger.is_open(COPIES))
+        considered = [name for name in self._models if self._ledger.is_open(name)]
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         if self._copier and looks:
+            self._unlooked = 0
             copies = self._copies(self._copier, requests, batch)
             lengths = self._copy_lengths(requests, copies, batch)
-        self._rest, self._is_new = max(self._rest - 1, 0), False
-        prices = {name: self._price(name, requests, batch) for name in self._models}
+        prices = {name: self._price(name, requests, batch) for name in considered}
         turns = [
             self._plan(request, copy, length, batch, prices)
             for request, copy, length in zip(requests, copies, lengths, strict=True)
         ]
-        self._round = batch, turns, looks
+        self._round = batch, turns
         self._drafting_began = {name: model.seconds for name, model in self._models.items()}
+        self._ledger.decided([*([COPIES] if looks else []), *considered])
         return turns
 
     def drafted(self) -> None:
         """Estimate the seconds of the round, from its drafts."""
         if self._round is None:
             return
-        (batch, turns, looks), self._round = self._round, None
+        (batch, turns), self._round = self._round, None
         self._price_drafts(turns)
         rows = [turn.draft.num_rows for turn in turns]
         self._rows_before = self._main_cost.rule.num_rows(rows)
         called = [batch.steady.peek(self._rows_before)] if batch.steady else rows
         self._expected_check = self._main_cost.together(called, batch.context, batch.before)
+        entries = []
         for turn, count in zip(turns, rows, strict=True):
             turn.seconds += self._expected_check * count / sum(rows)
-            turn.plain = batch.plain / len(turns)
-            self._answers[turn.request.sequence].turn = turn
+            answer = self._answers[turn.request.sequence]
+            answer.turn = turn
+            drafter = turn.model or (COPIES if len(turn.draft) else None)
+            entries.append(Entry(answer.account, drafter, turn.seconds, len(turn.draft), turn.granted))
         self._check_began = self._main.seconds
-        self._copy_budget.chose(
-            self._expected_check,
-            looks=looks,
-            is_plain=not looks and batch.before == batch.least == self._rows_before,
-            counts=all(turn.model is None for turn in turns),
-        )
+        is_plain = not any(entry.drafter for entry in entries) and batch.before == batch.least == self._rows_before
+        self._ledger.chose(entries, is_plain=is_plain)
 
     def _price_drafts(self, turns: Seq[PricedTurn]) -> None:
         """Add the expected seconds of the models' drafts, and adapt their costs to the measured ones."""
@@ -171,19 +179,21 @@ class Controller(DraftPolicy):
     def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Learn from the outcome of the last draft."""
         answer = self._answers.get(sequence)
-        self._copy_budget.committed(len(committed.path) + 1, counts=not committed.beside_prompts)
         if answer is None or answer.turn is None:
             return
-        turn, answer.turn = answer.turn, None
+        turn, answer.turn, answer.length = answer.turn, None, len(sequence)
         if self._expected_check:  # once per round, at its first answer
             if not committed.beside_prompts:
                 self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
-        answer.add(turn, committed.path)
+        self._ledger.committed(answer.account, len(committed.path) + 1, counts=not committed.beside_prompts)
+        if turn.model is not None:
+            answer.models[turn.model].add(turn.draft, committed.path)
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's state. Its records stay."""
         if answer := self._answers.pop(sequence, None):
+            self._ledger.end(counts=answer.length == len(sequence))
             answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
             self.records.save()
 
@@ -191,9 +201,12 @@ class Controller(DraftPolicy):
         together = len(requests)
         context = sum(len(request.sequence) for request in requests) / together
         plain = self._main_cost.together([1] * together, context)
-        answers = [self._answer(request, plain / together) for request in requests]
+        known = [(self._answers[each.sequence], each) for each in requests if each.sequence in self._answers]
+        goes_on = all(answer.length == len(each.sequence) for answer, each in known)
+        self._ledger.begin(plain, together, counts=goes_on)
+        accounts = [self._answer(request, plain / together).account for request in requests]
         # Plain decoding is always possible.
-        rate = max(sum(a.tokens for a in answers) / sum(a.seconds for a in answers), together / plain)
+        rate = max(sum(a.rate_tokens for a in accounts) / sum(a.rate_seconds for a in accounts), together / plain)
         cost = self._main_cost
         least = cost.rule.num_rows([1] * together)
         steady, change = self._main.capabilities.steady, cost.scale * (cost.change or 0.0)
@@ -220,26 +233,18 @@ class Controller(DraftPolicy):
         return copies
 
     def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: Batch) -> list[int]:
-        """How many tokens of each copy to draft.
-
-        Tokens that pay by a careful estimate are always drafted. Others have a budget, so that an answer whose copies
-        are all wrong is hardly slower. A single answer's copy may begin with a part; see `Batch`.
-        """
+        """How many tokens of each copy to draft. A single answer's copy may begin with a part; see `Batch`."""
         answers = [self._answers[request.sequence] for request in requests]
         confidences = [confidences_of(c)[: min(r.limit, LONGEST)] for c, r in zip(copies, requests, strict=True)]
-        both = [*zip(answers, confidences, strict=True)]
-        chances = [answer.copy_chances(each) for answer, each in both]
-        best = batch.allot(chances)
-        if not any(best):  # lower chances are worth even less
-            self._rest = min(int(math.log(1 + batch.rate * batch.cheapest, _PER_MATCHED)), _LONGEST_REST)
-            return best
+        chances = [answer.copy_chances(each) for answer, each in zip(answers, confidences, strict=True)]
+        credit, plain = self._ledger.credit(COPIES), batch.plain / batch.together
+        known = [sum(answer.record.copies.seen) >= _KNOWN_TOKENS for answer in answers]
+        limit = sum(a.account.limit(credit if k else 0.0, plain) for a, k in zip(answers, known, strict=True))
+        limit = max(limit, 0.0)  # rows that cost nothing are free
+        best = batch.allot(chances, limit)
         if batch.together == 1:
             best = [batch.first_part(chances[0], best[0])]
-        budget, added = sum(answer.budget for answer in answers), batch.added(best)
-        if added <= budget:
-            return best
-        safe = batch.allot([answer.copy_chances(each, careful=True) for answer, each in both])
-        return best if added - batch.added(safe) <= budget else safe
+        return best
 
     def _price(self, name: str, requests: Seq[DraftRequest], batch: Batch) -> ModelPrice:
         """A model's price in this round. Answers share its calls, so it depends on how many it drafts for.
@@ -249,7 +254,7 @@ class Controller(DraftPolicy):
         """
         model, before = self._models[name], self._num_drafting[name]
         answers = [(self._answers[each.sequence].models[name], each) for each in requests]
-        read = [(answer.careful_share, each.limit) for answer, each in answers if _is_read(model, answer, each)]
+        read = [(answer.share.mean, each.limit) for answer, each in answers if _is_read(model, each)]
         for share in sorted({len(read), min(before, len(read))} - {0, 1}, reverse=True):
             price = ModelPrice.of(model, batch, share)
             if sum(price.pays(chance, limit, batch.rate) for chance, limit in read) >= share:
@@ -265,7 +270,7 @@ class Controller(DraftPolicy):
         """One answer's turn: `length` tokens of the copy, or a draft of the model that is worth most, with a rule."""
         answer = self._answers[request.sequence]
         turn = PricedTurn(request, draft=copy.cut(length), copier=self._copier)
-        able = [name for name, model in self._models.items() if model.can_draft(request)]
+        able = [name for name in prices if self._models[name].can_draft(request)]
         if not able:
             return turn
         chances = answer.copy_chances(confidences_of(copy)[:length])
@@ -276,8 +281,8 @@ class Controller(DraftPolicy):
             kept - batch.rate * batch.added([length] * share + [0] * (batch.together - share)) / share
         )
         # A model reads a prompt for what it gains over a copy, and once it is known, over models that have read it.
-        for name in sorted(able, key=lambda name: not _is_read(self._models[name], answer.models[name], request)):
-            others = best_value if answer.models[name].record.share.weight >= _KNOWN else by_copy
+        for name in sorted(able, key=lambda name: not _is_read(self._models[name], request)):
+            others = best_value if answer.models[name].record.share.weight >= _KNOWN_TOKENS else by_copy
             value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], others)
             if worth and value > best_value:
                 best, best_value = asked, value
@@ -294,47 +299,42 @@ class Controller(DraftPolicy):
         it names the model. Otherwise it names none.
         """
         model, own, rate = self._models[name], answer.models[name], batch.rate
-        plain, sequence = batch.plain / batch.together, request.sequence
-        longest, context = min(request.limit, price.most), len(sequence)
-        check = price.check[: longest + 1]
-        generated = context - sequence.num_prompt_tokens
-        unread = max(model.num_unread(sequence), 1)
-        first = model.seconds_for([unread] + [1] * (price.share - 1), context, price.share)
-        first -= (price.share - 1) * price.call  # the others' share of that call
-        num_ahead = model.num_ahead(sequence)
-        if num_ahead:
-            first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
-        costs = [rate * (seconds + price.drafting(k, num_ahead)) for k, seconds in enumerate(check)]
-        value, _ = best_length([own.careful_share] * longest, costs)
-        own.reading = own.reading or unread == 1  # there is nothing to read before
-        if not own.reading:
-            # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and others do
-            # worse. Unless it clearly pays, the estimated loss without the model first has to reach the cost of
-            # reading. So does the first call after a load, which takes longer. All answers' losses count against that.
-            missed = max(value - others, 0.0) / rate
-            own.regret += missed
-            self._missed[name] += missed
-            left = min(request.num_left, max(generated, answer.record.length.mean))
-            is_missed = own.regret >= first - _QUICKLY_READ * plain
-            price_left = first + max(model.first_seconds - self._missed[name], 0.0)
-            gain = (value - max(others, 0.0)) * left / (1 + own.share.mean)
-            own.reading = gain > (1 if is_missed else _CLEARLY) * rate * price_left
-            value = value if own.reading else 0.0
-        is_worth = own.reading and value > others
+        plain, account, none = batch.plain / batch.together, answer.account, PricedTurn(request)
+        longest, num_ahead = min(request.limit, price.most), model.num_ahead(request.sequence)
+        seconds = [check + price.drafting(k, num_ahead) for k, check in enumerate(price.check[: longest + 1])]
+        costs = [rate * each for each in seconds]
+        # Using tokens drafted ahead must not depend on how many there are: that may depend on the tokens.
+        first = 0.0 if num_ahead else _first_call(model, request, price)
+        reading = max(first - price.call, 0.0) if not num_ahead else 0.0
+        value, _ = best_length([own.share.mean] * longest, costs)
+        gain = (value - max(others, 0.0)) / rate / (1 + own.share.mean)  # seconds a token
+        # Reading the prompt pays later, if the answer goes on: estimated, as long again as so far, or as others do.
+        # So does the first call after a load, in all answers: as many tokens again as so far.
+        left = min(request.num_left, max(account.tokens, answer.record.length.mean))
+        first_call = max(model.first_seconds - gain * self._ledger.num_tokens, 0.0)
+        is_worth = value > others and should_read(gain, left, reading + first_call)
+        # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays, unless it is short.
+        reading += model.first_seconds
+        is_known = is_known_to_pay(own.record.share, costs, _KNOWN_TOKENS)
+        limit, granted = account.limit(self._ledger.credit(name) if is_known else 0.0, plain), 0.0
+        if reading > _QUICK_READING_ROUNDS * plain:
+            if is_known and is_worth and self._ledger.credit(name):
+                granted = reading
+            elif account.tokens < SHORT_TOKENS:
+                return value, False, none
+        losses = [reading + each for each in seconds[1:]]
         if not is_worth:
-            known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
-            least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
-            # A try would replace a copy: while copies are right, it waits.
-            waits = answer.goes_on and others > 0
-            if waits or not own.probes(value, least, answer.budget):
-                return value, False, PricedTurn(request)
-        # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
+            cost = losses[0] + max(others, 0.0) / rate if losses else math.inf
+            if cost > limit or not should_try(cost, account.idle(), plain, leads=account.balance > 0):
+                return value, False, none
+        if not (longest := affordable(losses, limit + granted)):
+            return value, False, none
         there = longest if price.at_once else num_ahead
         second = own.record.seconds.mean if request.trees else 0.0
-        longest = min(longest, generated + 2)
         rule = WorthIt(own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, self._fork)
         asked = dataclasses.replace(request, rule=rule)
-        return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=first)
+        expected = first + model.first_seconds
+        return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=expected, granted=granted)
 
     @property
     def _fork(self) -> float:
@@ -347,12 +347,22 @@ class Controller(DraftPolicy):
         if answer is None:
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
-            record = self.records.of(verifier, adapter)
-            self._rest, self._is_new = 0, True
-            answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
+            for name in models:
+                self._ledger.open(name, FIRST_ROUNDS * plain)
+            self._ledger.open(COPIES, plain)
+            account = Account(rate_tokens=1.0, rate_seconds=plain)
+            answer = self._answers[request.sequence] = Answer(self.records.of(verifier, adapter), account, models)
         return answer
 
 
-def _is_read(model: Drafter, answer: ModelAnswer, request: DraftRequest) -> bool:
+def _is_read(model: Drafter, request: DraftRequest) -> bool:
     """Whether a model can draft for an answer without reading its prompt first."""
-    return model.can_draft(request) and (answer.reading or model.num_unread(request.sequence) <= 1)
+    unread, sequence = model.num_unread(request.sequence), request.sequence
+    return model.can_draft(request) and (unread <= 1 or len(sequence) - unread >= sequence.num_prompt_tokens)
+
+
+def _first_call(model: Drafter, request: DraftRequest, price: ModelPrice) -> float:
+    """Seconds of a draft's first call, which reads what is unread, without the other answers' share of it."""
+    unread = max(model.num_unread(request.sequence), 1)
+    together = model.seconds_for([unread] + [1] * (price.share - 1), len(request.sequence), price.share)
+    return together - (price.share - 1) * price.call

@@ -1,0 +1,128 @@
+"""Decodes answers of the worst kind for each kind of drafter, and shows how much slower than plain decoding they are.
+
+    python bench/scripts/worst_answers.py [KIND …]
+
+200 answers of 24 to 128 tokens, with nothing to copy and drafters that are never right, in virtual time: calls as long
+as those of a 1.5B and a 0.5B model on two cores, and the host's part of each round. "One engine" answers all of them;
+"strangers" are each the first answer of an engine. Exits with 1 if an answer of 16 tokens or more is below 0.97 of
+plain decoding's speed, or the mean of the worst hundred below 0.99 in one engine.
+"""
+
+import dataclasses
+import functools
+import random
+import statistics
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+
+from outrider.drafters import DraftModel, Ngram, Suffix
+from outrider.drafters.controller import Controller
+from outrider.types import Backend
+from virtual_time import DRAFT_MS, HEAD_MS, ClockedBackend, Liar, World, cost_of
+
+NUM_ANSWERS, LEAST_TOKENS, MOST_TOKENS, MOST_PROMPT_TOKENS = 200, 24, 128, 60
+WRONG = 50.0  # noise of a drafter that is never right
+LOWEST, LOWEST_MEAN = 0.97, {"one engine": 0.99, "strangers": 0.97}
+HOST_SECONDS = 0.6e-3  # of a plain round
+DECIDE_SECONDS = {"_batch": 0.05e-3, "_copies": 0.15e-3, "_price": 0.2e-3}  # of the controller, by its functions
+FIRST_CALL_SECONDS = 0.0  # longer; for an unknown model, any that matters leaves it untried
+
+
+class HostedWorld(World):
+    """A world in which the host takes time, and a model's first call packs its weights."""
+
+    host = 0.0
+
+    def __init__(self, names: Seq[str], **options: Any) -> None:
+        super().__init__(WRONG, model=False, **options)
+        head = ClockedBackend(cost_of(HEAD_MS), noises=[(0, WRONG)])
+        at_once = ClockedBackend(cost_of(DRAFT_MS), noises=[(0, WRONG)])
+        self._others += [head, at_once]
+        self.models["head"] = DraftModel(head, context_length=4000, cost=cost_of(HEAD_MS))
+        masks = DraftModel(at_once, context_length=4000, cost=cost_of(DRAFT_MS), mask_token_ids=[1] * 7)
+        self.models["at once"] = masks
+        for model in self.models.values():
+            assert isinstance(model, DraftModel)
+            assert model.cost is not None
+            model.cost = dataclasses.replace(model.cost, first=FIRST_CALL_SECONDS)
+            self._adds(model.backend, "submit", functools.partial(_first_call, model.backend))
+        self._adds(self.main, "submit", functools.partial(float, HOST_SECONDS))
+        self.controller = self.controller_of(names)
+
+    def controller_of(self, names: Seq[str]) -> Controller:
+        """A new controller between these models, whose decisions take time."""
+        controller = super().controller_of(names)
+        for name, seconds in DECIDE_SECONDS.items():
+            self._adds(controller, name, functools.partial(float, seconds))
+        return controller
+
+    def _adds(self, owner: Any, name: str, seconds: Callable[[], float]) -> None:
+        """Let a method of `owner` take this much longer."""
+        method = getattr(owner, name)
+
+        def longer(*args: Any, **options: Any) -> Any:
+            self.host += seconds()
+            return method(*args, **options)
+
+        setattr(owner, name, longer)
+
+    @property
+    def seconds(self) -> float:
+        return super().seconds + self.host
+
+
+def _first_call(backend: Backend) -> float:
+    """Seconds that the next call takes longer."""
+    return 0.0 if backend.seconds else FIRST_CALL_SECONDS
+
+
+KINDS: dict[str, Callable[[], HostedWorld]] = {
+    "draft model": lambda: HostedWorld(["draft"]),
+    "small draft model": lambda: HostedWorld(["draft"], draft_cost=0.35),
+    "head": lambda: HostedWorld(["head"]),
+    "draft in one call": lambda: HostedWorld(["at once"]),
+    "copies": lambda: HostedWorld([], copies=Suffix()),
+    "prompt lookup": lambda: HostedWorld([], copies=Ngram()),
+    "copies: sure and wrong": lambda: HostedWorld([], copies=Liar()),
+    "copies, draft model and head": lambda: HostedWorld(["draft", "head"], copies=Suffix()),
+}
+
+
+def speeds(new_world: Callable[[], HostedWorld], *, strangers: bool, num_answers: int = NUM_ANSWERS) -> list[float]:
+    """Each answer's speed, where plain decoding's is 1."""
+    random_numbers, world, found = random.Random(1), new_world(), list[float]()
+    for _ in range(num_answers):
+        prompt = [random_numbers.randrange(64) for _ in range(random_numbers.randint(3, MOST_PROMPT_TOKENS))]
+        num = random_numbers.randint(LEAST_TOKENS, MOST_TOKENS)
+        if strangers:
+            world = new_world()
+        expected, plain, _ = world.decode(prompt, drafted=False, num=num)
+        drafted, seconds, _ = world.decode(prompt, num=num)
+        if drafted != expected:
+            sys.exit("another text than that of plain decoding")
+        found.append(plain / seconds)
+    return found
+
+
+def main() -> None:
+    """Decode the answers of all kinds, or of those whose names contain one of the arguments."""
+    failed = False
+    print("| drafter | engine | slowest | mean of the worst hundred | mean |\n|---|---|---|---|---|")
+    for kind, new_world in KINDS.items():
+        if sys.argv[1:] and not any(word in kind for word in sys.argv[1:]):
+            continue
+        for engine, lowest_mean in LOWEST_MEAN.items():
+            found = sorted(speeds(new_world, strangers=engine == "strangers"))
+            worst = statistics.mean(found[: NUM_ANSWERS // 2])
+            failed |= found[0] < LOWEST or worst < lowest_mean
+            print(f"| {kind} | {engine} | {found[0]:.3f} | {worst:.3f} | {statistics.mean(found):.3f} |", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

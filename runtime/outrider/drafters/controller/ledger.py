@@ -1,0 +1,195 @@
+"""The ledger: what drafting has cost and saved, in seconds by the clock, for each answer and each drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+COPIES = "copies"  # the account of copies; a model's has the model's name
+ALLOWANCE = 0.005  # share of all answers' time that a drafter may lose
+TRIAL_SHARE = 0.025  # share of an answer's time that may be lost
+TRIAL_TOKENS = 100  # that an answer gets, at most, until a drafter that does not seem to pay is tried again
+SHORT_TOKENS = 16  # an answer of fewer tokens reads no prompt, unless that is known to pay
+BOUND_ROUNDS = 8.0  # plain rounds that an account is at most above or below 0
+FIRST_ROUNDS = 4.0  # plain rounds that a model may lose at first
+CREDIT_ROUNDS = 1.0  # plain rounds that a new answer may lose to a drafter that is known to pay
+_OUTLIER = 3.0  # times as long as expected: such a round has waited for other work, or has compiled kernels
+_SWAY = 0.1  # weight of the latest plain round
+_RECENT = 0.9  # weight of earlier rounds after another one: the rate is that of about ten rounds
+
+
+@dataclass(slots=True)
+class Account:
+    """What drafting has saved and cost in one answer.
+
+        account.limit(ledger.credit("draft"), plain=0.04)    # seconds that the next draft may lose
+
+    Its answer may lose TRIAL_SHARE of its time; a drafter, ALLOWANCE of all answers' time: see `Ledger`.
+    """
+
+    rate_tokens: float  # of recent rounds
+    rate_seconds: float
+    tokens: int = 0  # generated since the account was opened
+    spent: float = 0.0  # seconds
+    balance: float = 0.0  # seconds saved against plain rounds
+    granted: float = 0.0  # seconds that it may lose besides: for a prompt that a model which is known to pay has read
+    failed_at: float | None = None  # `spent` when no token of a model's draft was accepted
+    drafter: str = COPIES  # that drafted last
+
+    def idle(self) -> float:
+        """Seconds since a draft of a model failed."""
+        return self.spent - (self.failed_at or 0.0)
+
+    def limit(self, credit: float, plain: float) -> float:
+        """Seconds that the next draft may lose.
+
+        credit: of a drafter that is known to pay; 0 for one that is not. plain: seconds of a plain round.
+        """
+        share = TRIAL_SHARE * max(self.spent, SHORT_TOKENS * plain)
+        return self.balance + self.granted + max(share, min(credit, CREDIT_ROUNDS * plain))
+
+
+@dataclass(slots=True)
+class Entry:
+    """One answer's part of a round."""
+
+    account: Account
+    drafter: str | None  # that made its draft
+    seconds: float  # expected, for drafting and its rows in the target pass
+    num_drafted: int = 0  # tokens of its draft
+    granted: float = 0.0  # see `Account`
+    num_tokens: int = 0  # committed
+
+
+@dataclass(slots=True)
+class _Round:
+    began: float  # by the clock
+    plain: float  # expected seconds of a round without drafts
+    together: int  # answers
+    decided: float = 0.0  # seconds of the clock until turns were chosen
+    considered: Seq[str] = ()  # drafters, when turns were chosen
+    entries: list[Entry] = field(default_factory=list)
+    is_plain: bool = False  # whether the target pass was one of plain decoding
+    counts: bool = True  # whether the clock shows the seconds of these answers alone
+
+
+class Ledger:
+    """Seconds that drafting has saved and cost, by the clock, against plain rounds.
+
+        ledger.begin(plain=0.04, together=1)    # ends the round before
+        if ledger.is_open("draft"):
+            ledger.decided(["draft"])
+            ledger.chose([Entry(account, "draft", 0.055)], is_plain=False)
+        ledger.committed(account, 2, counts=True)
+
+    A round's seconds are those from its begin to the next one's, the host's part included. Plain rounds show how much
+    longer a round takes than its calls are expected to take; the seconds in which turns were chosen are a cost of
+    drafting. Until there was a plain round, all rounds show that. A round that took much longer than expected, or that
+    also read prompts, counts with its expected seconds.
+
+    An answer has an account, and each drafter has one for all answers. A drafter's gets a share of the time, and what
+    its drafts save or lose. A drafter that is not known to pay drafts while its account is not below 0. One that is
+    known to pay has what is in its account as credit in new answers.
+
+    clock: seconds of the host.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ratio, self._num_rounds, self._num_plain = 1.0, 0, 0
+        self._saved: dict[str, float] = {}
+        self._round: _Round | None = None
+        self.num_tokens = 0  # of all answers
+
+    def open(self, drafter: str, seconds: float) -> None:
+        """Open a drafter's account, unless it has one. seconds: in it at first."""
+        self._saved.setdefault(drafter, seconds)
+
+    def begin(self, plain: float, together: int, *, counts: bool = True) -> None:
+        """Begin a round, and end the one before.
+
+        plain: seconds that the target pass of a plain round should take. counts: whether the one before has ended now.
+        """
+        self.end(counts=counts)
+        self._round = _Round(self._clock(), plain, together)
+
+    def end(self, *, counts: bool) -> None:
+        """End the round. counts: whether it has ended now; otherwise there were others after it, of no policy."""
+        last, self._round = self._round, None
+        if last is not None and any(entry.num_tokens for entry in last.entries):
+            last.counts &= counts
+            self._take(last, self._clock() - last.began)
+
+    def is_open(self, drafter: str) -> bool:
+        """Whether a drafter may be considered: it has not lost more than is allowed."""
+        return self._saved[drafter] >= 0
+
+    def credit(self, drafter: str) -> float:
+        """Seconds that a drafter which is known to pay may lose in a new answer."""
+        return max(self._saved[drafter], 0.0)
+
+    def decided(self, considered: Seq[str]) -> None:
+        """Note that turns are chosen. considered: the drafters that could have been."""
+        if self._round is not None and considered:
+            self._round.considered, self._round.decided = considered, self._clock() - self._round.began
+
+    def chose(self, entries: list[Entry], *, is_plain: bool) -> None:
+        """Note each answer's turn. is_plain: see `_Round`."""
+        if self._round is not None:
+            self._round.entries, self._round.is_plain = entries, is_plain
+
+    def committed(self, account: Account, num_tokens: int, *, counts: bool) -> None:
+        """Note the tokens of an answer. counts: see `_Round`."""
+        self.num_tokens += num_tokens
+        if self._round is None:
+            return
+        self._round.counts &= counts
+        for entry in self._round.entries:
+            if entry.account is account:
+                entry.num_tokens += num_tokens
+
+    def _take(self, last: _Round, seconds: float) -> None:
+        """Take in a round that has ended."""
+        expected = sum(entry.seconds for entry in last.entries)
+        if not last.counts or seconds > _OUTLIER * self._ratio * max(expected, last.plain):
+            seconds = self._ratio * expected + last.decided
+        elif last.is_plain:
+            self._num_plain += 1
+            self._follow((seconds - last.decided) / last.plain, max(_SWAY, 1 / self._num_plain))
+        elif not self._num_plain:
+            self._num_rounds += 1
+            self._follow((seconds - last.decided) / expected, max(_SWAY, 1 / self._num_rounds))
+        plain = self._ratio * last.plain / last.together
+        for drafter in self._saved:
+            self._add(drafter, ALLOWANCE * plain * last.together, plain)
+        for entry in last.entries:
+            spent = seconds * entry.seconds / expected
+            self._post(entry, 0.0 if last.is_plain else entry.num_tokens * plain - spent, spent, plain)
+        for drafter in last.considered if last.is_plain else ():  # all that a plain round costs: its seconds vary
+            self._add(drafter, -last.decided / len(last.considered), plain)
+
+    def _post(self, entry: Entry, gain: float, spent: float, plain: float) -> None:
+        """Enter the seconds of one answer's round."""
+        account, most = entry.account, BOUND_ROUNDS * plain
+        account.tokens += entry.num_tokens
+        account.spent += spent
+        account.balance = min(account.balance + gain, most)
+        account.granted += entry.granted
+        account.rate_tokens = _RECENT * account.rate_tokens + entry.num_tokens
+        account.rate_seconds = _RECENT * account.rate_seconds + spent
+        if entry.drafter is not None:
+            account.drafter = entry.drafter
+            if entry.drafter != COPIES and entry.num_drafted and entry.num_tokens == 1:
+                account.failed_at = account.spent
+        self._add(account.drafter, gain, plain)
+
+    def _add(self, drafter: str, seconds: float, plain: float) -> None:
+        most = BOUND_ROUNDS * plain
+        self._saved[drafter] = min(max(self._saved[drafter] + seconds, -most), most)
+
+    def _follow(self, ratio: float, weight: float) -> None:
+        self._ratio += weight * (ratio - self._ratio)
