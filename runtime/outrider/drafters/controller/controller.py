@@ -204,7 +204,7 @@ class Controller(DraftPolicy):
         known = [(self._answers[each.sequence], each) for each in requests if each.sequence in self._answers]
         goes_on = all(answer.length == len(each.sequence) for answer, each in known)
         self._ledger.begin(plain, together, counts=goes_on)
-        accounts = [self._answer(request, plain / together).account for request in requests]
+        self._accounts = accounts = [self._answer(request, plain / together).account for request in requests]
         # Plain decoding is always possible.
         rate = max(sum(a.rate_tokens for a in accounts) / sum(a.rate_seconds for a in accounts), together / plain)
         cost = self._main_cost
@@ -270,6 +270,7 @@ class Controller(DraftPolicy):
         """One answer's turn: `length` tokens of the copy, or a draft of the model that is worth most, with a rule."""
         answer = self._answers[request.sequence]
         turn = PricedTurn(request, draft=copy.cut(length), copier=self._copier)
+        a = answer.account
         able = [name for name in prices if self._models[name].can_draft(request)]
         if not able:
             return turn
@@ -316,7 +317,7 @@ class Controller(DraftPolicy):
         # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays, unless it is short.
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, _KNOWN_TOKENS)
-        limit, granted = account.limit(self._ledger.credit(name) if is_known else 0.0, plain), 0.0
+        limit, granted = self._limit(account, self._ledger.credit(name) if is_known else 0.0, plain), 0.0
         if reading > _QUICK_READING_ROUNDS * plain:
             if is_known and is_worth and self._ledger.credit(name):
                 granted = reading
@@ -335,6 +336,10 @@ class Controller(DraftPolicy):
         asked = dataclasses.replace(request, rule=rule)
         expected = first + model.first_seconds
         return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=expected, granted=granted)
+
+    def _limit(self, account: Account, credit: float, plain: float) -> float:
+        others = [a for a in self._accounts if a is not account]
+        return max(sum(a.limit(0.0, plain) for a in others), 0.0) + account.limit(credit, plain)
 
     @property
     def _fork(self) -> float:

@@ -166,26 +166,20 @@ class Ledger:
         plain = self._ratio * last.plain / last.together
         for drafter in self._saved:
             self._add(drafter, ALLOWANCE * plain * last.together, plain)
+        if last.is_plain:  # all that it costs is the choice of turns: its seconds vary
+            for drafter in last.considered:
+                self._add(drafter, -last.decided / len(last.considered), plain)
+            for entry in last.entries:
+                _post(entry, plain, -last.decided / last.together, plain)
+            return
+        # What the round takes longer is lost by those that draft; after a change of rows, by those that drafted last.
+        losers = [entry for entry in last.entries if entry.drafter is not None] or last.entries
+        extra, weight = seconds - plain * last.together, sum(entry.seconds for entry in losers)
         for entry in last.entries:
-            spent = seconds * entry.seconds / expected
-            self._post(entry, 0.0 if last.is_plain else entry.num_tokens * plain - spent, spent, plain)
-        for drafter in last.considered if last.is_plain else ():  # all that a plain round costs: its seconds vary
-            self._add(drafter, -last.decided / len(last.considered), plain)
-
-    def _post(self, entry: Entry, gain: float, spent: float, plain: float) -> None:
-        """Enter the seconds of one answer's round."""
-        account, most = entry.account, BOUND_ROUNDS * plain
-        account.tokens += entry.num_tokens
-        account.spent += spent
-        account.balance = min(account.balance + gain, most)
-        account.granted += entry.granted
-        account.rate_tokens = _RECENT * account.rate_tokens + entry.num_tokens
-        account.rate_seconds = _RECENT * account.rate_seconds + spent
-        if entry.drafter is not None:
-            account.drafter = entry.drafter
-            if entry.drafter != COPIES and entry.num_drafted and entry.num_tokens == 1:
-                account.failed_at = account.spent
-        self._add(account.drafter, gain, plain)
+            part = extra * entry.seconds / weight if entry in losers else 0.0
+            gain = (entry.num_tokens - 1) * plain - part
+            _post(entry, plain + part, gain, plain)
+            self._add(entry.account.drafter, gain, plain)
 
     def _add(self, drafter: str, seconds: float, plain: float) -> None:
         most = BOUND_ROUNDS * plain
@@ -193,3 +187,18 @@ class Ledger:
 
     def _follow(self, ratio: float, weight: float) -> None:
         self._ratio += weight * (ratio - self._ratio)
+
+
+def _post(entry: Entry, spent: float, gain: float, plain: float) -> None:
+    """Enter the seconds of one answer's round, and what it has gained against a plain one."""
+    account = entry.account
+    account.tokens += entry.num_tokens
+    account.spent += spent
+    account.balance = min(account.balance + gain, BOUND_ROUNDS * plain)
+    account.granted += entry.granted
+    account.rate_tokens = _RECENT * account.rate_tokens + entry.num_tokens
+    account.rate_seconds = _RECENT * account.rate_seconds + spent
+    if entry.drafter is not None:
+        account.drafter = entry.drafter
+        if entry.drafter != COPIES and entry.num_drafted and entry.num_tokens == 1:
+            account.failed_at = account.spent
