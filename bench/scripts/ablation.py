@@ -79,7 +79,8 @@ class Scenario:
     def _world(self) -> World:
         copies = self.copier() if self.copier else False
         noise, has_model = (0.0, False) if self.noise is None else (self.noise, True)
-        return World(noise, copies=copies, model=has_model, periods=self.periods, **self.options)
+        options = {"pauses": True, **self.options}
+        return World(noise, copies=copies, model=has_model, periods=self.periods, **options)
 
 
 SMALL = {"draft_cost": 0.35}  # a draft model that is eight times as fast as the main model

@@ -81,7 +81,8 @@ class World:
     noise, periods: see `ClockedBackend`. copies: whether the controller has a drafter that copies; or this one. scale,
     draft_scale: how many times as long as measured the calls take. draft_cost: how many times as long the draft model's
     were measured to take. change: extra seconds of a call of the main model with another number of rows than the one
-    before. keeps_rows: whether its calls keep their rows where that saves time.
+    before. keeps_rows: whether its calls keep their rows where that saves time. pauses: whether the
+    engine is idle after each answer, or batch of answers, for as long as it has something to do.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class World:
         draft_cost: float = 1.0,
         change: float = 0.0,
         keeps_rows: bool = True,
+        pauses: bool = False,
     ) -> None:
         noises = [(0, noise)] if isinstance(noise, float) else noise
         draft_scale = scale if draft_scale is None else draft_scale
@@ -109,7 +111,7 @@ class World:
         self.models: dict[str, Drafter] = {"draft": self.model}
         self._others: list[ClockedBackend] = []  # the models' besides the draft model's
         self._copier = (Ngram() if copies else None) if isinstance(copies, bool) else copies
-        self._change = change
+        self._change, self.pauses = change, pauses
         self.controller = self.controller_of(["draft"] if model else [])
 
     def add_model(self, name: str, noise: float, milliseconds: dict[int, float]) -> None:
@@ -156,6 +158,9 @@ class World:
                 if requests[i].ended:
                     release(requests[i])
                     ended[i] = self.seconds
+        if self.pauses:
+            for _ in self.controller.replay(lambda: False):
+                pass
         return [seconds - began for seconds in ended]
 
     def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Request:

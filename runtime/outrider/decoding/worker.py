@@ -13,6 +13,7 @@ from outrider.decoding.drafting import seconds_of
 from outrider.decoding.loop import step
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
+from outrider.decoding.replaying import Replaying
 from outrider.decoding.request import Request
 from outrider.decoding.rereading import Rereading
 from outrider.decoding.results import TextChunk
@@ -60,6 +61,7 @@ class Worker:
         self._running: list[Request] = []
         self._refused: Request | None = None  # there was no room for it, and none was freed since
         self._rereading, self.prefix_check = Rereading(), PrefixCheck(prefixes)
+        self._replaying = Replaying()
         self._retiming = Retiming({}) if retiming is None else retiming
 
     def work(self) -> None:
@@ -77,6 +79,7 @@ class Worker:
             except BaseException as error:  # such as an app's drafter's: every reader must get an error
                 self.give_up(error)
         self.give_up(EngineClosed())
+        self._replaying.pause()
         self._retiming.pause()
         self._retiming.save()
         if self._prefixes is not None:
@@ -111,6 +114,8 @@ class Worker:
             release(request)
             if self.main and self.main.capabilities.marks_answers and request.reuse and not request.error:
                 self._rereading.add(request.sequence)
+            if request.policy is not None and not request.error:
+                self._replaying.add(request.policy)
         except BaseException as error:  # whatever it is: the request itself has ended, and its reader waits
             try:
                 warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
@@ -141,6 +146,7 @@ class Worker:
                 self._waiting.append(sent)
                 self._rereading.pause()  # it may begin with what was read
                 self.prefix_check.pause()
+                self._replaying.pause()
                 self._retiming.pause()
                 continue
             if any(request.abandoned for request in self._running):
@@ -154,19 +160,21 @@ class Worker:
             return None
         if self._prefixes is not None and self._prefixes.is_due:
             return 0.0
-        job = next((job for job in (self._rereading, self.prefix_check) if job.is_due), None)
+        job = next((job for job in (self._rereading, self.prefix_check, self._replaying) if job.is_due), None)
         if job is None:
             return self._retiming.rest
         return 0.0 if job.has_begun else _REST
 
     def _use_rest(self) -> None:
-        """Copy a part of a prefix cache for its file, read a part of an ended answer again, or check a prefix."""
+        """Copy a part of a prefix cache for its file, read or draft a part of an ended answer again, check a prefix."""
         if self._prefixes is not None and self._prefixes.is_due:
             self._prefixes.copy_on()
         elif self.main is not None and self._rereading.is_due:
             self._rereading.read_on(self.main)
         elif self.main is not None and self.prefix_check.is_due:
             self.prefix_check.check_on(self.main)
+        elif self._replaying.is_due:
+            self._replaying.go_on(lambda: not self._inbox.empty())
         elif self._retiming.rest == 0:
             self._retiming.go_on()
 

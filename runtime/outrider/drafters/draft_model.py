@@ -45,6 +45,7 @@ class DraftModel(Drafter):
     num_assistant_tokens = 3
     takes_rules = True
     goes_ahead = True
+    replays = True
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ class HiddenModel(DraftModel):
     """
 
     goes_ahead = False
+    replays = False  # the hidden states are gone
 
     def __init__(
         self,

@@ -233,8 +233,13 @@ class TokenLogprobs:
 class Sampler(Protocol):
     """Turns one sequence's rows of logits into decisions, by all processors in their fixed order.
 
-    prefix: the draft tokens between the committed tokens and the row, taken as accepted.
+    prefix: the draft tokens between the committed tokens and the row, taken as accepted. is_stateless: whether
+    committed tokens change nothing.
     """
+
+    @property
+    def is_stateless(self) -> bool:
+        """See above."""
 
     def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""

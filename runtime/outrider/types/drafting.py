@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.types.decoding import NO_DRAFT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
     import numpy as np
@@ -130,6 +130,8 @@ class Drafter:
     gives a whole draft, instead of one token. most_tokens: of a draft; None: no limit. first_seconds: extra seconds of
     its next call, if that is the first.
 
+    replays: whether it can draft an ended answer again from its tokens alone, in a slot of its own.
+
     goes_ahead: whether it can draft during the target pass. ahead_seconds: spent in model calls during target passes;
     not part of `seconds`.
     """
@@ -144,6 +146,7 @@ class Drafter:
     at_once: bool = False
     most_tokens: int | None = None
     first_seconds: float = 0.0
+    replays: bool = False
     goes_ahead: bool = False
     ahead_seconds: float = 0.0
 
@@ -266,3 +269,10 @@ class DraftPolicy:
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's state. No effect for an unknown sequence."""
+
+    def replay(self, is_cancelled: Callable[[], bool]) -> Iterable[None]:  # noqa: ARG002
+        """Draft an ended answer again to learn from it, one draft at a time, while no request runs.
+
+        is_cancelled: whether a request has come, so that no more calls are to be made.
+        """
+        return ()

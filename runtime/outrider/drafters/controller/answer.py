@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.drafters.controller.ledger import Account
     from outrider.drafters.controller.records import ModelRecord, Record
     from outrider.drafters.controller.rules import WorthIt
-    from outrider.types import Draft, Sequence
+    from outrider.types import Draft, DraftRequest, Sequence
 
 
 @dataclass(slots=True)
@@ -60,6 +60,7 @@ class Answer:
 
     record: Record
     account: Account
+    request: DraftRequest  # its first
     models: dict[str, ModelAnswer] = field(default_factory=dict)  # by name
     turn: PricedTurn | None = None
     luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies

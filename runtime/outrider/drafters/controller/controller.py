@@ -35,12 +35,13 @@ from outrider.drafters.controller.pricing import (
     should_try,
 )
 from outrider.drafters.controller.records import Records, confidences_of
+from outrider.drafters.controller.replay import ENOUGH_TOKENS, replay
 from outrider.drafters.controller.rules import WorthCopying, WorthIt
 from outrider.models.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.models.measure import Contention, PassCost
@@ -84,6 +85,7 @@ class Controller(DraftPolicy):
         self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
         self._check_began = self._expected_check = 0.0
         self._drafting_began: dict[str, float] = {}
+        self._ended: DraftRequest | None = None  # of the answer that ended last
         self._rows_before = main_cost.rule.num_rows([1])
         self._ledger = Ledger(clock)
         self._unlooked = 0  # rounds since copies were considered
@@ -100,7 +102,7 @@ class Controller(DraftPolicy):
         self._unlooked += 1
         rested = len(requests) == 1 and self._unlooked > _LONGEST_REST_ROUNDS
         looks = self._copier is not None and (rested or self._ledger.is_open(COPIES))
-        considered = [name for name in self._models if self._ledger.is_open(name)]
+        considered = [name for name in self._models if any(self._may_draft(name, each) for each in self._accounts)]
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         if self._copier and looks:
             self._unlooked = 0
@@ -190,9 +192,22 @@ class Controller(DraftPolicy):
         if turn.model is not None:
             answer.models[turn.model].add(turn.draft, committed.path)
 
+    def replay(self, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+        """Have the models without records draft the answer again that ended last."""
+        ended, self._ended = self._ended, None
+        if ended is None or ended.sequence.source is not None or not ended.sampler.is_stateless:
+            return
+        for name, model in self._models.items():
+            record = self.records.of_model(ended.verifier, name, ended.sequence.adapter)
+            if model.replays and record.share.weight < ENOUGH_TOKENS:
+                yield from replay(model, record, ended, is_cancelled)
+                self._ledger.restore(name)
+        self.records.save()
+
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's state. Its records stay."""
         if answer := self._answers.pop(sequence, None):
+            self._ended = dataclasses.replace(answer.request, slot=None, observer=None)
             self._ledger.end(counts=answer.length == len(sequence))
             answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
             self.records.save()
@@ -239,9 +254,8 @@ class Controller(DraftPolicy):
         chances = [answer.copy_chances(each) for answer, each in zip(answers, confidences, strict=True)]
         credit, plain = self._ledger.credit(COPIES), batch.plain / batch.together
         known = [sum(answer.record.copies.seen) >= _KNOWN_TOKENS for answer in answers]
-        limit = sum(a.account.limit(credit if k else 0.0, plain) for a, k in zip(answers, known, strict=True))
-        limit = max(limit, 0.0)  # rows that cost nothing are free
-        best = batch.allot(chances, limit)
+        most = sum(a.account.limit(credit if k else 0.0, plain) for a, k in zip(answers, known, strict=True))
+        best = batch.allot(chances, max(most, 0.0))  # rows that cost nothing are free
         if batch.together == 1:
             best = [batch.first_part(chances[0], best[0])]
         return best
@@ -270,8 +284,7 @@ class Controller(DraftPolicy):
         """One answer's turn: `length` tokens of the copy, or a draft of the model that is worth most, with a rule."""
         answer = self._answers[request.sequence]
         turn = PricedTurn(request, draft=copy.cut(length), copier=self._copier)
-        a = answer.account
-        able = [name for name in prices if self._models[name].can_draft(request)]
+        able = [n for n in prices if self._may_draft(n, answer.account) and self._models[n].can_draft(request)]
         if not able:
             return turn
         chances = answer.copy_chances(confidences_of(copy)[:length])
@@ -291,6 +304,10 @@ class Controller(DraftPolicy):
                 tried = asked
         return tried if best is turn and tried is not None else best
 
+    def _may_draft(self, name: str, account: Account) -> bool:
+        """Whether a model may draft for an answer: one that has lost too much rests, but not where drafts save time."""
+        return self._ledger.is_open(name) or account.balance > 0
+
     def _plan_model(
         self, name: str, request: DraftRequest, answer: Answer, batch: Batch, price: ModelPrice, others: float
     ) -> tuple[float, bool, PricedTurn]:
@@ -307,8 +324,8 @@ class Controller(DraftPolicy):
         # Using tokens drafted ahead must not depend on how many there are: that may depend on the tokens.
         first = 0.0 if num_ahead else _first_call(model, request, price)
         reading = max(first - price.call, 0.0) if not num_ahead else 0.0
-        value, _ = best_length([own.share.mean] * longest, costs)
-        gain = (value - max(others, 0.0)) / rate / (1 + own.share.mean)  # seconds a token
+        value, length = best_length([own.share.mean] * longest, costs)
+        gain = (value - max(others, 0.0)) / rate / (1 + value + costs[length])  # seconds a token
         # Reading the prompt pays later, if the answer goes on: estimated, as long again as so far, or as others do.
         # So does the first call after a load, in all answers: as many tokens again as so far.
         left = min(request.num_left, max(account.tokens, answer.record.length.mean))
@@ -317,18 +334,19 @@ class Controller(DraftPolicy):
         # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays, unless it is short.
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, _KNOWN_TOKENS)
-        limit, granted = self._limit(account, self._ledger.credit(name) if is_known else 0.0, plain), 0.0
+        credit, granted = self._ledger.credit(name) if is_known else 0.0, 0.0
+        most = account.limit(credit, plain, self._accounts)
         if reading > _QUICK_READING_ROUNDS * plain:
-            if is_known and is_worth and self._ledger.credit(name):
+            if credit and is_worth:
                 granted = reading
             elif account.tokens < SHORT_TOKENS:
                 return value, False, none
         losses = [reading + each for each in seconds[1:]]
         if not is_worth:
             cost = losses[0] + max(others, 0.0) / rate if losses else math.inf
-            if cost > limit or not should_try(cost, account.idle(), plain, leads=account.balance > 0):
+            if cost > most or not should_try(cost, account.idle(), plain, leads=account.balance > 0):
                 return value, False, none
-        if not (longest := affordable(losses, limit + granted)):
+        if not (longest := affordable(losses, most + granted)):
             return value, False, none
         there = longest if price.at_once else num_ahead
         second = own.record.seconds.mean if request.trees else 0.0
@@ -336,10 +354,6 @@ class Controller(DraftPolicy):
         asked = dataclasses.replace(request, rule=rule)
         expected = first + model.first_seconds
         return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=expected, granted=granted)
-
-    def _limit(self, account: Account, credit: float, plain: float) -> float:
-        others = [a for a in self._accounts if a is not account]
-        return max(sum(a.limit(0.0, plain) for a in others), 0.0) + account.limit(credit, plain)
 
     @property
     def _fork(self) -> float:
@@ -356,7 +370,9 @@ class Controller(DraftPolicy):
                 self._ledger.open(name, FIRST_ROUNDS * plain)
             self._ledger.open(COPIES, plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
-            answer = self._answers[request.sequence] = Answer(self.records.of(verifier, adapter), account, models)
+            answer = self._answers[request.sequence] = Answer(
+                self.records.of(verifier, adapter), account, request, models
+            )
         return answer
 
 

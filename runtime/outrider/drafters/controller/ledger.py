@@ -26,9 +26,7 @@ _RECENT = 0.9  # weight of earlier rounds after another one: the rate is that of
 class Account:
     """What drafting has saved and cost in one answer.
 
-        account.limit(ledger.credit("draft"), plain=0.04)    # seconds that the next draft may lose
-
-    Its answer may lose TRIAL_SHARE of its time; a drafter, ALLOWANCE of all answers' time: see `Ledger`.
+    account.limit(ledger.credit("draft"), plain=0.04)    # seconds that the next draft may lose
     """
 
     rate_tokens: float  # of recent rounds
@@ -44,13 +42,15 @@ class Account:
         """Seconds since a draft of a model failed."""
         return self.spent - (self.failed_at or 0.0)
 
-    def limit(self, credit: float, plain: float) -> float:
+    def limit(self, credit: float, plain: float, others: Seq[Account] = ()) -> float:
         """Seconds that the next draft may lose.
 
-        credit: of a drafter that is known to pay; 0 for one that is not. plain: seconds of a plain round.
+        credit: of a drafter that is known to pay; 0 for one that is not. plain: seconds of a plain round, for one
+        answer. others: of the same batch. They wait for the draft too, so what they may lose is there for it.
         """
         share = TRIAL_SHARE * max(self.spent, SHORT_TOKENS * plain)
-        return self.balance + self.granted + max(share, min(credit, CREDIT_ROUNDS * plain))
+        own = self.balance + self.granted + max(share, min(credit, CREDIT_ROUNDS * plain))
+        return own + max(sum(other.limit(0.0, plain) for other in others if other is not self), 0.0)
 
 
 @dataclass(slots=True)
@@ -102,12 +102,18 @@ class Ledger:
         self._clock = clock
         self._ratio, self._num_rounds, self._num_plain = 1.0, 0, 0
         self._saved: dict[str, float] = {}
+        self._first: dict[str, float] = {}
         self._round: _Round | None = None
         self.num_tokens = 0  # of all answers
 
     def open(self, drafter: str, seconds: float) -> None:
         """Open a drafter's account, unless it has one. seconds: in it at first."""
+        self._first.setdefault(drafter, seconds)
         self._saved.setdefault(drafter, seconds)
+
+    def restore(self, drafter: str) -> None:
+        """Give a drafter that has new records the account of a new one, if it has less."""
+        self._saved[drafter] = max(self._saved[drafter], self._first.get(drafter, 0.0))
 
     def begin(self, plain: float, together: int, *, counts: bool = True) -> None:
         """Begin a round, and end the one before.

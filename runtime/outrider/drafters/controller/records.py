@@ -60,7 +60,7 @@ class Record:
     copies: Acceptance = field(default_factory=Acceptance)
     first_copies: Acceptance = field(default_factory=Acceptance)
     models: dict[str, ModelRecord] = field(default_factory=dict)
-    length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
+    length: Share = field(default_factory=lambda: Share(64.0, weight=0.25, memory=0.9))
 
     def of_model(self, name: str) -> ModelRecord:
         """The record of a model, which is empty at first."""

@@ -67,6 +67,11 @@ class LogitsSampler:
         if budget is not None:
             self._processors.append(budget)
 
+    @property
+    def is_stateless(self) -> bool:
+        """Whether committed tokens change nothing: there are no processors."""
+        return not self._processors
+
     def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
         token_ids, logits = row.finite()

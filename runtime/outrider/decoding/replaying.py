@@ -1,0 +1,61 @@
+"""Lets a policy draft an ended answer again, while an engine has nothing else to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+
+from outrider.types import DraftPolicy
+
+log = logging.getLogger("outrider")
+
+
+class Replaying:
+    """The policy of the answer that ended last, until it has drafted that again; see `DraftPolicy.replay`.
+
+    replaying.add(policy)
+    while replaying.is_due:
+        replaying.go_on(is_cancelled)
+    replaying.pause()    # a request has come
+    """
+
+    def __init__(self) -> None:
+        self._policy: DraftPolicy | None = None
+        self._job: Iterator[None] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there may be something to draft."""
+        return self._policy is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an answer is partly drafted, in a slot that is still open."""
+        return self._job is not None
+
+    def add(self, policy: DraftPolicy) -> None:
+        """An answer of this policy has ended."""
+        self._policy = policy
+
+    def go_on(self, is_cancelled: Callable[[], bool]) -> None:
+        """Make the next draft."""
+        try:
+            if self._job is None and self._policy is not None:
+                self._job = iter(self._policy.replay(is_cancelled))
+            if self._job is not None:
+                next(self._job)
+                return
+        except StopIteration:
+            pass
+        except Exception as error:  # requests are not affected
+            log.warning("An answer could not be drafted again: %r", error)
+        self._policy = self._job = None
+
+    def pause(self) -> None:
+        """End what has begun. It begins anew after the next answer."""
+        job, self._job, self._policy = self._job, None, None
+        try:
+            if isinstance(job, Generator):
+                job.close()
+        except Exception as error:
+            log.warning("What was drafted again of an answer could not be dropped: %r", error)
