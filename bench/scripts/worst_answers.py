@@ -39,7 +39,7 @@ class HostedWorld(World):
     host = 0.0
 
     def __init__(self, names: Seq[str], **options: Any) -> None:
-        super().__init__(WRONG, model=False, **options)
+        super().__init__(WRONG, model=False, **{"pauses": True, **options})
         head = ClockedBackend(cost_of(HEAD_MS), noises=[(0, WRONG)])
         at_once = ClockedBackend(cost_of(DRAFT_MS), noises=[(0, WRONG)])
         self._others += [head, at_once]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from outrider.drafters.controller.batch import Batch
     from outrider.types import Drafter
 
+READING_MARGIN = 1.5  # times the seconds of reading a prompt that drafts have to save
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPrice:
@@ -95,8 +97,11 @@ def is_known_to_pay(share: Share, costs: Seq[float], known_tokens: float) -> boo
 
 
 def should_read(gain: float, left: float, price: float) -> bool:
-    """Whether to read a prompt. gain: seconds a token that drafts save. left: tokens. price: seconds of reading."""
-    return gain > 0 and gain * left >= price
+    """Whether to read a prompt. gain: seconds a token that drafts save. left: tokens. price: seconds of reading.
+
+    Drafts have to save more than reading takes: an answer may end early, and its drafts may be worse than others'.
+    """
+    return gain > 0 and gain * left >= READING_MARGIN * price
 
 
 def should_try(cost: float, idle: float, plain: float, *, leads: bool) -> bool:
