@@ -8,8 +8,8 @@ import pytest
 import outrider
 from outrider.bundle import read_bundle
 from outrider.cli.demo import PROMPTS, demo_bundle
-from outrider_export import plan
-from outrider_export.demo_model import DRAFTER, FILE
+from outrider_export.bundles.demo_model import DRAFTER, FILE
+from outrider_export.describe import plan
 from outrider_export.heads.packed import PACKED_NAME
 
 

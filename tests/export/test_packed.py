@@ -12,8 +12,8 @@ import outrider
 from heads import write_head
 from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError, OutriderError
-from outrider_export import plan
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
+from outrider_export.describe import plan
 from outrider_export.heads.packed import PACKED_NAME, pack
 
 KINDS = ("eagle3", "dflash", "dspark", "hydra")
