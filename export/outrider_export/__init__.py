@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 _MODULE_OF = {
     "Progress": "progress",
-    "add_adapter": "adapters.add",
-    "add_drafter": "drafters",
+    "add_adapter": "bundles.adapters",
+    "add_drafter": "bundles.drafters",
     "Silent": "progress",
-    "default_output": "sources",
-    "export_bundle": "export",
-    "import_bundle": "take_in",
+    "default_output": "sources.source",
+    "export_bundle": "bundles.export",
+    "import_bundle": "bundles.take_in",
     "pack": "heads.packed",
 }
 __all__ = [*_MODULE_OF]

@@ -517,7 +517,7 @@ def test_a_hub_id_means_the_commit_that_was_exported(
         asked.append(located.revision)
         return Located(located.id, "gguf", file, located.revision or newest[-1])
 
-    for module in ("cached", "export", "plan", "text_encoders.checkpoint"):
+    for module in ("bundles.cached", "bundles.export", "describe.plan", "text_encoders.checkpoint"):
         monkeypatch.setattr(f"outrider_export.{module}.fetch", download)
     first, _ = opened("org/Tiny")
     assert first.folder.name.startswith("tiny-")

@@ -103,7 +103,7 @@ def _convert(
             "adapter": None if adapter is None else str(adapter.resolve()),
             "is_draft": plan.role != "main",
         }
-        module = f"outrider_export.{'direct.convert' if plan.direct else 'convert'}"
+        module = f"outrider_export.{'direct.convert' if plan.direct else 'with_torch.convert'}"
         if plan.encoder:
             module = encoder_decoder.MODULE
             job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
