@@ -188,7 +188,7 @@ def test_a_ledger_counts_by_the_clock() -> None:
 
 
 def test_what_choosing_takes_is_a_cost_of_drafting() -> None:
-    """The drafters that were considered share it."""
+    """The drafters that were considered share it, and the answer waits for it."""
     times = iter([0.0, 0.002, 0.012, 0.012, 0.014, 0.024])
     ledger, account = Ledger(times.__next__), Account(1.0, 0.01)
     ledger.open(COPIES, 0.0)
@@ -198,8 +198,26 @@ def test_what_choosing_takes_is_a_cost_of_drafting() -> None:
         ledger.chose([Entry(account, None, 0.01)], is_plain=True)
         ledger.committed(account, 1, counts=True)
     ledger.end(counts=True)
-    assert account.balance == 0.0
+    assert account.balance == pytest.approx(-0.004)
     assert not ledger.is_open(COPIES)
+
+
+def test_what_a_round_takes_longer_is_lost_by_those_that_draft() -> None:
+    """In a batch of two, a draft that fails costs half a round. What both may lose together is there for the next."""
+    times = iter([0.0, 0.03, 0.03])
+    ledger, drafts, waits = Ledger(times.__next__), Account(1.0, 0.01), Account(1.0, 0.01)
+    ledger.open(COPIES, 0.0)
+    ledger.begin(0.02, 2)
+    ledger._num_plain = 1  # the machine's speed is known
+    ledger.chose([Entry(drafts, COPIES, 0.02, num_drafted=1), Entry(waits, None, 0.01)], is_plain=False)
+    for account in (drafts, waits):
+        ledger.committed(account, 1, counts=True)
+    ledger.end(counts=True)
+    assert (drafts.balance, waits.balance) == (pytest.approx(-0.01), 0.0)
+    waits.spent = 1.0
+    assert drafts.limit(0.0, 0.01, [drafts, waits]) == pytest.approx(drafts.limit(0.0, 0.01) + 0.025)
+    drafts.balance = -1.0
+    assert waits.limit(0.0, 0.01, [drafts, waits]) == pytest.approx(0.025)  # the debt of another is not its own
 
 
 def test_an_answer_may_lose_a_stated_share_of_its_time() -> None:
@@ -210,8 +228,8 @@ def test_an_answer_may_lose_a_stated_share_of_its_time() -> None:
 
 
 def test_the_rules_are_pure() -> None:
-    assert should_read(0.01, left=100, price=0.9)
-    assert not should_read(0.01, left=100, price=1.1)
+    assert should_read(0.01, left=100, price=0.6)
+    assert not should_read(0.01, left=100, price=0.7)
     assert not should_read(-0.01, left=100, price=0.0)
     assert should_try(0.01, idle=1.0, plain=0.04, leads=False)
     assert not should_try(0.02, idle=1.0, plain=0.04, leads=False)

@@ -138,7 +138,8 @@ class Worker:
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
-                self._retiming.pause()  # until the next request: somebody measures
+                self._replaying.pause()  # until the next request: somebody measures
+                self._retiming.pause()
                 while self._rest is not None:
                     self._use_rest()
                 sent.set()

@@ -60,7 +60,6 @@ class Answer:
 
     record: Record
     account: Account
-    request: DraftRequest  # its first
     models: dict[str, ModelAnswer] = field(default_factory=dict)  # by name
     turn: PricedTurn | None = None
     luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies
@@ -68,6 +67,7 @@ class Answer:
     copied_at: int = 0
     goes_on: bool = False  # whether the last copy was right in all tokens that are committed since
     length: int = 0  # of the sequence after its last round
+    request: DraftRequest | None = None  # its first
 
     def copy_chances(self, confidences: Seq[float]) -> list[float]:
         """Each copied token's probability of acceptance if those before it are accepted. Some answers repeat more."""

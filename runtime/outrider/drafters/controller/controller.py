@@ -207,7 +207,8 @@ class Controller(DraftPolicy):
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's state. Its records stay."""
         if answer := self._answers.pop(sequence, None):
-            self._ended = dataclasses.replace(answer.request, slot=None, observer=None)
+            if answer.request is not None:
+                self._ended = dataclasses.replace(answer.request, slot=None, observer=None)
             self._ledger.end(counts=answer.length == len(sequence))
             answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
             self.records.save()
@@ -370,9 +371,8 @@ class Controller(DraftPolicy):
                 self._ledger.open(name, FIRST_ROUNDS * plain)
             self._ledger.open(COPIES, plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
-            answer = self._answers[request.sequence] = Answer(
-                self.records.of(verifier, adapter), account, request, models
-            )
+            answer = Answer(self.records.of(verifier, adapter), account, models, request=request)
+            self._answers[request.sequence] = answer
         return answer
 
 

@@ -1,0 +1,112 @@
+"""Ended answers that a draft model without records drafts again, while an engine is idle."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outrider.decoding.replaying import Replaying
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
+from outrider.drafters.controller.replay import ENOUGH_TOKENS
+from outrider.tokens.verifiers import Coupled, Greedy
+from outrider.types import DraftPolicy, Sequence
+from serving import wait_until
+from virtual_time import World
+
+
+def prompt(num: int, size: int = 400) -> list[int]:
+    return [(7 * i * i + 3 * num) % 50 for i in range(size)]
+
+
+def seen(world: World, verifier: Any = None) -> float:
+    """Tokens that the draft model's record is of, and the prior."""
+    return world.controller.records.of_model(verifier or Greedy(), "draft").share.weight
+
+
+@pytest.mark.parametrize("noise", [0.1, 50.0])
+def test_short_answers_to_long_prompts_show_what_a_model_is_worth(noise: float) -> None:
+    """They may not lose what reading the prompt takes. Within five answers that have been drafted again it is known."""
+    drafts = {}
+    for pauses in (False, True):
+        world, drafts[pauses] = World(noise, draft_cost=0.35, pauses=pauses), list[int]()
+        for i in range(6):
+            text, _, request = world.decode(prompt(i), num=24)
+            assert text == world.decode(prompt(i), drafted=False, num=24)[0]
+            drafts[pauses].append(request.stats.num_drafts)
+    assert not any(drafts[False])
+    assert not drafts[True][0]
+    assert (drafts[True][-1] > 0) == (noise < 1)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_answer_is_drafted_again_as_it_would_have_been(sampled: bool) -> None:
+    """A model that equals the main model has all its tokens accepted."""
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "verifier": Coupled()} if sampled else {}
+    world = World(0.0, pauses=True)
+    world.decode(prompt(1), num=20, **options)
+    record = world.controller.records.of_model(options.get("verifier") or Greedy(), "draft")
+    assert 14 < sum(record.by_confidence.seen) < 20  # after each draft of four, one token is not drafted
+    assert record.share.mean > 0.85
+
+
+def test_options_that_depend_on_the_answer_are_not_drafted_again() -> None:
+    """Their state is that of the end."""
+    world = World(0.0, pauses=True)
+    world.decode(prompt(1), num=20, repetition_penalty=1.1)
+    assert not world.draft.seconds
+
+
+def test_a_request_that_comes_waits_for_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has begun is dropped: its slot is closed, and no answer's is touched."""
+    world = World(0.0)
+    world.decode(prompt(1), num=20)
+    opened: list[Any] = []
+    open_slot = world.draft.open
+    monkeypatch.setattr(world.draft, "open", lambda *args: opened.append(open_slot(*args)) or opened[-1])
+    replaying, has_come = Replaying(), False
+    for come_at in ("between drafts", "in a draft"):
+        replaying.add(world.controller)
+        replaying.go_on(lambda: has_come)
+        assert replaying.has_begun
+        num_calls = len(world.draft.num_rows)
+        if come_at == "in a draft":
+            has_come = True
+            replaying.go_on(lambda: has_come)
+        replaying.pause()
+        assert not replaying.is_due
+        assert len(world.draft.num_rows) == num_calls
+        assert opened[-1].closed
+        assert opened[-1].num_published  # the next turn of the conversation has it read
+        world.decode(prompt(2), num=20)
+
+
+def test_a_policy_that_fails_harms_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(DraftPolicy):
+        def replay(self, is_cancelled: Any) -> Iterator[None]:
+            raise RuntimeError("of ours")
+
+    replaying = Replaying()
+    replaying.add(Failing())
+    replaying.go_on(lambda: False)
+    assert "of ours" in caplog.text
+    assert not replaying.is_due
+
+
+def test_an_engine_drafts_an_answer_again_once_it_is_idle() -> None:
+    world = World(0.0)
+    queue = RequestQueue(world.main, Scheduler(512))
+    request = world.request(prompt(1), True, 20)
+    list(queue.run(request))
+    wait_until(lambda: seen(world) > 25)
+    assert world.controller.records.of_model(Greedy(), "draft").share.mean > 0.8
+    again = world.request(prompt(1), False, 20)
+    list(queue.run(again))
+    assert again.sequence.token_ids == request.sequence.token_ids
+    queue.close()
+
+
+def test_a_sequence_without_an_answer_is_left_alone() -> None:
+    world = World(0.0, pauses=True)
+    world.controller.release(Sequence([1, 2], 2))
+    assert not list(world.controller.replay(lambda: False))
