@@ -367,7 +367,7 @@ def test_neither_a_first_answer_nor_later_ones_lose_more_than_is_stated() -> Non
 
 
 def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
-    """With a small draft model. A try of a large one, which has to read the answer first, costs more than is allowed."""
+    """With a small draft model. A large one would have to read the answer first, which costs too much."""
     known = World([(0, 50.0), (200, 0.0)], draft_cost=0.35)  # known to be good in other answers
     known.controller.records.of_model(Greedy(), "draft").share = Share(0.8, weight=300.0, memory=0.999)
     becomes_easy = speed_up(known, num=400)

@@ -8,7 +8,6 @@ import pytest
 from outrider.decoding.replaying import Replaying
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
-from outrider.drafters.controller.replay import ENOUGH_TOKENS
 from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import DraftPolicy, Sequence
 from serving import wait_until
@@ -64,15 +63,19 @@ def test_a_request_that_comes_waits_for_one_call(monkeypatch: pytest.MonkeyPatch
     opened: list[Any] = []
     open_slot = world.draft.open
     monkeypatch.setattr(world.draft, "open", lambda *args: opened.append(open_slot(*args)) or opened[-1])
-    replaying, has_come = Replaying(), False
+    replaying, come = Replaying(), list[str]()
+
+    def has_come() -> bool:
+        return bool(come)
+
     for come_at in ("between drafts", "in a draft"):
         replaying.add(world.controller)
-        replaying.go_on(lambda: has_come)
+        replaying.go_on(has_come)
         assert replaying.has_begun
         num_calls = len(world.draft.num_rows)
         if come_at == "in a draft":
-            has_come = True
-            replaying.go_on(lambda: has_come)
+            come.append("a request")
+            replaying.go_on(has_come)
         replaying.pause()
         assert not replaying.is_due
         assert len(world.draft.num_rows) == num_calls

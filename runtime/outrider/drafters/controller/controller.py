@@ -88,6 +88,7 @@ class Controller(DraftPolicy):
         self._ended: DraftRequest | None = None  # of the answer that ended last
         self._rows_before = main_cost.rule.num_rows([1])
         self._ledger = Ledger(clock)
+        self._accounts: list[Account] = []  # of the answers of this round
         self._unlooked = 0  # rounds since copies were considered
         self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
         self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
@@ -201,14 +202,15 @@ class Controller(DraftPolicy):
             record = self.records.of_model(ended.verifier, name, ended.sequence.adapter)
             if model.replays and record.share.weight < ENOUGH_TOKENS:
                 yield from replay(model, record, ended, is_cancelled)
-                self._ledger.restore(name)
+                if record.share.weight >= ENOUGH_TOKENS:  # it is tried by what is known now
+                    self._ledger.restore(name)
         self.records.save()
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's state. Its records stay."""
         if answer := self._answers.pop(sequence, None):
             if answer.request is not None:
-                self._ended = dataclasses.replace(answer.request, slot=None, observer=None)
+                self._ended = dataclasses.replace(answer.request, slot=None, observer=None, is_cancelled=lambda: False)
             self._ledger.end(counts=answer.length == len(sequence))
             answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
             self.records.save()
