@@ -62,7 +62,12 @@ def test_a_request_that_comes_waits_for_one_call(monkeypatch: pytest.MonkeyPatch
     world.decode(prompt(1), num=20)
     opened: list[Any] = []
     open_slot = world.draft.open
-    monkeypatch.setattr(world.draft, "open", lambda *args: opened.append(open_slot(*args)) or opened[-1])
+
+    def open_noted(*args: Any) -> Any:
+        opened.append(open_slot(*args))
+        return opened[-1]
+
+    monkeypatch.setattr(world.draft, "open", open_noted)
     replaying, come = Replaying(), list[str]()
 
     def has_come() -> bool:

@@ -19,6 +19,7 @@ from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch
 from outrider.drafters.controller.ledger import (
     COPIES,
+    CREDIT_ROUNDS,
     FIRST_ROUNDS,
     SHORT_TOKENS,
     Account,
@@ -308,8 +309,11 @@ class Controller(DraftPolicy):
         return tried if best is turn and tried is not None else best
 
     def _may_draft(self, name: str, account: Account) -> bool:
-        """Whether a model may draft for an answer: one that has lost too much rests, but not where drafts save time."""
-        return self._ledger.is_open(name) or account.balance > 0
+        """Whether a model may draft for an answer.
+
+        One that has lost too much rests, but not where drafts save time, or where reading the prompt was granted.
+        """
+        return self._ledger.is_open(name) or account.balance > 0 or account.granted > 0
 
     def _plan_model(
         self, name: str, request: DraftRequest, answer: Answer, batch: Batch, price: ModelPrice, others: float
@@ -341,7 +345,7 @@ class Controller(DraftPolicy):
         most = account.limit(credit, plain, self._accounts)
         if reading > _QUICK_READING_ROUNDS * plain:
             if credit and is_worth:
-                granted = reading
+                granted = reading + CREDIT_ROUNDS * plain  # with a few drafts, or it was read in vain
             elif account.tokens < SHORT_TOKENS:
                 return value, False, none
         losses = [reading + each for each in seconds[1:]]
