@@ -22,6 +22,7 @@ from outrider.drafters.controller.ledger import (
     CREDIT_ROUNDS,
     FIRST_ROUNDS,
     SHORT_TOKENS,
+    TRIAL_ROUNDS,
     Account,
     Entry,
     Ledger,
@@ -341,10 +342,12 @@ class Controller(DraftPolicy):
         # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays, unless it is short.
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, _KNOWN_TOKENS)
-        credit, granted = self._ledger.credit(name) if is_known else 0.0, 0.0
+        credit, granted = self._ledger.credit(name), 0.0
+        if not is_known:
+            credit = min(credit, TRIAL_ROUNDS * plain)
         most = account.limit(credit, plain, self._accounts)
         if reading > _QUICK_READING_ROUNDS * plain:
-            if credit and is_worth:
+            if is_known and credit and is_worth:
                 granted = reading + CREDIT_ROUNDS * plain  # with a few drafts, or it was read in vain
             elif account.tokens < SHORT_TOKENS:
                 return value, False, none

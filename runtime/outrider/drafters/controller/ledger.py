@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 COPIES = "copies"  # the account of copies; a model's has the model's name
 ALLOWANCE = 0.005  # share of all answers' time that a drafter may lose
 TRIAL_SHARE = 0.025  # share of an answer's time that may be lost
+TRIAL_ROUNDS = 0.45  # plain rounds that a new answer may lose to a model that is not known
 TRIAL_TOKENS = 100  # that an answer gets, at most, until a drafter that does not seem to pay is tried again
 SHORT_TOKENS = 16  # an answer of fewer tokens reads no prompt, unless that is known to pay
 BOUND_ROUNDS = 8.0  # plain rounds that an account is at most above or below 0
@@ -45,7 +46,7 @@ class Account:
     def limit(self, credit: float, plain: float, others: Seq[Account] = ()) -> float:
         """Seconds that the next draft may lose.
 
-        credit: of a drafter that is known to pay; 0 for one that is not. plain: seconds of a plain round, for one
+        credit: of the drafter's account, as far as the answer may use it. plain: seconds of a plain round, for one
         answer. others: of the same batch. They wait for the draft too, so what they may lose is there for it.
         """
         share = TRIAL_SHARE * max(self.spent, SHORT_TOKENS * plain)
