@@ -13,7 +13,6 @@ import numpy as np
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
-from outrider.config import Config
 from outrider.inputs.text import Tokenizer
 from outrider.models.candidates import settings_for
 from outrider.models.measure import allocate_for_trials
@@ -55,9 +54,8 @@ def expected_tokens(
     texts = read_texts()
     progress.phase("count", sum(len(text.encode()) for text in texts.values()))
     encode = Tokenizer(tokenizer).encode
-    own = Config().device.of("draft")
     part = part_alone(folder, "draft", entry)
-    backend = part.compile(next(iter(settings_for(part, "CPU", own))).options(own), "CPU")
+    backend = part.compile(next(iter(settings_for(part))))
     allocate_for_trials(backend, _ROOM)
     backend.use(Exactness())
     expected, agreed = {}, {}

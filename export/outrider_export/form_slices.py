@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import Format, Source
     from outrider.config import Config
     from outrider.models.part import Part
+    from outrider.models.setting import Setting
     from outrider.types import CompiledModel
 
 _MAX_TOKENS = 512
@@ -106,24 +107,25 @@ class FormSlices:
             ExportError: when they cannot be converted.
             DeviceError: when the processor fails.
         """
-        parts = [_convert(each, form, folder / str(number), role, source) for number, each in enumerate(checkpoints)]
-        own = config.device.of(role)
-        setting = next(iter(settings_for(parts[0], "CPU", own)))
+        alone = [_convert(each, form, folder / str(number), role, source) for number, each in enumerate(checkpoints)]
+        parts = [part.on("CPU", config.device) for part in alone]
+        setting = next(iter(settings_for(parts[0])))
 
-        def compiled(columns: int = 0) -> list[CompiledModel]:
-            made = [part.compile(setting.options(own), "CPU", columns=columns) for part in parts]
+        def compiled(setting: Setting) -> list[CompiledModel]:
+            made = [part.compile(setting) for part in parts]
             for backend in made:
                 allocate_for_trials(backend, _MAX_TOKENS)
             return made
 
-        backends = compiled()
+        backends = compiled(setting)
         exactness = estimate_padding(backends[0]) if role == "main" else Exactness()
-        if exactness.rule.num_rows([1]) > _FEW_ROWS and parts[0].can_append("CPU"):
+        if exactness.rule.num_rows([1]) > _FEW_ROWS and parts[0].can_append():
             # A first load then tries the same; see `trials.Search.with_columns`.
-            wider = compiled(COLUMNS)
+            other = replace(setting, columns=COLUMNS)
+            wider = compiled(other)
             found = estimate_padding(wider[0])
             if found.rule.num_rows([1]) < exactness.rule.num_rows([1]):
-                backends, exactness, setting = wider, found, replace(setting, columns=COLUMNS)
+                backends, exactness, setting = wider, found, other
         for backend in backends:
             backend.use(exactness)
         return cls(*form, whole, checkpoints, parts, str(setting), backends, [{} for _ in backends])

@@ -170,7 +170,7 @@ class Trial:
         """Forms that were measured, with what they lose."""
         report(f"Slices of {self._plan.source.id} are compared with 16 bits.")
         exact = self._convert("openvino", "fp16", self._checkpoints[1:])
-        reference = Reference(Subject(exact.parts[0], "CPU", self._config.device.of(self._role), None), self._text)
+        reference = Reference(Subject(exact.parts[0], None), self._text)
         return [
             replace(each, slice_kl=reference.kl(self._made[each.format, each.weights].backends[1])) for each in forms
         ]

@@ -73,7 +73,7 @@ def engine(bundle: Bundle) -> outrider.Engine:
 def compiled(bundle: Bundle, *names: str, rule: RowRule | None = None, **options: Any) -> OpenVINOPaged:
     """The main model with these adapters, in f32."""
     part = Part("main", bundle, bundle.manifest.main, adapters=adapters_of(bundle, names))
-    backend = part.compile(DeviceConfig(precision="f32", cache_precision="f32", **options), "CPU")
+    backend = part.on("CPU", DeviceConfig(precision="f32", cache_precision="f32", **options)).compile()
     assert isinstance(backend, OpenVINOPaged)
     # A single row of logits has other bits on some processors.
     backend.use(Exactness(rule=rule or replace(backend.separate_rules[-1], logits=Rounding(2))))

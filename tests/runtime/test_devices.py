@@ -23,6 +23,7 @@ import outrider
 from outrider.bundle import Bundle, Format
 from outrider.errors import DeviceError
 from outrider.models import backends, loading
+from outrider.models import part as parts
 from outrider.models.backends import devices, onnx_providers, probe, processor
 from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.memory import system_memory
@@ -161,18 +162,18 @@ class TestADriverThatCrashes:
     ) -> None:
         gpu(f"import signal; probe.load_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
         part = Part("main", bundle, bundle.manifest.main)
-        verdict = loading.verdict_of(part, "GPU", SMALL.device)
+        verdict = loading.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
         assert verdict.reason == f"the process that tested it was ended by {name}"
         gpu("")
-        assert loading.verdict_of(part, "GPU", SMALL.device).works  # tried again
+        assert loading.verdict_of(part.on("GPU", SMALL.device)).works  # tried again
 
     @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Its parent process may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
         part = Part("main", bundle, bundle.manifest.main)
-        assert "ended with code 1" in loading.verdict_of(part, "GPU", SMALL.device).reason
+        assert "ended with code 1" in loading.verdict_of(part.on("GPU", SMALL.device)).reason
 
     @pytest.mark.slow
     def test_one_that_hangs_is_given_up(
@@ -208,7 +209,7 @@ class TestVerdicts:
         options = SMALL.device
 
         def works(options: Any = options) -> bool | None:
-            return loading.verdict_of(part, "GPU", options).works
+            return loading.verdict_of(part.on("GPU", options)).works
 
         assert works()
         assert works()
@@ -219,7 +220,7 @@ class TestVerdicts:
         assert found is not None
         newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
         with monkeypatch.context() as patch:
-            patch.setattr(loading, "find_device", lambda *_: newer)
+            patch.setattr(parts, "find_device", lambda *_: newer)
             assert works() is False
             assert works() is False
         assert num_tried(tmp_path) == 2
@@ -236,19 +237,19 @@ class TestVerdicts:
         monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=False, reason="it was tried"))
         emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
         with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
-            loading.load_part(part, "GPU", emulated)
+            loading.load_part(part.on("GPU", emulated))
 
     def test_what_cannot_be_tried_is_no_verdict(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         part = Part("main", bundle, bundle.manifest.main)
         odd = SMALL.replace(properties={"session.x": object()}).device
-        assert loading.verdict_of(part, "GPU", odd).works is None
+        assert loading.verdict_of(part.on("GPU", odd)).works is None
         assert (
-            loading.verdict_of(part, "GPU", SMALL.replace(precision="bf16").device).works is None
+            loading.verdict_of(part.on("GPU", SMALL.replace(precision="bf16").device)).works is None
         )  # the option's fault
         monkeypatch.setattr(probe, "child_command", lambda: None)
-        verdict = loading.verdict_of(part, "GPU", SMALL.device)
+        verdict = loading.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
         assert "no Python interpreter" in verdict.reason
         assert not (saved.FOLDER / "verdicts").exists()
@@ -434,7 +435,7 @@ class TestCompiledCache:
 
     def folder(self, bundle: Bundle, device: str, **options: Any) -> Path | None:
         part = Part("main", bundle, bundle.manifest.main)
-        folder = part.options(SMALL.replace(**options).device, device).properties.get("CACHE_DIR")
+        folder = part.on(device, SMALL.replace(**options).device).compile_options.properties.get("CACHE_DIR")
         return None if folder is None else Path(folder)
 
     def test_it_is_for_devices_that_can_read_it(self, openvino_bundle: Bundle, bundle: Bundle, tmp_path: Path) -> None:

@@ -130,18 +130,18 @@ def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(
         return measure_exactness(backend)
 
     monkeypatch.setattr(measured, "measure_exactness", observed)
-    backend = compile_settled(part, "CPU", DeviceConfig())
+    backend = compile_settled(part)
     assert (seen, backend.num_layers) == ([4], NUM_LAYERS)
     found = backend.exactness
     backend.allocate(TRIAL_TOKENS)
     whole = measure_exactness(backend)
     assert (found.holds, found.groups, found.rule) == (whole.holds, whole.groups, whole.rule)
-    compile_settled(part, "CPU", DeviceConfig())
+    compile_settled(part)
     assert seen == [4]
 
 
 def test_small_models_and_other_devices_have_no_slice(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert part.onnx_slice("CPU") is not None
-    assert part.onnx_slice("CUDA") is None
+    assert part.onnx_slice() is not None
+    assert part.on("CUDA", DeviceConfig()).onnx_slice() is None
     monkeypatch.setattr(parts, "SMALL", 1 << 40)
-    assert part.onnx_slice("CPU") is None
+    assert part.onnx_slice() is None

@@ -70,19 +70,19 @@ def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: Part, tmp_path: Pat
     assert len(found.large) < NUM_LAYERS
     small_bundle = make_layered(tmp_path, found.large, num_layers=NUM_LAYERS)
     alone = parts_of(small_bundle, small_bundle)[0]
-    expected = logits_of(alone.compile(OPTIONS, "CPU"))
-    assert (logits_of(part.compile(OPTIONS, "CPU", slices_of(part).large)) == expected).all()
-    assert (logits_of(part.compile(OPTIONS, "CPU")) != expected).any()
+    expected = logits_of(alone.on("CPU", OPTIONS).compile())
+    assert (logits_of(part.on("CPU", OPTIONS).compile(graph=slices_of(part).large)) == expected).all()
+    assert (logits_of(part.on("CPU", OPTIONS).compile()) != expected).any()
 
 
 def test_layers_that_are_not_next_to_each_other_can_be_kept(part: Part, tmp_path: Path) -> None:
     kept = [0, 3, 7]
     few = make_layered(tmp_path, kept, num_layers=NUM_LAYERS)
-    expected = logits_of(parts_of(few, few)[0].compile(OPTIONS, "CPU"))
+    expected = logits_of(parts_of(few, few)[0].on("CPU", OPTIONS).compile())
     made = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, kept)
     assert len(made.get_sinks()) == 2 * len(kept)
     graph = read_decoder(ov.Core(), made)
-    assert (logits_of(part.compile(OPTIONS, "CPU", graph)) == expected).all()
+    assert (logits_of(part.on("CPU", OPTIONS).compile(graph=graph)) == expected).all()
 
 
 def test_there_is_a_layer_of_each_kind(part: Part) -> None:
@@ -111,28 +111,28 @@ def test_few_layers_have_no_slices(part: Part) -> None:
 
 def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: Part) -> None:
     """Its slices would be without the cuts, and their setting and cost are not the whole's."""
-    assert sliced.slices("CPU") is not None
-    assert replace(sliced, cuts=(2, 6)).slices("CPU") is None
+    assert sliced.slices() is not None
+    assert replace(sliced, cuts=(2, 6)).slices() is None
 
 
 def test_the_whole_model_is_exact_with_the_rule_of_its_slice(sliced: Part) -> None:
-    backend = compile_settled(sliced, "CPU", OPTIONS)
+    backend = compile_settled(sliced.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
     backend.allocate(4096)
     whole = measure_exactness(backend)
     assert whole.holds
-    assert whole.rule == choice_of(sliced, "CPU", OPTIONS).setting.exactness.rule
+    assert whole.rule == choice_of(sliced.on("CPU", OPTIONS)).setting.exactness.rule
 
 
 @pytest.mark.slow
 def test_what_is_exact_on_slices_is_exact_on_the_whole(sliced: Part) -> None:
     """In each setting that was checked, whichever were the fastest."""
     options = replace(OPTIONS, precision="auto")
-    checked = [trial.setting for trial in choice_of(sliced, "CPU", options).trials if trial.kl is not None]
+    checked = [trial.setting for trial in choice_of(sliced.on("CPU", options)).trials if trial.kl is not None]
     assert checked
     for setting in checked:
-        backend = sliced.compile(setting.options(sliced.options(options, "CPU")), "CPU")
+        backend = sliced.on("CPU", options).compile(setting)
         backend.allocate(4096)
         assert measure_exactness(backend).holds == setting.exactness.holds, str(setting)
 
@@ -142,13 +142,11 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch:
     compiling, wholes, disturbed = list[int](), list[str](), list[int]()
     compile_it = Part.compile
 
-    def spy(
-        part: Part, own: DeviceConfig, device: str, graph: ov.Model | None = None, columns: int = 0
-    ) -> CompiledModel:
-        wholes.extend([own.precision] if graph is None else [])
+    def spy(part: Part, setting: Setting, graph: ov.Model | None = None) -> CompiledModel:
+        wholes.extend([setting.precision] if graph is None else [])
         compiling.append(1)
         try:
-            return compile_it(part, own, device, graph, columns)
+            return compile_it(part, setting, graph)
         finally:
             compiling.pop()
 
@@ -169,7 +167,7 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch:
     monkeypatch.setattr(
         trials, "settings_for", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)]
     )
-    backend = compile_settled(sliced, "CPU", OPTIONS)
+    backend = compile_settled(sliced.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
     assert not disturbed
@@ -177,12 +175,12 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch:
 
 
 def test_costs_come_from_slices(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = compile_settled(sliced, "CPU", OPTIONS)
+    backend = compile_settled(sliced.on("CPU", OPTIONS))
     backend.allocate(4096)
     monkeypatch.setattr(
         "outrider.models.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
     )
-    cost = cost_of(sliced, backend)
+    cost = cost_of(sliced.on("CPU", OPTIONS), backend)
     assert cost.near == tuple(sorted(cost.near))
     assert 0 < cost(1) < 1
 

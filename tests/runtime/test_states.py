@@ -18,7 +18,6 @@ import outrider
 from hybrids import KINDS, save_hybrid
 from outrider.bundle import Bundle, Format
 from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
-from outrider.config import DeviceConfig
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
 from outrider.models import candidates
@@ -425,7 +424,7 @@ def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypat
     for kind, precisions in (("conv", {"f32", "bf16"}), ("gdn", {"f32"}), ("ssm", {"f32"})):
         part = Part("main", *main_of(save_hybrid(tmp_path / kind, kind)))
         monkeypatch.setattr(Part, "is_small", False)
-        assert {each.precision for each in settings_for(part, "CPU", DeviceConfig())} == precisions
+        assert {each.precision for each in settings_for(part)} == precisions
 
 
 def test_positions_that_a_graph_counts_itself_are_connected() -> None:

@@ -263,10 +263,9 @@ def check_format(bundle: Bundle) -> None:
 def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> OpenVINOPaged:
     """The main model in the setting in which engines run it, without padding."""
     check_format(bundle)
-    part = Part("main", bundle, bundle.manifest.main, None, features)
-    own = part.options(device, device.main_device)
+    part = Part("main", bundle, bundle.manifest.main, None, features).on(device.main_device, device)
     try:
-        backend = part.compile(choice_of(part, device.main_device, device).setting.options(own), device.main_device)
+        backend = part.compile(choice_of(part).setting)
     except BundleError as error:
         if not features:
             raise

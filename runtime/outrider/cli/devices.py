@@ -89,13 +89,13 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     reason = device.why_not(part.role)
     works: bool | None = reason is None
     if works and device.name != "CPU":
-        verdict = verdict_of(part, device.name, config.device)
+        verdict = verdict_of(part.on(device.name, config.device))
         works, reason = verdict.works, verdict.reason or None
     setting = None
     if device.name == "CPU":
         from outrider.models.settled import choice_of
 
-        setting = choice_of(part, device.name, config.device).setting
+        setting = choice_of(part.on(device.name, config.device)).setting
     precision = setting.cache_precision if setting else _cache_precision(part, device, config)
     if precision == "auto":
         precision = _cache_precision(part, device, config)

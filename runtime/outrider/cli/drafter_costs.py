@@ -63,7 +63,7 @@ def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Found
     try:
         placement = choose_devices(main, drafts[0], config.device)
         places = (main, placement.main), (drafts[0], placement.draft or placement.main)
-        size = sum(part.size for part, device in places if not is_settled(part, device, config.device))
+        size = sum(part.size for part, device in places if not is_settled(part.on(device, config.device)))
         if size > _QUICK:
             return f"What it costs here is measured at the first load, which takes longer than this. {tune}"
         config = config.replace(enable_prefix_caching=False, keep_records=False)

@@ -128,16 +128,17 @@ def assemble(
     prepare_arrays()
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
         made = pool.submit(_tokenizers_of, bundle, tokenizer, config.scheduler)
-        backends, placement = load_parts(main, drafts, device)
+        compiled, placement = load_parts(main, drafts, device)
     public, tokenizer = made.result()
     config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
-    admission = Admission(manifest, backends, scheduler.cache_size)
+    admission = Admission(manifest, {role: backend for role, (_, backend) in compiled.items()}, scheduler.cache_size)
     admission.allocate()
-    loaded = {"main": LoadedModel(main, backends["main"], cost_of(main, backends["main"]))}
-    for part in drafts:
+    main, backend = compiled["main"]
+    loaded = {"main": LoadedModel(main, backend, cost_of(main, backend))}
+    for part, backend in (compiled[part.role] for part in drafts):
         # On the main model's processor its speed today is known, too. The first draft packs the weights.
-        known = loaded["main"].cost.scale if {backends["main"].device, backends[part.role].device} == {"CPU"} else None
-        loaded[part.role] = LoadedModel(part, backends[part.role], cost_of(part, backends[part.role], scale=known))
+        known = loaded["main"].cost.scale if main.device == part.device == "CPU" else None
+        loaded[part.role] = LoadedModel(part, backend, cost_of(part, backend, scale=known))
 
     make = functools.partial(
         as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
@@ -149,7 +150,7 @@ def assemble(
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,
         store=store,
-        records=functools.partial(records_of, scheduler.keep_records, (main, *drafts), adapters),
+        records=functools.partial(records_of, scheduler.keep_records, dict(loaded), adapters),
     )
     prefixes = _prefix_store(scheduler, bundle, loaded)
     preparation = Preparation(

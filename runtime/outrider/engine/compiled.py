@@ -166,7 +166,7 @@ class CompiledBundle:
     @property
     def choices(self) -> dict[str, Choice]:
         """Each model's setting, and the settings that it was chosen from."""
-        return {role: choice_of(m.part, m.backend.device, self._parts.device) for role, m in list(self.loaded.items())}
+        return {role: choice_of(model.part) for role, model in list(self.loaded.items())}
 
     @property
     def costs(self) -> dict[str, PassCost]:

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 
-from outrider.config import DeviceConfig
-from outrider.models.backends.processor import limit_on, may_divide_by_zero, widens_f16
-from outrider.models.backends.support import support_of
-from outrider.models.part import Part, this_processor
+from outrider.models.backends.processor import limit_on, may_divide_by_zero, this_processor, widens_f16
+from outrider.models.part import Part
 from outrider.models.setting import GROUP_SIZE, Setting
 from outrider.system.core import new_core
 
@@ -13,12 +11,13 @@ _THREADS = "INFERENCE_NUM_THREADS"
 _RECURRENT = {"gated_delta_net", "selective_ssm"}  # whose tables have the precision of the calculation
 
 
-def fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:
+def fewer_threads(part: Part) -> list[int]:
     """Numbers of threads to try: the performance cores alone, then halves.
 
     Threads wait for each other at the end of each operator. In small models, that may take longer than they save.
     """
-    if not support_of(part.model, device).tries_settings or own.num_threads or _THREADS in own.properties:
+    own = part.options
+    if not part.support.tries_settings or own.num_threads or _THREADS in own.properties:
         return []
     cores = this_processor().cores
     count = cores["performance"] if "performance" in cores else cores.get("cores", 0) // 2
@@ -26,16 +25,17 @@ def fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:
     return [each for each in halves if each >= 2]
 
 
-def settings_for(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]:
+def settings_for(part: Part) -> Iterator[Setting]:
     """The settings that the options allow, in the order of preference.
 
     On other devices than the CPU, compiling may take minutes: there only the device's own choice.
     """
-    if not support_of(part.model, device).tries_settings:
+    own = part.options
+    if not part.support.tries_settings:
         yield Setting(own.precision, own.cache_precision)
         return
     in_f32 = part.model.encoder is not None  # whose cache has one precision
-    known = new_core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    known = new_core().get_property(part.device, "OPTIMIZATION_CAPABILITIES")
     names = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
     if widens_f16(this_processor()):
         del names["f16"]

@@ -19,18 +19,19 @@ from outrider.models.measure import (
     measure_contention,
     measure_pass,
 )
-from outrider.models.part import describe
-from outrider.system import saved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.models.part import Part
+    from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel
 
 
-_EARLIER = "1c9c8b2b"  # the form of costs that did not say how sure they are
+# Hidden states are given by calls that ask for them, and those that are timed do not. So a drafter that reads some does
+# not have the main model timed again.
+_UNMEASURED = ("features",)
 
 
 def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> LearnedCost:
@@ -41,12 +42,12 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scal
     It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
     the machine's speed today is known; by default a few calls are timed.
 
-    Calls correct it, see `LearnedCost`. A cost that was saved in the earlier form is unsure in all its numbers.
+    Calls correct it, see `LearnedCost`.
     """
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
     file = _file(part, backend)
-    known = file.read() or saved.SavedValue(file.folder, file.key, PassCost, _EARLIER).read()
+    known = file.read()
     rows = rows_of(part.role, backend)
     longest = part.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
@@ -105,8 +106,8 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
 
     The main model's calls must not run in the background before, and do not run there afterwards.
     """
-    key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
-    file = saved.SavedValue(saved.FOLDER / "costs", key, Contention)
+    identity = main.identity.compiled(backend)
+    file = identity.saved("costs", Contention, _UNMEASURED, beside=draft.identity.compiled(other).key(_UNMEASURED))
     contention = file.read()
     if contention is None:
         contention = measure_contention(backend, other)
@@ -114,8 +115,8 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
     return contention
 
 
-def _file(part: Part, backend: CompiledModel) -> saved.SavedValue[PassCost]:
-    return saved.SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
+def _file(part: Part, backend: CompiledModel) -> SavedValue[PassCost]:
+    return part.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
 
 
 def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
@@ -16,10 +16,10 @@ from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.probe import Job, Verdict, try_apart
-from outrider.models.backends.processor import may_divide_by_zero
+from outrider.models.backends.processor import may_divide_by_zero, this_processor
 from outrider.models.backends.support import support_of
 from outrider.models.measure import PassCost
-from outrider.models.part import Part, describe, parts_of, this_processor
+from outrider.models.part import Part, parts_of
 from outrider.models.settled import compile_settled, is_settled
 from outrider.system import saved
 from outrider.system.core import new_core
@@ -49,10 +49,8 @@ class LoadedModel:
     @property
     def identity(self) -> dict[str, Any]:
         """All that its keys and values depend on besides what it reads."""
-        part, backend = self.part, self.backend
-        setting = {"rows": str(backend.capabilities.rows), "cache": backend.cache_precision, "device": backend.device}
-        graph = {"features": part.features, "cuts": part.cuts}
-        return describe(part, backend) | setting | graph | {"bytes": backend.bytes_per_token}
+        key = self.part.identity.compiled(self.backend).key()
+        return key | {"cache": self.backend.cache_precision, "bytes": self.backend.bytes_per_token}
 
     @property
     def setting(self) -> str:
@@ -69,7 +67,10 @@ class LoadedModel:
         return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}{columns}, {backend.runtime}"
 
 
-def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:
+Compiled: TypeAlias = tuple[Part, CompiledModel]  # the part says where
+
+
+def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, Compiled], Placement]:
     """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
@@ -85,54 +86,55 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
     placement = choose_devices(main, own[0] if own else None, options)
     _check_layers(main, placement.main, drafts)
     if (at_once := _load_at_once([main, *own], placement, options)) is not None:
-        return at_once | {part.role: _layers_of(at_once["main"], part) for part in drafts if part.layers}, placement
+        made = {part.role: _layers_of(at_once["main"], part, options) for part in drafts if part.layers}
+        return at_once | made, placement
     is_chosen = options.main_device == "auto"
     failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
-    beside = loaded["main"][1]
+    beside = loaded["main"][0].device
     follows = is_chosen and options.draft_device is None
     failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
     for part in own:
         device = _beside(beside, part) if follows else placement.draft or beside
         instead = ["CPU"] if device == "CPU" or not find_device(beside, part.model.format) else [beside, "CPU"]
         loaded[part.role] = _load_first(part, [device, *instead], options, failures)
-    backends = {role: backend for role, (backend, _) in loaded.items()}
-    backends |= {part.role: _layers_of(backends["main"], part) for part in drafts if part.layers}
-    found = beside, loaded[own[0].role][1] if own else None
+    found = beside, loaded[own[0].role][0].device if own else None
+    loaded |= {part.role: _layers_of(loaded["main"], part, options) for part in drafts if part.layers}
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{wanted} cannot be used, as warned")
-    return backends, placement
+    return loaded, placement
 
 
-def _load_at_once(parts: Seq[Part], placement: Placement, options: DeviceConfig) -> dict[str, CompiledModel] | None:
+def _load_at_once(parts: Seq[Part], placement: Placement, options: DeviceConfig) -> dict[str, Compiled] | None:
     """Compile models at the same time.
 
     None if they are not all for the CPU, or one is to be measured, which must not be disturbed.
     """
     devices = {placement.main, placement.draft or placement.main}
-    if len(parts) == 1 or devices != {"CPU"} or not all(is_settled(part, "CPU", options) for part in parts):
+    here = [part.on("CPU", options) for part in parts]
+    if len(parts) == 1 or devices != {"CPU"} or not all(map(is_settled, here)):
         return None
-    loading = together([partial(load_part, part, "CPU", options) for part in parts])
-    return {part.role: each.result() for part, each in zip(parts, loading, strict=True)}
+    loading = together([partial(load_part, part) for part in here])
+    return {part.role: (part, each.result()) for part, each in zip(here, loading, strict=True)}
 
 
-def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
-    """Compile one model on one device, and validate it against the manifest. Raises as `load_parts`."""
-    own, support = options.of(part.role), support_of(part.model, device)
+def load_part(part: Part) -> CompiledModel:
+    """Compile one model on its device, and validate it against the manifest. Raises as `load_parts`."""
+    own, support, device = part.options, part.support, part.device
     emulated = support.fixed_shapes and own.properties.get("NPUW_DEVICES") == "CPU"
     is_doubtful = support.tries_settings and may_divide_by_zero(
         this_processor(), own.precision, part.model.weights, own.num_threads
     )
     if (device != "CPU" and not emulated) or is_doubtful:
-        verdict = verdict_of(part, device, options)
+        verdict = verdict_of(part)
         if verdict.works is False:
             remedy = "Load with precision='f32', or with more threads. " if is_doubtful else ""
             raise DeviceError(
                 f"{part} does not run on {device}: {verdict.reason}. {remedy}"
                 "When that is fixed, test it again with 'outrider devices --again'."
             )
-    backend = compile_settled(part, device, options)
+    backend = compile_settled(part)
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
     if found != (geometry.num_cached_layers, geometry.logits_width):
         raise BundleError(
@@ -147,25 +149,17 @@ def forget() -> None:
     saved.forget("verdicts")
 
 
-def verdict_of(part: Part, device: str, options: DeviceConfig) -> Verdict:
-    """Whether a device runs a model with these options. It is tried in a child process, now or at an earlier start.
-
-    A verdict is saved for the device, its driver, the model's files, the options and the libraries' versions.
-    """
-    found = find_device(device, part.model.format)
-    if found is None and not device.startswith("NPU"):  # an NPU can be emulated
+def verdict_of(part: Part) -> Verdict:
+    """Whether a device runs a model. It is tried in a child process, now or at an earlier start; see `probe.Job`."""
+    device = part.device
+    if not device.startswith("NPU") and find_device(device, part.model.format) is None:  # an NPU can be emulated
         return Verdict(works=None, reason="there is no such device")
-    identity = found.identity if found else {"device": device, "format": part.model.format}
-    asked = part.asked(options.of(part.role), device)
-    key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
-    file = saved.SavedValue(saved.FOLDER / "verdicts", key, Verdict)
+    file = part.identity.saved("verdicts", Verdict, ["features", "cuts", "adapters"])  # the child changes no graph
     verdict = file.read()
     if verdict is None or verdict.works is None:  # "could not be tried" is not saved
-        own = part.options(options, device)
         encoder = part.bundle.encoder_path(part.model)
-        job = Job(
-            str(part.path.resolve()), part.model, device, own, part.is_main, str(encoder.resolve()) if encoder else None
-        )
+        path, its = str(part.path.resolve()), str(encoder.resolve()) if encoder else None
+        job = Job(path, part.model, device, part.compile_options, part.is_main, its)
         verdict = try_apart(job)
         if verdict.works is not None:
             file.write(verdict)
@@ -224,14 +218,15 @@ def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
 
 def _load_first(
     part: Part, devices: Seq[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
-) -> tuple[CompiledModel, str]:
-    """Compile a model on the first of `devices` that runs it, and return it with that device. Warns of each failure.
+) -> Compiled:
+    """Compile a model on the first of `devices` that runs it. Warns of each failure.
 
     failures: the errors after which the next device is tried.
     """
     first, *others = dict.fromkeys(devices)
+    here = part.on(first, options)
     try:
-        return load_part(part, first, options), first
+        return here, load_part(here)
     except failures as error:
         if first == "CPU" or not others:
             raise
@@ -251,7 +246,7 @@ def _resolved(part: Part, name: str, options: DeviceConfig) -> str:
         # An NPU limits prompts and answers: it has to be named.
         if kind in ("CPU", "NPU") or device.format != part.model.format or device.why_not(part.role):
             continue
-        verdict = verdict_of(part, device.name, options)
+        verdict = verdict_of(part.on(device.name, options))
         if verdict.works is not False:
             return device.name
         _warn(f"{part} does not run on {device.name}: {verdict.reason}. It is not chosen.")
@@ -272,14 +267,15 @@ def _check_layers(main: Part, device: str, drafts: Seq[Part]) -> None:
         )
 
 
-def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
+def _layers_of(main: Compiled, part: Part, options: DeviceConfig) -> Compiled:
     """The model of a drafter that is made of the main model's layers."""
     from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
-    if not isinstance(main, OpenVINOPaged):
+    whole, backend = main
+    if not isinstance(backend, OpenVINOPaged):
         raise AssertionError("the manifest and the device were checked")
-    return OpenVINOLayers(main, part.layers)
+    return part.on(whole.device, options), OpenVINOLayers(backend, part.layers)
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:

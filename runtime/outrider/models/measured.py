@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.config import DeviceConfig
 from outrider.models.backends.slices import Slices
 from outrider.models.costs import rows_of
 from outrider.models.measure import (
@@ -35,11 +34,9 @@ _ROUNDS = 1  # of the measurements of a slice's costs
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on a device, with its own options. slices: those it is measured on; None: it is measured as a whole."""
+    """A model on its device. slices: those it is measured on; None: it is measured as a whole."""
 
     part: Part
-    device: str
-    own: DeviceConfig
     slices: Slices | None
 
     def compile(self, setting: Setting, *, both: bool = False) -> Measured:
@@ -49,15 +46,10 @@ class Subject:
             _ = measured.small
         return measured
 
-    def compile_slice(
-        self, own: DeviceConfig, max_tokens: int, *, is_large: bool = True, columns: int = 0
-    ) -> CompiledModel:
-        """Compile the large or the small slice, or if there are none the whole model, with these options.
-
-        columns: see `Setting`.
-        """
+    def compile_slice(self, setting: Setting, max_tokens: int, *, is_large: bool = True) -> CompiledModel:
+        """Compile the large or the small slice, or if there are none the whole model, in a setting."""
         graph = None if self.slices is None else self.slices.large if is_large else self.slices.small
-        backend = self.part.compile(own, self.device, graph, columns)
+        backend = self.part.compile(setting, graph)
         allocate_for_trials(backend, max_tokens)
         return backend
 
@@ -67,16 +59,14 @@ class Measured:
 
     def __init__(self, subject: Subject, setting: Setting) -> None:
         self.subject, self.setting = subject, setting
-        self._own = setting.options(subject.own)
-        self.main = subject.compile_slice(self._own, TRIAL_TOKENS, columns=setting.columns)
+        self.main = subject.compile_slice(setting, TRIAL_TOKENS)
         self.rule = RowRule()
         self._seconds: dict[bool, dict[Call, float]] = {True: {}, False: {}}  # of the large and the small slice
 
     @functools.cached_property
     def small(self) -> CompiledModel:
         """The small slice, compiled at its first use."""
-        columns = self.setting.columns
-        made = self.subject.compile_slice(self._own, TRIAL_TOKENS, is_large=False, columns=columns)
+        made = self.subject.compile_slice(self.setting, TRIAL_TOKENS, is_large=False)
         made.use(self.main.exactness)
         return made
 
@@ -97,11 +87,11 @@ class Measured:
 
     def _onnx_slice(self) -> CompiledModel | None:
         """A slice of a model in ONNX. It is timed as a whole, as there is one setting only."""
-        part, device = self.subject.part, self.subject.device
-        graph = part.onnx_slice(device)
+        part = self.subject.part
+        graph = part.onnx_slice()
         if graph is None:
             return None
-        made = part.compile(self._own, device, graph)
+        made = part.compile(self.setting, graph)
         made.allocate(TRIAL_TOKENS)
         return made
 

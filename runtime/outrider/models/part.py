@@ -8,14 +8,13 @@ import hashlib
 import json
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openvino as ov
 
-from outrider import __version__
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, draft_models_of
 from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
@@ -25,11 +24,13 @@ from outrider.errors import OptionError, nearest
 from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.columns import can_append
+from outrider.models.backends.devices import find_device
 from outrider.models.backends.heads import Head
-from outrider.models.backends.processor import Processor, find_processor
 from outrider.models.backends.slices import Slices, find_slices
-from outrider.models.backends.support import ModelSpec, support_of
+from outrider.models.backends.support import ModelSpec, Support, support_of
 from outrider.models.backends.taps import read_ir
+from outrider.models.setting import Setting
+from outrider.models.tuning.identity import ModelIdentity, machine, versions_of
 from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.types import CompiledModel
@@ -40,7 +41,10 @@ _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 @dataclass(frozen=True)
 class Part:
-    """A model of a bundle, with its role: "main", or a drafter's name."""
+    """A model of a bundle, with its role: "main", or a drafter's name; and where it is to run.
+
+    part.on("GPU", options).identity
+    """
 
     role: str
     bundle: Bundle
@@ -49,14 +53,17 @@ class Part:
     features: tuple[str, ...] = ()  # the main model's hidden states that drafters read
     adapters: Adapters | None = None  # that the main model applies
     cuts: tuple[int, ...] = ()  # layers where its graph is cut, for a drafter that runs some of them
+    device: str = "CPU"
+    options: DeviceConfig = field(default_factory=DeviceConfig)  # its own
 
     def __str__(self) -> str:
         return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
 
     @property
     def files(self) -> dict[str, str]:
-        """The sha256 of each of its files."""
-        return {entry.path: entry.sha256 for entry in self._entries}
+        """The sha256 of each of its files, and of its vision encoder's."""
+        seen = self.bundle.files_of(self.model.vision.folder) if self.model.vision else []
+        return {entry.path: entry.sha256 for entry in (*self._entries, *seen)}
 
     @property
     def size(self) -> int:
@@ -88,71 +95,107 @@ class Part:
         """Whether it is the main model."""
         return self.role == "main"
 
-    def options(self, options: DeviceConfig, device: str) -> DeviceConfig:
-        """The model's own options, with OpenVINO's folder for compiled models among its properties.
+    def on(self, device: str, options: DeviceConfig) -> Part:
+        """The same on a device, with its own of these options."""
+        return dataclasses.replace(self, device=device, options=options.of(self.role))
+
+    @property
+    def support(self) -> Support:
+        """What can be done with it there."""
+        return support_of(self.model, self.device)
+
+    @functools.cached_property
+    def identity(self) -> ModelIdentity:
+        """What measurements of it depend on, before it is compiled."""
+        main = self.bundle.manifest.main
+        drafter: dict[str, Any] = {}
+        if self.drafter is not None and self.drafter.kind != "draft_model":
+            shared = self.bundle.files_of(main.folder)  # a head has the main model's embedding
+            drafter = {"kind": self.drafter.kind, "layers": self.layers, "num_places": self.drafter.num_places}
+            drafter["shared"] = {entry.path: entry.sha256 for entry in shared}
+        here = None if self.device == "CPU" else find_device(self.device, self.model.format)
+        return ModelIdentity(
+            role="main" if self.is_main else "draft",
+            files=self.files,
+            geometry=msgspec.to_builtins(self.model.geometry),
+            drafter=drafter,
+            features=self.features,
+            cuts=self.cuts,
+            adapters=self.adapters.shapes if self.adapters else (),
+            device=here.identity if here else {"device": self.device, "format": self.model.format},
+            options=self.asked,
+            versions=versions_of("openvino" if self.support.library == "openvino" else "onnxruntime"),
+            machine=machine(),
+        )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Those of its options that it is compiled with."""
+        names = ("precision", "cache_precision", "num_threads", *(_NPU_SIZES if self.support.fixed_shapes else ()))
+        given = self.support.properties(dict(self.options.properties))
+        properties = {name: value for name, value in given.items() if name != "CACHE_DIR"}
+        return {name: getattr(self.options, name) for name in names} | {"properties": properties}
+
+    @property
+    def compile_options(self) -> DeviceConfig:
+        """Its options, with OpenVINO's folder for compiled models among the properties.
 
         Not on the CPU: OpenVINO 2026.4 writes a compiled model with a paged cache there, but cannot read it
         ("k_head_size and num_k_heads are required"): these are numbers in the runtime info of the attention's nodes,
         which a compiled model's file does not keep. Every start would compile and write it again.
         """
-        own = options.of(self.role)
+        own = self.options
         unwanted = own.compiled_cache == "off" or "CACHE_DIR" in own.properties
-        if unwanted or not support_of(self.model, device).saves_compiled:
+        if unwanted or not self.support.saves_compiled:
             return own
         folder = saved.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
         # OpenVINO's own key covers the model's bits, but not all options that it was compiled with.
-        asked = json.dumps([device, self.asked(own, device)], sort_keys=True, default=str)
+        asked = json.dumps([self.device, self.asked], sort_keys=True, default=str)
         folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
         return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
 
-    def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
-        """Those of its own options that matter for compiling on a device."""
-        names = ("precision", "cache_precision", "num_threads", "properties")
-        sizes = _NPU_SIZES if support_of(self.model, device).fixed_shapes else ()
-        return {name: getattr(own, name) for name in (*names, *sizes)}
-
-    def slices(self, device: str) -> Slices | None:
+    def slices(self) -> Slices | None:
         """Slices of it, on which settings can be measured; None for a small model, or one that has none.
 
         None, too, for a model that is cut, as slices are not.
         """
         if self.cuts:
             return None
-        support = support_of(self.model, device)
-        if not (support.tries_settings and support.paged) or self.is_small:
+        if not (self.support.tries_settings and self.support.paged) or self.is_small:
             return None
         if self.drafter is not None and self.drafter.kind != "draft_model":
             return None
         geometry = self.model.geometry
         return find_slices(new_core(), self.path, geometry.num_layers, geometry.windows_by_layer)
 
-    def onnx_slice(self, device: str) -> bytes | None:
+    def onnx_slice(self) -> bytes | None:
         """A slice of a model in ONNX, on which bits can be measured; None for a small model, or one that has none.
 
         None, too, on other devices than the CPU, where it is not known what kernels are chosen by.
         """
-        if self.model.format != "onnx" or device != "CPU" or self.is_small:
+        if self.model.format != "onnx" or self.device != "CPU" or self.is_small:
             return None
         from outrider.models.backends.onnx_slices import slice_of  # imports a package of the extra `onnx`
 
         return slice_of(self.path)
 
-    def can_append(self, device: str) -> bool:
-        """Whether `append_columns` changes its graph on this device, and adds few weights."""
-        support = support_of(self.model, device)
-        return support.tries_settings and support.paged and can_append(read_ir(new_core(), self.path))
+    def can_append(self) -> bool:
+        """Whether `append_columns` changes its graph on its device, and adds few weights."""
+        return self.support.tries_settings and self.support.paged and can_append(read_ir(new_core(), self.path))
 
-    def compile(
-        self, own: DeviceConfig, device: str, graph: ov.Model | bytes | None = None, columns: int = 0
-    ) -> CompiledModel:
-        """Compile it with its own options; see `outrider.models.backends.load_model`. columns: see `Setting`."""
+    def compile(self, setting: Setting | None = None, graph: ov.Model | bytes | None = None) -> CompiledModel:
+        """Compile it in a setting, or with its options as they are; see `outrider.models.backends.load_model`.
+
+        graph: instead of the file's.
+        """
+        own = self.compile_options
         main = self.bundle.model_path(self.bundle.manifest.main)
         return load_model(
             ModelSpec(
                 self.path,
                 self.model,
-                device,
-                own,
+                self.device,
+                own if setting is None else setting.options(own),
                 self.is_main,
                 self.bundle.encoder_path(self.model),
                 features=self.features,
@@ -162,21 +205,9 @@ class Part:
                 cuts=self.cuts,
                 adapters=self.adapters,
                 graph=graph,
-                columns=columns,
+                columns=setting.columns if setting else 0,
             )
         )
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """The versions of Outrider and the library that runs the model."""
-        versions = {"outrider": __version__}
-        if support_of(self.model, "").library == "openvino":
-            return versions | {"openvino": ov.get_version()}
-        if find_spec("onnxruntime"):
-            import onnxruntime  # several packages contain it, so its metadata cannot be asked
-
-            versions["onnxruntime"] = onnxruntime.__version__
-        return versions
 
 
 def parts_of(
@@ -224,24 +255,3 @@ def cuts_for(kept: Iterable[int], num_layers: int) -> set[int]:
     """
     known = {-1, *kept, num_layers}
     return {i for i in range(num_layers + 1) if (i in known) != (i - 1 in known)}
-
-
-def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
-    """What the time of a model's calls depends on, as far as it is known."""
-    geometry = part.model.geometry
-    # Costs that were measured before the experts of a model were known are too low.
-    experts = {"experts": f"{geometry.num_active_experts} of {geometry.num_experts}"} if geometry.num_experts else {}
-    return (
-        {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | experts | machine()
-    )
-
-
-def machine() -> dict[str, str]:
-    """What kernels and threads are chosen by. Processors of one name may have different instructions."""
-    return this_processor().description
-
-
-@functools.cache
-def this_processor() -> Processor:
-    """The processor, which is asked once: counting its cores takes a tenth of a second."""
-    return find_processor()

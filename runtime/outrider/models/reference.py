@@ -1,6 +1,5 @@
 """A model's logits, or a slice's, in f32 without dynamic quantisation: how far other settings are from them."""
 
-import dataclasses
 from collections.abc import Sequence as Seq
 from contextlib import closing
 
@@ -12,7 +11,7 @@ from outrider.inputs.text import Tokenizer
 from outrider.models.measure.slots import copied_rows, open_slot
 from outrider.models.measured import Subject
 from outrider.models.part import Part
-from outrider.models.setting import GROUP_SIZE
+from outrider.models.setting import Setting
 from outrider.types import Chunk, CompiledModel
 
 SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
@@ -39,8 +38,6 @@ class Reference:
 
     def __init__(self, subject: Subject, token_ids: Seq[int] = ()) -> None:
         self._subject, self._text = subject, token_ids
-        properties = {**subject.own.properties, GROUP_SIZE: 0}
-        self._options = dataclasses.replace(subject.own, precision="f32", cache_precision="f32", properties=properties)
         self._token_ids: list[int] = []
         self._backend: CompiledModel | None = None
         self._logprobs: NDArray[np.float32] | None = None
@@ -59,7 +56,7 @@ class Reference:
 
     def _prepared(self) -> CompiledModel:
         self._token_ids = [*self._text] or _sample(self._subject.part)
-        return self._subject.compile_slice(self._options, 2 * NUM_SAMPLED)  # with room for padding
+        return self._subject.compile_slice(Setting("f32", "f32", 0), 2 * NUM_SAMPLED)  # with room for padding
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32]:

@@ -1,6 +1,6 @@
 """Compiles models in their settings, which are saved for later starts, or found now.
 
-A setting is saved for the model's files, the device, the options and the libraries' versions.
+A setting is saved under the model's identity.
 """
 
 from __future__ import annotations
@@ -8,31 +8,35 @@ from __future__ import annotations
 import dataclasses
 import gc
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
-from outrider.config import DeviceConfig
 from outrider.errors import ExactnessWarning
 from outrider.models.costs import save_cost
 from outrider.models.measure import allocate_for_trials, measure_exactness
 from outrider.models.measure.slots import Adapted
-from outrider.models.part import Part, machine
+from outrider.models.part import Part
 from outrider.models.setting import Choice
 from outrider.models.trials import Found, choose
-from outrider.system import saved
 from outrider.system.progress import report
 from outrider.types import CompiledModel, Exactness
 
+if TYPE_CHECKING:
+    from outrider.system.saved import SavedValue
 
-def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
+
+# Hidden states that drafters read change no setting. With one file for them all, a text is the same with each drafter.
+_ALIKE = ("features",)
+
+
+def compile_settled(part: Part) -> CompiledModel:
     """Compile a model in its setting, which is saved, or found now.
 
     Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `load_model`.
     """
-    own = part.options(options, device)
-    choice, backend = _choice_of(part, device, own)
+    choice, backend = _choice_of(part)
     setting = choice.setting
     if backend is None:
-        backend = part.compile(setting.options(own), device, columns=setting.columns)
+        backend = part.compile(setting)
         backend.use(setting.exactness)
     if part.is_main and not setting.exactness.holds:
         if setting.exactness.differences:
@@ -41,7 +45,7 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
             how = "its cache is too small to measure whether logits depend on the other rows of a call"
         if backend.cache_precision == "u8":
             remedy = "Leave cache_precision at 'auto'"
-        elif own.precision != "auto":
+        elif part.options.precision != "auto":
             remedy = "Leave precision at 'auto'"
         elif backend.precision != "f32":
             remedy = "Load with precision='f32'"
@@ -56,37 +60,33 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
     return backend
 
 
-def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
-    """The setting of a model on a device, and its trials: saved, or found now."""
-    return _choice_of(part, device, part.options(options, device))[0]
+def choice_of(part: Part) -> Choice:
+    """The setting of a model on its device, and its trials: saved, or found now."""
+    return _choice_of(part)[0]
 
 
-def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
+def _choice_of(part: Part) -> tuple[Choice, CompiledModel | None]:
     """The same, with the model if it was just compiled in that setting."""
     if part.adapters:
-        return _choice_with_adapters(part, device, own)
-    file = _file(part, device, own)
+        return _choice_with_adapters(part)
+    file = _file(part)
     if found := file.read():
         return found, None
-    chosen = choose(part, device, own)
+    chosen = choose(part)
     file.write(chosen.choice)
-    return chosen.choice, _compiled(part, device, own, chosen)
+    return chosen.choice, _compiled(part, chosen)
 
 
-def is_settled(part: Part, device: str, options: DeviceConfig) -> bool:
+def is_settled(part: Part) -> bool:
     """Whether a model's setting is saved, so that `compile_settled` measures nothing."""
-    return not part.adapters and _file(part, device, part.options(options, device)).read() is not None
+    return not part.adapters and _file(part).read() is not None
 
 
-def _file(part: Part, device: str, own: DeviceConfig) -> saved.SavedValue[Choice]:
-    key: dict[str, Any] = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
-    key |= {"asked": part.asked(own, device), **machine(), **part.versions}
-    if part.cuts:
-        key["cuts"] = part.cuts
-    return saved.SavedValue(saved.FOLDER / "settings", key, Choice)
+def _file(part: Part) -> SavedValue[Choice]:
+    return part.identity.saved("settings", Choice, _ALIKE)
 
 
-def _compiled(part: Part, device: str, own: DeviceConfig, chosen: Found) -> CompiledModel | None:
+def _compiled(part: Part, chosen: Found) -> CompiledModel | None:
     """The model in its setting, if that was compiled as a whole, or its slices. Saves the cost that slices have."""
     measured = chosen.measured
     if measured is None:
@@ -100,35 +100,27 @@ def _compiled(part: Part, device: str, own: DeviceConfig, chosen: Found) -> Comp
     setting, backend = chosen.choice.setting, chosen.whole
     if backend is None:
         report(f"{part} is compiled.")
-        backend = part.compile(setting.options(own), device, columns=setting.columns)
+        backend = part.compile(setting)
     backend.use(setting.exactness)
     save_cost(part, backend, cost)
     return backend
 
 
-def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
+def _choice_with_adapters(part: Part) -> tuple[Choice, CompiledModel | None]:
     """The setting of the model without adapters, with its padding if that is enough with them, or another.
 
     So a row without an adapter has the bits that it has in an engine without adapters, wherever kernels allow that.
     """
-    choice = _choice_of(dataclasses.replace(part, adapters=None), device, own)[0]
+    choice = _choice_of(dataclasses.replace(part, adapters=None))[0]
     gc.collect()
     adapters = part.adapters
     if adapters is None:
         raise AssertionError("the caller has found some")
-    key: dict[str, Any] = {
-        "files": part.files,
-        "device": device,
-        "asked": part.asked(own, device),
-        "adapters": adapters.shapes,
-    }
-    key |= {"cuts": part.cuts, **machine(), **part.versions}
-    key |= {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
-    file = saved.SavedValue(saved.FOLDER / "settings", key, Exactness)
+    taken = {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
+    file = part.identity.saved("settings", Exactness, _ALIKE, **taken)
     known, backend = file.read(), None
     if known is None:
-        setting = choice.setting
-        backend = part.compile(setting.options(own), device, columns=setting.columns)
+        backend = part.compile(choice.setting)
         allocate_for_trials(backend)
         known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
         backend.use(known)

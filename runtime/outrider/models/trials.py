@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.candidates import fewer_threads, settings_for
@@ -68,11 +67,11 @@ class Found:
     whole: CompiledModel | None = None
 
 
-def choose(part: Part, device: str, own: DeviceConfig) -> Found:
+def choose(part: Part) -> Found:
     """Try the settings that the options allow, in the order of preference. Raises as `Part.compile`."""
-    subject = Subject(part, device, own, part.slices(device))
-    candidates = list(settings_for(part, device, own))
-    num_threads = fewer_threads(part, device, own)
+    subject = Subject(part, part.slices())
+    candidates = list(settings_for(part))
+    num_threads = fewer_threads(part)
     if len(candidates) == 1 and (part.is_main or part.is_small or not num_threads):
         return _only(subject, candidates[0])
     search = _Search(subject, candidates)
@@ -127,7 +126,7 @@ class _Search:
         makes: list[Callable[[], Any]] = [
             self._reference.prepare,
             *(partial(self._subject.compile, each, both=True) for each in others),
-            partial(self._part.compile, first.options(self._subject.own), self._subject.device),
+            partial(self._part.compile, first),
         ]
         with start(makes) as (reference, *compiled, whole):
             self._whole = str(first), whole
@@ -166,7 +165,7 @@ class _Search:
         """
         before = best.setting.exactness
         is_padded = best.verdict == _EXACT and before.rule.num_rows([1]) > _FEW_ROWS
-        if not is_padded or not self._part.can_append(self._subject.device):
+        if not is_padded or not self._part.can_append():
             return best
         setting = dataclasses.replace(best.setting, exactness=Exactness(), columns=COLUMNS)
         report(f"{self._part} is measured with columns of zeros: {setting}")
@@ -214,9 +213,7 @@ class _Search:
         for i, setting in enumerate(self._settings, 1):
             if setting.precision in slower or (best is not None and setting.is_narrower(best.setting)):
                 continue
-            what = (
-                f"{self._part} is measured on {self._subject.device}, setting {i} of {len(self._settings)}: {setting}"
-            )
+            what = f"{self._part} is measured on {self._part.device}, setting {i} of {len(self._settings)}: {setting}"
             trial = self._timed(setting, best, what)
             if trial.verdict not in (*_USABLE, _SLOWER):
                 continue
@@ -366,7 +363,7 @@ class _Search:
 def _only(subject: Subject, setting: Setting) -> Found:
     """The only setting that a model may have."""
     part, whole = subject.part, None
-    said = f"{part} is measured on {subject.device}: {setting}"
+    said = f"{part} is measured on {part.device}: {setting}"
     if subject.slices is None:
         measured = subject.compile(setting)
         if not part.is_small:
@@ -375,7 +372,7 @@ def _only(subject: Subject, setting: Setting) -> Found:
         report(said)
         makes: list[Callable[[], Any]] = [
             partial(subject.compile, setting, both=True),
-            partial(part.compile, setting.options(subject.own), subject.device),
+            partial(part.compile, setting),
         ]
         measured, whole = (made.result() for made in together(makes))
     setting = dataclasses.replace(setting, exactness=measured.cheapest(measured.needed()))
