@@ -14,10 +14,10 @@ import numpy as np
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
 from outrider.inputs.text import Tokenizer
-from outrider.models.candidates import settings_for
-from outrider.models.measure import allocate_for_trials
-from outrider.models.measure.slots import open_slot
-from outrider.models.part import Part
+from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning.measure import allocate_for_trials
+from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.tuning.part import Part
 from outrider.types import Chunk, CompiledModel, Exactness
 from outrider_export.usual_tokens import TOKENS_PER_TEXT, Usage, read_texts
 

@@ -21,8 +21,8 @@ import numpy as np
 
 from outrider.bundle.manifest import ModelEntry
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.candidates import settings_for
-from outrider.models.measure import NEAR, allocate_for_trials, estimate_padding, timer
+from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning.measure import NEAR, allocate_for_trials, estimate_padding, timer
 from outrider.types import Exactness
 from outrider_export.direct.convert import convert
 from outrider_export.expected_tokens import part_alone
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import Format, Source
     from outrider.config import Config
-    from outrider.models.part import Part
-    from outrider.models.setting import Setting
+    from outrider.models.tuning.part import Part
+    from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
 
 _MAX_TOKENS = 512

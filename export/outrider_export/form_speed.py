@@ -22,8 +22,8 @@ import numpy as np
 from outrider.bundle.manifest import Source
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import ExportError
-from outrider.models.measured import Subject
-from outrider.models.reference import NUM_SAMPLED, SAMPLE, Reference
+from outrider.models.tuning.measured import Subject
+from outrider.models.tuning.reference import NUM_SAMPLED, SAMPLE, Reference
 from outrider.system.progress import report
 from outrider_export.convert_model import copy_tokenizer
 from outrider_export.cut import describe_whole, write_slice

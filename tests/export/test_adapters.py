@@ -19,9 +19,9 @@ from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.readings import read
-from outrider.models.part import Part, adapters_of
-from outrider.models.setting import Setting
+from outrider.models.tuning.measure.readings import read
+from outrider.models.tuning.part import Part, adapters_of
+from outrider.models.tuning.setting import Setting
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle

@@ -13,7 +13,7 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.config import Config
 from outrider.errors import ExportError
-from outrider.models.part import parts_of
+from outrider.models.tuning.part import parts_of
 from outrider_export import export_bundle
 from outrider_export.cut import describe_whole, write_slice
 from outrider_export.demo_model import FILE

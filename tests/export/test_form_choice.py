@@ -14,8 +14,8 @@ from exports import Recorder
 from outrider.config import Config
 from outrider.errors import ExportError
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.measure import estimate_padding, exactness
-from outrider.models.setting import Setting
+from outrider.models.tuning.measure import estimate_padding, exactness
+from outrider.models.tuning.setting import Setting
 from outrider.system import saved
 from outrider.types import Exactness, Rounding, RowRule
 from outrider_export import export_bundle, form_choice, form_slices

@@ -13,7 +13,7 @@ from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram
 from outrider.drafters.controller import Controller
 from outrider.inputs.text import TextStream
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy

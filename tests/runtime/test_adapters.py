@@ -22,7 +22,7 @@ from outrider.drafters.controller import Records
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.support import ModelSpec
-from outrider.models.part import Part, adapters_of
+from outrider.models.tuning.part import Part, adapters_of
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from shapes import cosines

@@ -19,7 +19,7 @@ from outrider.models.backends import load_model
 from outrider.models.backends.attention import check_windows, describe_windows, windows_of
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.support import ModelSpec
-from outrider.models.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
+from outrider.models.tuning.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS
 from outrider.types import Chunk

@@ -16,10 +16,10 @@ import outrider
 from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.readings import compare_readings, read
-from outrider.models.measure.slots import open_slot
-from outrider.models.part import Part
-from outrider.models.settled import choice_of, compile_settled
+from outrider.models.tuning.measure.readings import compare_readings, read
+from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, RowRule
 

@@ -12,10 +12,10 @@ from outrider.bundle import Bundle
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import output_matrix_of, result
-from outrider.models.loading import LoadedModel
-from outrider.models.measure import PassCost
-from outrider.models.part import Part
-from outrider.models.setting import Setting
+from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import Setting
 from outrider.system.core import new_core
 from outrider.types import Chunk
 

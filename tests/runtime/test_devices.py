@@ -22,14 +22,15 @@ import pytest
 import outrider
 from outrider.bundle import Bundle, Format
 from outrider.errors import DeviceError
-from outrider.models import backends, loading
-from outrider.models import part as parts
+from outrider.models import backends
 from outrider.models.backends import devices, onnx_providers, probe, processor
 from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.support import ModelSpec
-from outrider.models.part import Part
+from outrider.models.tuning import loading
+from outrider.models.tuning import part as parts
+from outrider.models.tuning.part import Part
 from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -145,7 +146,7 @@ class TestADriverThatCrashes:
                 raise error("It has other needs.")
             return backends.load_model(spec)
 
-        monkeypatch.setattr("outrider.models.part.load_model", picky)
+        monkeypatch.setattr("outrider.models.tuning.part.load_model", picky)
         with pytest.warns(
             outrider.DeviceWarning, match=r"main model does not run on GPU: It has other needs\. CPU is used instead"
         ):
@@ -324,7 +325,7 @@ class TestAuto:
                 raise outrider.DeviceError("The GPU is out of memory.")
             return backends.load_model(spec)
 
-        monkeypatch.setattr("outrider.models.part.load_model", failing)
+        monkeypatch.setattr("outrider.models.tuning.part.load_model", failing)
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")

@@ -12,16 +12,15 @@ from outrider.bundle import Bundle
 from outrider.bundle.manifest import DrafterEntry, VisionEntry
 from outrider.config import DeviceConfig
 from outrider.drafters.drafter_registry import records_of
-from outrider.models import costs, loading, settled
-from outrider.models import part as parts
 from outrider.models.backends.devices import Device
 from outrider.models.backends.probe import Verdict
 from outrider.models.backends.processor import Processor
-from outrider.models.loading import LoadedModel
-from outrider.models.measure import PassCost
-from outrider.models.part import Part
-from outrider.models.setting import Choice, Setting
-from outrider.models.tuning import identity
+from outrider.models.tuning import costs, identity, loading, settled
+from outrider.models.tuning import part as parts
+from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import Choice, Setting
 from outrider.system import saved
 from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import Exactness, Rounding, RowRule

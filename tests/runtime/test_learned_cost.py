@@ -18,10 +18,10 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import release
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller
-from outrider.models import retiming
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import PassCost, measure_pass
-from outrider.models.retiming import Retiming
+from outrider.models.tuning import retiming
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import PassCost, measure_pass
+from outrider.models.tuning.retiming import Retiming
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.types import NO_PROMPT, Prompt, RowRule, SteadyRows

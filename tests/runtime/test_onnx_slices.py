@@ -14,13 +14,13 @@ from onnx_decoder import decoder
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.config import DeviceConfig
-from outrider.models import measured
-from outrider.models import part as parts
 from outrider.models.backends.onnx_slices import slice_of
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider.models.measure import TRIAL_TOKENS, measure_exactness
-from outrider.models.part import Part, parts_of
-from outrider.models.settled import compile_settled
+from outrider.models.tuning import measured
+from outrider.models.tuning import part as parts
+from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
+from outrider.models.tuning.part import Part, parts_of
+from outrider.models.tuning.settled import compile_settled
 from outrider.system import saved
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel

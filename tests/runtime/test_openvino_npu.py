@@ -13,10 +13,10 @@ from outrider.models.backends.npu_sizes import find_sizes
 from outrider.models.backends.openvino_npu import OpenVINONpu
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.probe import Job, Verdict, _try
-from outrider.models.measure import LONGEST, MAIN_ROWS, measure_pass
-from outrider.models.measure.exactness import measure_exactness
-from outrider.models.measure.readings import compare_readings
-from outrider.models.measure.slots import open_slot
+from outrider.models.tuning.measure import LONGEST, MAIN_ROWS, measure_pass
+from outrider.models.tuning.measure.exactness import measure_exactness
+from outrider.models.tuning.measure.readings import compare_readings
+from outrider.models.tuning.measure.slots import open_slot
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span
 from outrider_bench.modes.make import make_modes

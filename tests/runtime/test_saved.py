@@ -18,9 +18,9 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.drafters.controller import Record
 from outrider.models.backends.probe import Verdict
-from outrider.models.costs import cost_of
-from outrider.models.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
-from outrider.models.part import Part
+from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
+from outrider.models.tuning.part import Part
 from outrider.system import saved
 from outrider.system.files import sealed
 from outrider.system.saved import SavedValue

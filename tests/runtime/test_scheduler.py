@@ -13,7 +13,7 @@ from outrider.decoding.loop import step
 from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, PIECE_SECONDS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
 from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.types import Rounding, RowRule
 

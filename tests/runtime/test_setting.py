@@ -12,14 +12,14 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
-from outrider.models import candidates, measured, trials
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.processor import Processor
-from outrider.models.measure.exactness import measure_exactness
-from outrider.models.measured import Subject
-from outrider.models.part import Part
-from outrider.models.setting import Setting
-from outrider.models.settled import choice_of, compile_settled
+from outrider.models.tuning import candidates, measured, trials
+from outrider.models.tuning.measure.exactness import measure_exactness
+from outrider.models.tuning.measured import Subject
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import Setting
+from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule
@@ -149,7 +149,7 @@ def test_a_draft_model_has_one_precision_and_its_own_threads(
     allowed = candidates.settings_for
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(SLOW), bf16=Kind(FAST))
     monkeypatch.setattr(trials, "settings_for", allowed)
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.part.SMALL", 0)
     setting = choice_of(replace(part, role="draft")).setting
     assert (setting.precision, setting.num_threads) == ("f32", 2)
     assert {each.precision for each in compiled} == {"f32"}
@@ -338,7 +338,7 @@ def test_a_draft_model_reads_rows_alone_and_claims_nothing(
     least: int,
 ) -> None:
     """It reads now one token, now two, and a change of rows takes time."""
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.part.SMALL", 0)
     processor(f32=Kind(milliseconds, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
     found = choice_of(replace(part, role="draft")).setting
     assert found.exactness == Exactness(rule=RowRule(separate=True, call=Rounding(least)))
@@ -399,7 +399,7 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
 
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.part.SMALL", 0)
     monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
@@ -436,7 +436,7 @@ def test_precisions_without_kernels_are_not_tried(
             return ["FP32", "BF16", "FP16"]
 
     monkeypatch.setattr(candidates, "new_core", Core)
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.part.SMALL", 0)
     monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", instructions))
     monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)

@@ -12,16 +12,16 @@ from openvino import opset13 as ops
 
 from layered import make_layered
 from outrider.config import DeviceConfig
-from outrider.models import measured, trials
-from outrider.models import part as parts
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
-from outrider.models.costs import cost_of
-from outrider.models.measure import PassCost, measure_exactness
-from outrider.models.part import Part, parts_of
-from outrider.models.setting import Setting
-from outrider.models.settled import choice_of, compile_settled
+from outrider.models.tuning import measured, trials
+from outrider.models.tuning import part as parts
+from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.measure import PassCost, measure_exactness
+from outrider.models.tuning.part import Part, parts_of
+from outrider.models.tuning.setting import Setting
+from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.types import Chunk, CompiledModel
 
@@ -178,7 +178,7 @@ def test_costs_come_from_slices(sliced: Part, monkeypatch: pytest.MonkeyPatch) -
     backend = compile_settled(sliced.on("CPU", OPTIONS))
     backend.allocate(4096)
     monkeypatch.setattr(
-        "outrider.models.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
+        "outrider.models.tuning.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
     )
     cost = cost_of(sliced.on("CPU", OPTIONS), backend)
     assert cost.near == tuple(sorted(cost.near))

@@ -7,8 +7,8 @@ import pytest
 
 from hybrids import save_hybrid
 from outrider.bundle import Format
-from outrider.models.part import Part
-from outrider.models.settled import compile_settled
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.settled import compile_settled
 from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import NO_PROMPT, Chunk, Prompt
 from toys import random_ids

@@ -20,17 +20,17 @@ from outrider.bundle import Bundle, Format
 from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
-from outrider.models import candidates
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
 from outrider.models.backends.support import ModelSpec
 from outrider.models.backends.taps import ints, parameter, result
-from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
-from outrider.models.measure.readings import compare_readings, compare_states
-from outrider.models.part import Part
+from outrider.models.tuning import candidates
+from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning.measure.readings import compare_readings, compare_states
+from outrider.models.tuning.part import Part
 from outrider.testing import ToyTokenizer
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers

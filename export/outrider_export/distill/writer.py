@@ -25,8 +25,8 @@ from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.part import Part
-from outrider.models.settled import choice_of
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.settled import choice_of
 from outrider.types import Chunk, Exactness
 from outrider_export.distill.texts import Running, Task, Text
 

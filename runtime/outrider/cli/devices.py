@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.config import Config
     from outrider.models.backends.devices import Device
     from outrider.models.backends.processor import Processor
-    from outrider.models.part import Part
+    from outrider.models.tuning.part import Part
 
 LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
@@ -40,7 +40,7 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
     """
     from outrider.models.backends.devices import find_devices
     from outrider.models.backends.processor import find_processor
-    from outrider.models.loading import forget
+    from outrider.models.tuning.loading import forget
 
     config = read_options(options)
     if draft and not bundle:
@@ -67,8 +67,8 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
 
 def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and the placement by the options."""
-    from outrider.models.loading import choose_devices
-    from outrider.models.part import parts_of
+    from outrider.models.tuning.loading import choose_devices
+    from outrider.models.tuning.part import parts_of
 
     named = config.device.draft_bundle
     other = bundle if named is None else open_bundle(named, for_this_machine=config.device.takes_any_form)
@@ -84,7 +84,7 @@ def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[li
 
 def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     """Whether a device runs a model, and the memory that it takes there, in bytes."""
-    from outrider.models.loading import verdict_of
+    from outrider.models.tuning.loading import verdict_of
 
     reason = device.why_not(part.role)
     works: bool | None = reason is None
@@ -93,7 +93,7 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         works, reason = verdict.works, verdict.reason or None
     setting = None
     if device.name == "CPU":
-        from outrider.models.settled import choice_of
+        from outrider.models.tuning.settled import choice_of
 
         setting = choice_of(part.on(device.name, config.device)).setting
     precision = setting.cache_precision if setting else _cache_precision(part, device, config)

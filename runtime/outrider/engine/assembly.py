@@ -32,12 +32,12 @@ from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
-from outrider.models.costs import contention_of, cost_of
 from outrider.models.kv import PREFIXES, PrefixStore, Stored
-from outrider.models.loading import LoadedModel, Placement, load_parts
-from outrider.models.measure import pays
-from outrider.models.part import parts_of
-from outrider.models.retiming import Retiming
+from outrider.models.tuning.costs import contention_of, cost_of
+from outrider.models.tuning.loading import LoadedModel, Placement, load_parts
+from outrider.models.tuning.measure import pays
+from outrider.models.tuning.part import parts_of
+from outrider.models.tuning.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars

@@ -18,10 +18,10 @@ from outrider.errors import OptionError
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import Vision
-from outrider.models.costs import cost_of
-from outrider.models.measure import Contention, PassCost, measure_contention
-from outrider.models.setting import Choice
-from outrider.models.settled import choice_of
+from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.measure import Contention, PassCost, measure_contention
+from outrider.models.tuning.setting import Choice
+from outrider.models.tuning.settled import choice_of
 from outrider.system.forks import spare
 from outrider.system.progress import report
 from outrider.types import Backend, CacheUse, CompiledModel, Drafter, Proposer, TextTokenizer

@@ -18,9 +18,9 @@ from outrider.models.backends.memory import system_memory
 from outrider.models.backends.probe import Job, Verdict, try_apart
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
 from outrider.models.backends.support import support_of
-from outrider.models.measure import PassCost
-from outrider.models.part import Part, parts_of
-from outrider.models.settled import compile_settled, is_settled
+from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.part import Part, parts_of
+from outrider.models.tuning.settled import compile_settled, is_settled
 from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.system.together import together

@@ -11,12 +11,12 @@ import warnings
 from typing import TYPE_CHECKING
 
 from outrider.errors import ExactnessWarning
-from outrider.models.costs import save_cost
-from outrider.models.measure import allocate_for_trials, measure_exactness
-from outrider.models.measure.slots import Adapted
-from outrider.models.part import Part
-from outrider.models.setting import Choice
-from outrider.models.trials import Found, choose
+from outrider.models.tuning.costs import save_cost
+from outrider.models.tuning.measure import allocate_for_trials, measure_exactness
+from outrider.models.tuning.measure.slots import Adapted
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import Choice
+from outrider.models.tuning.trials import Found, choose
 from outrider.system.progress import report
 from outrider.types import CompiledModel, Exactness
 

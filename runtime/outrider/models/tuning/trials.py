@@ -18,13 +18,13 @@ from typing import Any
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.candidates import fewer_threads, settings_for
-from outrider.models.measure import has_groups
-from outrider.models.measure.cost import FAR, NEAR
-from outrider.models.measured import Measured, Subject
-from outrider.models.part import Part
-from outrider.models.reference import Reference
-from outrider.models.setting import Choice, Setting, Trial
+from outrider.models.tuning.candidates import fewer_threads, settings_for
+from outrider.models.tuning.measure import has_groups
+from outrider.models.tuning.measure.cost import FAR, NEAR
+from outrider.models.tuning.measured import Measured, Subject
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.reference import Reference
+from outrider.models.tuning.setting import Choice, Setting, Trial
 from outrider.system.progress import report
 from outrider.system.together import start, together
 from outrider.types import CompiledModel, Exactness, RowRule

@@ -29,8 +29,8 @@ from outrider.models.backends.heads import Head
 from outrider.models.backends.slices import Slices, find_slices
 from outrider.models.backends.support import ModelSpec, Support, support_of
 from outrider.models.backends.taps import read_ir
-from outrider.models.setting import Setting
 from outrider.models.tuning.identity import ModelIdentity, machine, versions_of
+from outrider.models.tuning.setting import Setting
 from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.types import CompiledModel

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from outrider.models.backends.processor import limit_on, may_divide_by_zero, this_processor, widens_f16
-from outrider.models.part import Part
-from outrider.models.setting import GROUP_SIZE, Setting
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import GROUP_SIZE, Setting
 from outrider.system.core import new_core
 
 _THREADS = "INFERENCE_NUM_THREADS"

@@ -7,15 +7,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import LONGEST
-from outrider.models.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import LONGEST
+from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from outrider.models.loading import LoadedModel
+    from outrider.models.tuning.loading import LoadedModel
 
 log = logging.getLogger("outrider")
 

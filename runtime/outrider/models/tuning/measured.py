@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.models.backends.slices import Slices
-from outrider.models.costs import rows_of
-from outrider.models.measure import (
+from outrider.models.tuning.costs import rows_of
+from outrider.models.tuning.measure import (
     NEAR,
     TRIAL_TOKENS,
     PassCost,
@@ -19,8 +19,8 @@ from outrider.models.measure import (
     measure_pass,
     time_calls,
 )
-from outrider.models.part import Part
-from outrider.models.setting import Setting
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import Setting
 from outrider.types import CompiledModel, Exactness, Rounding, RowRule
 
 Call: TypeAlias = tuple[int, int]  # tokens, and tokens of context

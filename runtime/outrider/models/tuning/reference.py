@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from outrider.errors import BundleError
 from outrider.inputs.text import Tokenizer
-from outrider.models.measure.slots import copied_rows, open_slot
-from outrider.models.measured import Subject
-from outrider.models.part import Part
-from outrider.models.setting import Setting
+from outrider.models.tuning.measure.slots import copied_rows, open_slot
+from outrider.models.tuning.measured import Subject
+from outrider.models.tuning.part import Part
+from outrider.models.tuning.setting import Setting
 from outrider.types import Chunk, CompiledModel
 
 SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up

@@ -7,8 +7,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import (
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import (
     DRAFT_ROWS,
     MAIN_ROWS,
     Contention,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.models.part import Part
+    from outrider.models.tuning.part import Part
     from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel
 
