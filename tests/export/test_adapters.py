@@ -25,8 +25,8 @@ from outrider.models.tuning.setting import Setting
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle
-from outrider_export.adapters.peft_format import read_adapter
-from outrider_export.convert import merge
+from outrider_export.sources.peft_adapter import read_adapter
+from outrider_export.with_torch.convert import merge
 from shapes import cosines
 from tiny import SHAPE
 

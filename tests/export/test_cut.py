@@ -15,14 +15,15 @@ from outrider.config import Config
 from outrider.errors import ExportError
 from outrider.models.tuning.part import parts_of
 from outrider_export import export_bundle
-from outrider_export.cut import describe_whole, write_slice
-from outrider_export.demo_model import FILE
+from outrider_export.bundles.demo_model import FILE
+from outrider_export.describe.plan import make_plan
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
-from outrider_export.form_speed import Form, Trial
-from outrider_export.plan import make_plan
-from outrider_export.sources import locate, read_config, tensors_of
+from outrider_export.forms.cut import describe_whole, write_slice
+from outrider_export.forms.speed import Form, Trial
+from outrider_export.sources.safetensors import tensors_of
+from outrider_export.sources.source import locate, read_config
 from shapes import make_model, save_model
 
 if TYPE_CHECKING:

@@ -18,10 +18,12 @@ from outrider.models.tuning.measure import estimate_padding, exactness
 from outrider.models.tuning.setting import Setting
 from outrider.system import saved
 from outrider.types import Exactness, Rounding, RowRule
-from outrider_export import export_bundle, form_choice, form_slices
-from outrider_export.form_choice import Choice
-from outrider_export.form_slices import FormSlices, Whole, time_slices
-from outrider_export.form_speed import Form
+from outrider_export import export_bundle
+from outrider_export.forms import choice as form_choice
+from outrider_export.forms import slices as form_slices
+from outrider_export.forms.choice import Choice
+from outrider_export.forms.slices import FormSlices, Whole, time_slices
+from outrider_export.forms.speed import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

@@ -353,8 +353,6 @@ def test_models_on_one_device_overlap_only_if_that_is_wanted(
 ) -> None:
     costs = "outrider.models.tuning.costs"
     monkeypatch.setattr(f"{costs}.measure_contention", lambda *_: pytest.fail("nothing is measured"))
-        "outrider.models.tuning.costs.measure_contention", lambda *_: pytest.fail("nothing is measured")
-    )
     assert not load_toy(openvino_bundle).overlaps
 
 
