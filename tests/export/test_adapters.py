@@ -20,7 +20,7 @@ from outrider.cli import run
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning.measure.readings import read
-from outrider.models.tuning.part import Part, adapters_of
+from outrider.models.tuning.model_spec import ModelSpec, adapters_of
 from outrider.models.tuning.setting import Setting
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Prompt
@@ -201,7 +201,7 @@ def test_kept_weights_are_not_merged_into(tmp_path: Path) -> None:
 def rows_of(bundle: Bundle, adapter: str | None = None) -> np.ndarray:
     """The main model's logits in f32, float32 [n, vocab]."""
     main = bundle.manifest.main
-    part = Part("main", bundle, main, adapters=adapters_of(bundle))
+    part = ModelSpec("main", bundle, main, adapters=adapters_of(bundle))
     backend = part.compile(Setting("f32", "auto", group_size=0))
     backend.allocate(256)
     if not isinstance(backend, OpenVINOPaged):

@@ -18,7 +18,7 @@ from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning.measure.readings import compare_readings, read
 from outrider.models.tuning.measure.slots import open_slot
-from outrider.models.tuning.part import Part
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, RowRule
@@ -44,7 +44,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         bundle = save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", draft=False, formats=(form, form))
     else:
         bundle = outrider.read_bundle(request.getfixturevalue(name))
-    part = Part("main", bundle, bundle.manifest.main)
+    part = ModelSpec("main", bundle, bundle.manifest.main)
     if (name, precision) == ("smollm2", "f32") and choice_of(part).setting.precision == "f32":
         pytest.skip("'auto' is f32 here")
     with warnings.catch_warnings():
@@ -262,7 +262,7 @@ def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:
 @pytest.mark.parametrize("options", [{}, {"precision": "f32"}, {"cache_precision": "u8"}])
 def test_what_is_claimed_is_true(openvino_bundle: Bundle, options: dict[str, Any]) -> None:
     """A quantised cache is not called exact: every write to a block rounds the whole block again."""
-    part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
+    part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
     quantised = "u8" in options.values()
     warns = pytest.warns(outrider.ExactnessWarning, match="Leave cache_precision at 'auto'")
     with warns if quantised else contextlib.nullcontext():

@@ -14,7 +14,7 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import output_matrix_of, result
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.measure import PassCost
-from outrider.models.tuning.part import Part
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
 from outrider.system.core import new_core
 from outrider.types import Chunk
@@ -125,7 +125,7 @@ def test_a_model_that_would_be_much_larger_stays() -> None:
 
 
 def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bundle) -> None:
-    part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
+    part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
     graph = read_decoder(new_core(), part.path)
     product = output_matrix_of(graph)
     assert product is not None

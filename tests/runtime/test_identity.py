@@ -13,13 +13,12 @@ from outrider.bundle.manifest import DrafterEntry, VisionEntry
 from outrider.config import DeviceConfig
 from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
-from outrider.models.backends.probe import Verdict
 from outrider.models.backends.processor import Processor
-from outrider.models.tuning import costs, identity, loading, settled
-from outrider.models.tuning import part as parts
+from outrider.models.tuning import costs, identity, loading, model_spec, settled
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.measure import PassCost
-from outrider.models.tuning.part import Part
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.probe import Verdict
 from outrider.models.tuning.setting import Choice, Setting
 from outrider.system import saved
 from outrider.testing import FakeBackend, save_toy_bundle
@@ -32,15 +31,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture
-def part(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
+def part(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
     """A main model, whose bundle has a vision encoder, too."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
-    return Part("main", bundle, bundle.manifest.main)
+    return ModelSpec("main", bundle, bundle.manifest.main)
 
 
 def has_driver(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     gpu = Device(name="GPU", format="openvino", full_name="one", driver=driver)
-    for module in (parts, loading):
+    for module in (model_spec, loading):
         monkeypatch.setattr(module, "find_device", lambda *_: gpu)
 
 
@@ -61,7 +60,7 @@ def with_changed(bundle: Bundle, file: str) -> Bundle:
 
 
 def test_a_setting_that_is_exact_with_one_driver_is_measured_with_another(
-    part: Part, monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_driver(monkeypatch, "1")
     settled._file(part.on("GPU", DeviceConfig())).write(Choice(Setting("f32", "f32")))
@@ -70,7 +69,7 @@ def test_a_setting_that_is_exact_with_one_driver_is_measured_with_another(
     assert not settled.is_settled(part.on("GPU", DeviceConfig()))
 
 
-def test_a_setting_is_one_for_all_drafters_and_folders(part: Part) -> None:
+def test_a_setting_is_one_for_all_drafters_and_folders(part: ModelSpec) -> None:
     """Else texts would depend on the drafter."""
     settled._file(part).write(Choice(Setting("f32", "f32")))
     assert settled.is_settled(replace(part, features=("hidden.1",)))
@@ -80,7 +79,7 @@ def test_a_setting_is_one_for_all_drafters_and_folders(part: Part) -> None:
     assert not settled.is_settled(part.on("CPU", DeviceConfig(properties={"ENABLE_CPU_PINNING": False})))
 
 
-def test_a_device_is_tried_again_beside_another_processor(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache folder may be on a disk that several machines share."""
     tried = list[str]()
 
@@ -96,7 +95,7 @@ def test_a_device_is_tried_again_beside_another_processor(part: Part, monkeypatc
     assert len(tried) == 2
 
 
-def in_eights(part: Part, backend: Any) -> tuple[Part, Any]:
+def in_eights(part: ModelSpec, backend: Any) -> tuple[ModelSpec, Any]:
     backend.use(Exactness(rule=RowRule(call=Rounding(8, 8))))
     return part, backend
 
@@ -118,27 +117,31 @@ def in_eights(part: Part, backend: Any) -> tuple[Part, Any]:
     ],
 )
 def test_a_cost_is_of_calls_that_were_timed(
-    part: Part, monkeypatch: pytest.MonkeyPatch, device: str, change: Callable[[Part, Any], tuple[Part, Any]]
+    part: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    change: Callable[[ModelSpec, Any], tuple[ModelSpec, Any]],
 ) -> None:
-    monkeypatch.setattr(parts, "find_device", lambda *_: None)
+    monkeypatch.setattr(model_spec, "find_device", lambda *_: None)
     here, backend = part.on(device, DeviceConfig()), compiled()
     known = costs._file(here, backend).path
     assert costs._file(replace(here, features=("hidden.1",)), backend).path == known
     assert costs._file(*change(here, backend)).path != known
 
 
-def test_the_cost_of_a_head_is_with_the_matrix_that_it_shares(part: Part) -> None:
+def test_the_cost_of_a_head_is_with_the_matrix_that_it_shares(part: ModelSpec) -> None:
     """It has the main model's embedding and output matrix, which may be exported in other weights."""
     bundle, backend = part.bundle, compiled()
     entry = DrafterEntry("draft", "eagle3", bundle.manifest.drafters[0].model)
     ours, other = (
-        Part("draft", each, entry.model, entry) for each in (bundle, with_changed(bundle, "main/openvino_model.bin"))
+        ModelSpec("draft", each, entry.model, entry)
+        for each in (bundle, with_changed(bundle, "main/openvino_model.bin"))
     )
     assert ours.files == other.files
     assert costs._file(ours, backend).path != costs._file(other, backend).path
 
 
-def test_saved_prefixes_are_of_one_vision_encoder(part: Part) -> None:
+def test_saved_prefixes_are_of_one_vision_encoder(part: ModelSpec) -> None:
     """An image's key is that of its pixels."""
     around = {"image_token": "i", "around_token": "a", "global_token": "g", "mean": (0.0,) * 3, "std": (1.0,) * 3}
     sizes = {"tile_size": 8, "tokens_per_tile": 1, "longest_edge": 8, "splits": False, "image_token_id": 0}
@@ -150,10 +153,10 @@ def test_saved_prefixes_are_of_one_vision_encoder(part: Part) -> None:
     assert ours != theirs
 
 
-def test_what_was_accepted_of_some_layers_says_nothing_of_others(part: Part) -> None:
+def test_what_was_accepted_of_some_layers_says_nothing_of_others(part: ModelSpec) -> None:
     def made_of(*layers: int) -> Path:
         entry = DrafterEntry("self", "self", part.model, layers=layers)
-        drafter = Part("self", part.bundle, part.model, entry)
+        drafter = ModelSpec("self", part.bundle, part.model, entry)
         models = {each.role: LoadedModel(each, compiled(), PassCost((1,), (0.1,), (0.1,))) for each in (part, drafter)}
         file = records_of(True, models, {})._file
         assert file is not None

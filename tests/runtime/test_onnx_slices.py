@@ -16,10 +16,9 @@ from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.config import DeviceConfig
 from outrider.models.backends.onnx_slices import slice_of
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider.models.tuning import measured
-from outrider.models.tuning import part as parts
+from outrider.models.tuning import measured, model_spec
 from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
-from outrider.models.tuning.part import Part, parts_of
+from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.settled import compile_settled
 from outrider.system import saved
 from outrider.testing import save_toy_bundle
@@ -107,21 +106,21 @@ def test_models_of_another_form_have_no_slice(form: str, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part:
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     """A main model that counts as large enough for a slice."""
     folder = tmp_path / "bundle"
     made = save_toy_bundle(folder, formats=("onnx", "onnx"), draft=False, vocab_size=40)
     save(decoder(GEOMETRY), made.model_path(made.manifest.main).parent)
     main = msgspec.structs.replace(made.manifest.main, geometry=GEOMETRY)
     write_manifest(folder, msgspec.structs.replace(made.manifest, main=main, files=list_files(folder)))
-    monkeypatch.setattr(parts, "SMALL", 0)
+    monkeypatch.setattr(model_spec, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "cache")
     bundle = outrider.read_bundle(folder)
-    return parts_of(bundle, bundle)[0]
+    return specs_of(bundle, bundle)[0]
 
 
 def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(
-    part: Part, monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -140,8 +139,8 @@ def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(
     assert seen == [4]
 
 
-def test_small_models_and_other_devices_have_no_slice(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_and_other_devices_have_no_slice(part: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert part.onnx_slice() is not None
     assert part.on("CUDA", DeviceConfig()).onnx_slice() is None
-    monkeypatch.setattr(parts, "SMALL", 1 << 40)
+    monkeypatch.setattr(model_spec, "SMALL", 1 << 40)
     assert part.onnx_slice() is None

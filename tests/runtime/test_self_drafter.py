@@ -29,7 +29,7 @@ from outrider.models.backends.segments import cut
 from outrider.models.backends.taps import hidden_states_of
 from outrider.models.tuning.learned_cost import LearnedCost
 from outrider.models.tuning.measure import PassCost
-from outrider.models.tuning.part import cuts_for
+from outrider.models.tuning.model_spec import cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_bench.verify.certify import our_subject
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import Format, Source
     from outrider.config import Config
-    from outrider.models.tuning.part import Part
+    from outrider.models.tuning.model_spec import ModelSpec
     from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
 
@@ -81,7 +81,7 @@ class FormSlices:
     weights: str
     whole: Whole
     checkpoints: Seq[Checkpoint]
-    parts: Seq[Part]
+    parts: Seq[ModelSpec]
     setting: str
     backends: Seq[CompiledModel]
     processor: list[dict[int, list[float]]]
@@ -158,7 +158,7 @@ class FormSlices:
         return [self.share[rows] * min(each[rows]) for each in self.processor]
 
 
-def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, role: str, source: Source) -> Part:
+def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, role: str, source: Source) -> ModelSpec:
     """A checkpoint in a form, as the only model of a bundle that has no tokenizer."""
     geometry = geometry_of_config(read_config(checkpoint.folder), checkpoint.folder)
     job = {

@@ -218,5 +218,5 @@ def records_of(keep: bool, models: Mapping[str, LoadedModel], adapters: Mapping[
     """The records of drafters with these models, in a file if `keep`. adapters: their hashes, by name."""
     if not keep:
         return Records(adapters=adapters)
-    key = {role: model.part.identity.key(_FACTS_OF_CALLS) for role, model in models.items()}
+    key = {role: model.spec.identity.key(_FACTS_OF_CALLS) for role, model in models.items()}
     return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]), adapters)

@@ -36,7 +36,7 @@ from outrider.models.kv import PREFIXES, PrefixStore, Stored
 from outrider.models.tuning.costs import contention_of, cost_of
 from outrider.models.tuning.loading import LoadedModel, Placement, load_parts
 from outrider.models.tuning.measure import pays
-from outrider.models.tuning.part import parts_of
+from outrider.models.tuning.model_spec import specs_of
 from outrider.models.tuning.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
@@ -79,7 +79,7 @@ class Parts:
         main, draft = self.loaded["main"], able[0]
         if wanted == "auto" and main.backend.device == draft.backend.device:
             return False
-        contention = contention_of(main.part, main.backend, draft.part, draft.backend)
+        contention = contention_of(main.spec, main.backend, draft.spec, draft.backend)
         self.registry.expect(contention)
         return wanted is True or pays(main.cost, draft.cost, contention)
 
@@ -117,7 +117,7 @@ def assemble(
             if entry.vocabulary != "same" and entry.tokenizer:
                 check_tokenizer(draft_bundle.folder / entry.tokenizer.folder)
 
-    main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
+    main, drafts = specs_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
     names = main.adapters.names if main.adapters else ()
     adapters = {each.name: bundle.sha256_of(each.folder) for each in manifest.adapters if each.name in names}
     check_adapter(config.generation.adapter, names)
@@ -135,10 +135,10 @@ def assemble(
     admission.allocate()
     main, backend = compiled["main"]
     loaded = {"main": LoadedModel(main, backend, cost_of(main, backend))}
-    for part, backend in (compiled[part.role] for part in drafts):
+    for spec, backend in (compiled[spec.role] for spec in drafts):
         # On the main model's processor its speed today is known, too. The first draft packs the weights.
-        known = loaded["main"].cost.scale if main.device == part.device == "CPU" else None
-        loaded[part.role] = LoadedModel(part, backend, cost_of(part, backend, scale=known))
+        known = loaded["main"].cost.scale if main.device == spec.device == "CPU" else None
+        loaded[spec.role] = LoadedModel(spec, backend, cost_of(spec, backend, scale=known))
 
     make = functools.partial(
         as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer

@@ -131,7 +131,7 @@ class CompiledBundle:
     @property
     def models(self) -> dict[str, ModelEntry]:
         """The models that are loaded, "main" and by the drafters' names."""
-        return {role: model.part.model for role, model in list(self.loaded.items())}
+        return {role: model.spec.model for role, model in list(self.loaded.items())}
 
     @property
     def overlaps(self) -> bool:
@@ -166,7 +166,7 @@ class CompiledBundle:
     @property
     def choices(self) -> dict[str, Choice]:
         """Each model's setting, and the settings that it was chosen from."""
-        return {role: choice_of(model.part) for role, model in list(self.loaded.items())}
+        return {role: choice_of(model.spec) for role, model in list(self.loaded.items())}
 
     @property
     def costs(self) -> dict[str, PassCost]:
@@ -245,7 +245,7 @@ class CompiledBundle:
         self.settle()
         for role, model in list(self.loaded.items()):
             report(f"The {role} model is timed.")
-            model.cost.take(cost_of(model.part, model.backend, repeats))
+            model.cost.take(cost_of(model.spec, model.backend, repeats))
 
     def measure_contention(self, drafter: str) -> Contention:
         """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.

@@ -89,7 +89,7 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
-        encoder = self.loaded["main"].part.model.encoder
+        encoder = self.loaded["main"].spec.model.encoder
         if encoder is not None:
             prompt = read_prompt(prompt, encoder, self.tokenizer)
             config = adapt_config(config, encoder, prompt.token_ids)

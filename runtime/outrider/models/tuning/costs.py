@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.models.tuning.part import Part
+    from outrider.models.tuning.model_spec import ModelSpec
     from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel
 
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _UNMEASURED = ("features",)
 
 
-def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> LearnedCost:
+def cost_of(
+    spec: ModelSpec, backend: CompiledModel, repeats: int | None = None, scale: float | None = None
+) -> LearnedCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
     The backend then keeps the number of rows of its calls where that saves time.
@@ -46,10 +48,10 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scal
     """
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
-    file = _file(part, backend)
+    file = _file(spec, backend)
     known = file.read()
-    rows = rows_of(part.role, backend)
-    longest = part.model.geometry.context_length
+    rows = rows_of(spec.role, backend)
+    longest = spec.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     if known is not None and not _can_be(known, backend, rows, longest):
         known = None
@@ -85,9 +87,9 @@ def _tell(backend: weakref.ref[CompiledModel], cost: PassCost) -> None:
         steady.price(cost, cost.scale * (cost.change or 0.0))
 
 
-def save_cost(part: Part, backend: CompiledModel, cost: PassCost) -> None:
+def save_cost(spec: ModelSpec, backend: CompiledModel, cost: PassCost) -> None:
     """Save a cost that was measured on slices of the model, for `cost_of`."""
-    _file(part, backend).write(cost)
+    _file(spec, backend).write(cost)
 
 
 def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
@@ -101,7 +103,7 @@ def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
-def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:
+def contention_of(main: ModelSpec, backend: CompiledModel, draft: ModelSpec, other: CompiledModel) -> Contention:
     """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
 
     The main model's calls must not run in the background before, and do not run there afterwards.
@@ -115,8 +117,8 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
     return contention
 
 
-def _file(part: Part, backend: CompiledModel) -> SavedValue[PassCost]:
-    return part.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
+def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:
+    return spec.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
 
 
 def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:

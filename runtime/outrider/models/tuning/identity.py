@@ -24,8 +24,8 @@ T = TypeVar("T")
 class ModelIdentity:
     """The facts that measurements of a model on a device depend on.
 
-        part.identity.saved("settings", Choice, without=["features"])
-        part.identity.compiled(backend).saved("costs", PassCost)
+        spec.identity.saved("settings", Choice, without=["features"])
+        spec.identity.compiled(backend).saved("costs", PassCost)
 
     A key has all of them. Who leaves one out says why.
     """

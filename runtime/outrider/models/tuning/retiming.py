@@ -101,7 +101,7 @@ class Retiming:
         learning = self._learning
         try:
             for model, cost in learning:
-                role, is_main = model.part.role, model.part.is_main
+                role, is_main = model.spec.role, model.spec.is_main
                 budget = self._budgets.get(role, 0.0) + (_SHARE_OF_ROWS if is_main else _SHARE_OF_CALLS) * seconds
                 self._budgets[role] = budget - (_pad if is_main else _call)(model, cost, budget)
             self._is_sure = not any(cost.is_unsure for _, cost in learning)

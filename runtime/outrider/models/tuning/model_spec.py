@@ -1,4 +1,4 @@
-"""The models of a bundle, and the options that each is compiled with."""
+"""The models of a bundle: which each is, where it runs, and what can be done with it there."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ import openvino as ov
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, draft_models_of
 from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
-from outrider.config import DeviceConfig
+from outrider.config import DeviceConfig, format_of_property, is_npu_property
 from outrider.config.files import user_path
-from outrider.errors import OptionError, nearest
+from outrider.errors import DeviceError, OptionError, nearest
 from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.columns import can_append
 from outrider.models.backends.devices import find_device
 from outrider.models.backends.heads import Head
 from outrider.models.backends.slices import Slices, find_slices
-from outrider.models.backends.support import ModelSpec, Support, support_of
 from outrider.models.backends.taps import read_ir
 from outrider.models.tuning.identity import ModelIdentity, machine, versions_of
 from outrider.models.tuning.setting import Setting
@@ -39,14 +38,58 @@ SMALL = 16_000_000  # bytes of a model's files
 _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 
-@dataclass(frozen=True)
-class Part:
-    """A model of a bundle, with its role: "main", or a drafter's name; and where it is to run.
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What can be done with models of one format on one device. What is measured is in `Capabilities`.
 
-    part.on("GPU", options).identity
+    library: by its name in properties. fixed_shapes: the model is compiled as a whole, for sizes that the options give.
+    paged: it has a paged cache, so that it can be cut and apply adapters. windows: its layers may have sliding
+    windows. states: some of them may keep a state instead of keys and values. saves_compiled: compiled models can be
+    saved. tries_settings: precisions, threads and slices of the model can be tried.
     """
 
-    role: str
+    library: str
+    fixed_shapes: bool = False
+    paged: bool = False
+    windows: bool = False
+    states: bool = False
+    saves_compiled: bool = False
+    tries_settings: bool = False
+
+    def properties(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those of the properties that are for this library and device."""
+        return {
+            name: value
+            for name, value in given.items()
+            if format_of_property(name) == self.library and (self.fixed_shapes or not is_npu_property(name))
+        }
+
+
+def support_of(model: ModelEntry, device: str) -> Support:
+    """What can be done with a model on a device."""
+    if model.format == "onnx":
+        return Support("onnx")
+    fixed, on_cpu = device.split(".")[0] == "NPU", device == "CPU"
+    return Support(
+        "openvino",
+        fixed_shapes=fixed,
+        paged=not fixed and model.encoder is None,
+        windows=True,
+        states=not fixed,
+        saves_compiled=not on_cpu,
+        tries_settings=on_cpu,
+    )
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model of a bundle on a device.
+
+    spec, drafts = specs_of(bundle, bundle)
+    backend = spec.on("GPU", options).compile()
+    """
+
+    role: str  # "main", or a drafter's name
     bundle: Bundle
     model: ModelEntry
     drafter: DrafterEntry | None = None  # None for the main model
@@ -86,6 +129,18 @@ class Part:
         return self.bundle.model_path(self.model)
 
     @property
+    def encoder_path(self) -> Path | None:
+        """The file of an encoder-decoder model's encoder."""
+        return self.bundle.encoder_path(self.model)
+
+    @property
+    def head(self) -> Head | None:
+        """What it is made of if it is no decoder."""
+        if self.drafter is None or self.drafter.kind == "draft_model":
+            return None
+        return Head.of(self.drafter, self.bundle.model_path(self.bundle.manifest.main))
+
+    @property
     def layers(self) -> tuple[int, ...]:
         """The main model's layers that it is made of; none for a model with files of its own."""
         return self.drafter.layers if self.drafter else ()
@@ -95,7 +150,7 @@ class Part:
         """Whether it is the main model."""
         return self.role == "main"
 
-    def on(self, device: str, options: DeviceConfig) -> Part:
+    def on(self, device: str, options: DeviceConfig) -> ModelSpec:
         """The same on a device, with its own of these options."""
         return dataclasses.replace(self, device=device, options=options.of(self.role))
 
@@ -163,7 +218,7 @@ class Part:
             return None
         if not (self.support.tries_settings and self.support.paged) or self.is_small:
             return None
-        if self.drafter is not None and self.drafter.kind != "draft_model":
+        if self.head is not None:
             return None
         geometry = self.model.geometry
         return find_slices(new_core(), self.path, geometry.num_layers, geometry.windows_by_layer)
@@ -184,35 +239,36 @@ class Part:
         return self.support.tries_settings and self.support.paged and can_append(read_ir(new_core(), self.path))
 
     def compile(self, setting: Setting | None = None, graph: ov.Model | bytes | None = None) -> CompiledModel:
-        """Compile it in a setting, or with its options as they are; see `outrider.models.backends.load_model`.
+        """Compile it in a setting, or with its options as they are; see `outrider.models.backends.load_model`."""
+        return load_model(self, setting, graph)
 
-        graph: instead of the file's.
+    def arguments(self, setting: Setting | None) -> dict[str, Any]:
+        """What all backends take, in a setting or with its options as they are.
+
+        Raises:
+            DeviceError: when it is to apply adapters, and cannot.
         """
-        own = self.compile_options
-        main = self.bundle.model_path(self.bundle.manifest.main)
-        return load_model(
-            ModelSpec(
-                self.path,
-                self.model,
-                self.device,
-                own if setting is None else setting.options(own),
-                self.is_main,
-                self.bundle.encoder_path(self.model),
-                features=self.features,
-                head=None
-                if self.drafter is None or self.drafter.kind == "draft_model"
-                else Head.of(self.drafter, main),
-                cuts=self.cuts,
-                adapters=self.adapters,
-                graph=graph,
-                columns=setting.columns if setting else 0,
+        own, geometry = self.compile_options, self.model.geometry
+        options = own if setting is None else setting.options(own)
+        if self.adapters and not self.support.paged:
+            raise DeviceError(
+                f"Adapters ({', '.join(self.adapters.names)}) are for main models in OpenVINO's format on a processor "
+                f"or GPU, and this one is {'on an NPU' if self.support.fixed_shapes else 'in ONNX'}. Load it with "
+                "adapters=(), or merge one at export: outrider export MODEL --adapter FOLDER."
             )
-        )
+        return {
+            "vocab_size": min(self.model.vocab_size, geometry.logits_width),  # fewer logits where they were cut
+            "device": self.device,
+            "precision": options.precision,
+            "cache_precision": options.cache_precision,
+            "num_threads": options.num_threads,
+            "properties": self.support.properties(dict(options.properties)),
+        }
 
 
-def parts_of(
+def specs_of(
     bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None, adapters: Seq[str] | None = None
-) -> tuple[Part, list[Part]]:
+) -> tuple[ModelSpec, list[ModelSpec]]:
     """The main model of a bundle, and its drafters, which may be in another bundle.
 
     names: of the drafters; by default all. The main model gives the hidden states that they read, and is cut for those
@@ -224,13 +280,13 @@ def parts_of(
     """
     check_writes(bundle.manifest, bundle.folder)
     entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
-    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries]
-    features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)
+    drafts = [ModelSpec(entry.name, draft_bundle, entry.model, entry) for entry in entries]
+    features = dict.fromkeys(name for spec in drafts if spec.drafter for name in spec.drafter.features)
     num_layers = bundle.manifest.main.geometry.num_layers
-    cuts = sorted({cut for part in drafts if part.layers for cut in cuts_for(part.layers, num_layers)})
+    cuts = sorted({cut for spec in drafts if spec.layers for cut in cuts_for(spec.layers, num_layers)})
     main = bundle.manifest.main
     own = adapters_of(bundle, adapters)
-    return Part("main", bundle, main, None, tuple(features), own, tuple(cuts)), drafts
+    return ModelSpec("main", bundle, main, None, tuple(features), own, tuple(cuts)), drafts
 
 
 def adapters_of(bundle: Bundle, names: Seq[str] | None = None) -> Adapters | None:
