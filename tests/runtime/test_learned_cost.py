@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from outrider.bundle import Bundle
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import release
 from outrider.drafters import DraftModel
@@ -150,7 +151,7 @@ class Healing(World):
         self.costs = LearnedCost.of(main), LearnedCost.of(draft)
         model = DraftModel(self.draft, context_length=4000, cost=self.costs[1])
         self.controller = Controller(self.main, self.costs[0], models={"draft": model}, clock=lambda: self.seconds)
-        self.scheduler = Scheduler(2048, cost=self.costs[0])
+        self.budget = RowBudget(2048, cost=self.costs[0])
         self.retiming = retiming_of(self.main, self.costs[0], self.draft, self.costs[1])
         self.costs[0].told = self._price
 
@@ -160,11 +161,11 @@ class Healing(World):
         assert cost.change is not None
         steady.price(cost, cost.scale * cost.change)
 
-    def run(self, requests: Seq[Request]) -> list[float]:
+    def run(self, requests: Seq[Answer]) -> list[float]:
         (request,), began = requests, 0.0
         while not request.ended:
             round_began = self.seconds
-            step(self.main, requests, self.scheduler)
+            step(self.main, Scheduler(self.main, self.budget, [*requests]))
             began = began or self.seconds
             self.retiming.spent(self.seconds - round_began)
         release(request)

@@ -16,7 +16,7 @@ from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import (
     AnswerStore,
     DraftModel,
@@ -169,7 +169,7 @@ def assemble(
     main_backend, main_cost = loaded["main"].backend, loaded["main"].cost
     # A main model in fixed shapes runs one request at a time.
     cost = None if main_backend.capabilities.fixed else main_cost
-    rows = Scheduler(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
+    rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
     return Parts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.types.backend import LogitsRow
-    from outrider.types.prompt import Source, Span
+    from outrider.types.prompt import Prompt, Source, Span
     from outrider.types.randomness import Distribution, Noise
 
 
@@ -34,6 +34,21 @@ class Sequence:
     source: Source | None = None
     embeds: tuple[Span, ...] = ()
     earlier_answers: bool = True
+
+    @classmethod
+    def of(cls, prompt: Prompt, references: tuple[Any, ...] = (), *, earlier_answers: bool = True) -> Sequence:
+        """The sequence that begins with a prompt."""
+        return cls(
+            [*prompt.token_ids],
+            len(prompt.token_ids),
+            references,
+            prompt.scope,
+            prompt.answers,
+            prompt.adapter,
+            prompt.source,
+            prompt.embeds,
+            earlier_answers,
+        )
 
     def __len__(self) -> int:
         return len(self.token_ids)
