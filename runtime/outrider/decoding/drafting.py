@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from outrider.decoding.answer import Answer, Status, isolated
-from outrider.decoding.checks import copied, fault_of
+from outrider.decoding.checks import sound
 from outrider.decoding.observer import DraftStage, Observer
 from outrider.decoding.own import REMEDY, inner
 from outrider.decoding.reading import Reading
 from outrider.errors import DrafterError, OutriderError, one_line
-from outrider.system.guard import Guard, is_interrupt
+from outrider.system.guard import is_interrupt
 from outrider.types import NO_DRAFT, Draft, Drafter, DraftPolicy, Pending, Turn
 
 
@@ -97,11 +97,10 @@ def _taken(answer: Answer, turn: Turn, vocab_size: int, author: Drafter | None) 
     if turn.draft is NO_DRAFT:
         return NO_DRAFT
     with isolated(answer):
-        with Guard("A draft", DrafterError, "Propose an outrider.types.Draft."):
-            if fault := fault_of(turn.draft, vocab_size):
-                name = "the engine" if author is None else answer.request.name_of(author)
-                raise DrafterError(f"The drafter {name!r} proposed {fault}")
-        draft = _within(copied(turn.draft), turn.request.limit, vocab_size)
+        draft = turn.draft
+        if author is not None and inner(author) is not author:  # an app's, which may propose anything
+            draft = sound(draft, vocab_size, answer.request.name_of(author))
+        draft = _within(draft, turn.request.limit, vocab_size)
         draft = _allowed(answer, draft, goes_on=turn.drafter is None or (author is not None and author.is_free))
         return _readable(answer, draft)
     return NO_DRAFT

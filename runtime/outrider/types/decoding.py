@@ -107,6 +107,9 @@ class Draft:
                 f"A draft of {len(self)} tokens has {len(self.parents)} parents. Give one for each token, or parents="
                 "None for a chain."
             )
+        if len(self.token_ids) == 0:  # no token is no tree
+            object.__setattr__(self, "parents", None)
+            return
         for i, parent in enumerate(self.parents):
             if not -1 <= parent < i:
                 raise DrafterError(
@@ -189,7 +192,7 @@ class Draft:
         """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
-        parents = self.parents[:length] if self.parents and length else None  # no token is no tree
+        parents = None if self.parents is None else self.parents[:length]
         return Draft(self.token_ids[:length], probs, confidences, parents)
 
     def check_chain(self, reader: object) -> None:
