@@ -75,7 +75,7 @@ def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
     choice, measured = choose(spec)
     file.write(choice)
     if measured is None or measured.slices is None:
-        return choice, measured and measured.main
+        return choice, None if measured is None else measured.main
     report(f"{spec} is timed.")
     cost, whole = measured.cost(), measured.whole
     del measured  # frees the slices
