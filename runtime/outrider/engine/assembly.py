@@ -150,7 +150,9 @@ def assemble(
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,
         store=store,
-        records=functools.partial(records_of, scheduler.keep_records, dict(loaded), adapters),
+        records=functools.partial(
+            records_of, scheduler.keep_records, {spec.role: spec for spec in (main, *drafts)}, adapters
+        ),
     )
     prefixes = _prefix_store(scheduler, bundle, loaded)
     preparation = Preparation(
