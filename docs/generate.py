@@ -85,7 +85,7 @@ Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wron
 MODELS_HEAD = """\
 # Models
 
-<!-- Made by docs/generate.py from describe/architectures.py of the export half. Change it there, and run the script. -->
+<!-- Made by docs/generate.py from describe/architectures.py. Change it there, and run the script. -->
 
 A main model or a draft model has to be a decoder that keeps keys and values of a text, of which rejected draft tokens
 can be dropped, or states that OpenVINO pages (short convolutions, gated delta nets, Mamba-2). `config.json` names the

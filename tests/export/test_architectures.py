@@ -19,7 +19,7 @@ from outrider.errors import BundleError, ExportError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import LAST, after_layers
-from outrider.models.measure.readings import read
+from outrider.models.tuning.measure.readings import read
 from outrider.types import Chunk
 from outrider_bench.prompts import Prompt
 from outrider_bench.verify.certify import check_batching, check_coupled, check_greedy, our_subject

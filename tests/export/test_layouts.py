@@ -19,7 +19,7 @@ from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider.inputs.text.tokenizer import Tokenizer
-from outrider.models.measure.readings import read
+from outrider.models.tuning.measure.readings import read
 from outrider_export import export_bundle
 from outrider_export.describe.encoder_decoder import geometry_of, kind_of
 from outrider_export.describe.geometry import geometry_of_config

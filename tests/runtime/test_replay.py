@@ -7,7 +7,7 @@ import pytest
 
 from outrider.decoding.replaying import Replaying
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import DraftPolicy, Sequence
 from serving import wait_until
@@ -103,7 +103,7 @@ def test_a_policy_that_fails_harms_no_request(caplog: pytest.LogCaptureFixture) 
 
 def test_an_engine_drafts_an_answer_again_once_it_is_idle() -> None:
     world = World(0.0)
-    queue = RequestQueue(world.main, Scheduler(512))
+    queue = RequestQueue(world.main, RowBudget(512))
     request = world.request(prompt(1), True, 20)
     list(queue.run(request))
     wait_until(lambda: seen(world) > 25)

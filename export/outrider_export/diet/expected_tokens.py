@@ -13,12 +13,11 @@ import numpy as np
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
-from outrider.config import Config
 from outrider.inputs.text import Tokenizer
-from outrider.models.candidates import settings_for
-from outrider.models.measure import allocate_for_trials
-from outrider.models.measure.slots import open_slot
-from outrider.models.part import Part
+from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning.measure import allocate_for_trials
+from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.types import Chunk, CompiledModel, Exactness
 from outrider_export.diet.usual_tokens import TOKENS_PER_TEXT, Usage, read_texts
 
@@ -34,12 +33,12 @@ if TYPE_CHECKING:
 _ROOM = 2 * TOKENS_PER_TEXT  # of the cache, with padding
 
 
-def part_alone(folder: Path, role: str, entry: ModelEntry) -> Part:
+def part_alone(folder: Path, role: str, entry: ModelEntry) -> ModelSpec:
     """A model that was written to the folder, as the only one of a bundle that has no tokenizer."""
     paths = [path for path in (folder / entry.folder).rglob("*") if path.is_file()]
     listed = tuple(FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, "0" * 64) for path in paths)
     tokenizer = TokenizerEntry("tokenizer", ())
-    return Part(role, Bundle(folder, Manifest(SCHEMA_VERSION, "0", "slices", entry, (), tokenizer, listed)), entry)
+    return ModelSpec(role, Bundle(folder, Manifest(SCHEMA_VERSION, "0", "slices", entry, (), tokenizer, listed)), entry)
 
 
 def expected_tokens(
@@ -55,9 +54,8 @@ def expected_tokens(
     texts = read_texts()
     progress.phase("count", sum(len(text.encode()) for text in texts.values()))
     encode = Tokenizer(tokenizer).encode
-    own = Config().device.of("draft")
     part = part_alone(folder, "draft", entry)
-    backend = part.compile(next(iter(settings_for(part, "CPU", own))).options(own), "CPU")
+    backend = part.compile(next(iter(settings_for(part))))
     allocate_for_trials(backend, _ROOM)
     backend.use(Exactness())
     expected, agreed = {}, {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.config import Config
 from outrider.errors import DeviceError, ExportError, OptionError, is_installed, one_line
-from outrider.models.part import machine
+from outrider.models.tuning.identity import machine, versions_of
 from outrider.system import saved
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.describe.plan import SMALL_DRAFT, check_route, check_weights, parallel_mask
@@ -73,7 +73,7 @@ def may_choose(plan: Plan) -> bool:
 
 
 def machine_key() -> dict[str, str]:
-    """What choices depend on besides the model."""
+    """What a bundle for this machine depends on besides the model."""
     return machine() | {"onnx": str(all(map(is_installed, ("onnx", "onnxruntime"))))}
 
 
@@ -180,7 +180,8 @@ def _why(best: Form, portable: Form) -> str:
 
 def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], Choice], progress: Progress) -> Choice | None:
     """The choice that was saved, or is made now."""
-    file = saved.SavedValue(saved.FOLDER / "forms", key | {"model": _stamps(plan), **machine_key()}, Choice)
+    here = {"versions": versions_of("openvino", "onnxruntime"), **machine_key()}  # other versions have other kernels
+    file = saved.SavedValue(saved.FOLDER / "forms", key | {"model": _stamps(plan), **here}, Choice)
     choice = file.read()
     if choice is None:
         progress.phase(f"measure {plan.role}")

@@ -21,8 +21,8 @@ import numpy as np
 
 from outrider.bundle.manifest import ModelEntry
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.candidates import settings_for
-from outrider.models.measure import NEAR, allocate_for_trials, estimate_padding, timer
+from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning.measure import NEAR, allocate_for_trials, estimate_padding, timer
 from outrider.types import Exactness
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.diet.expected_tokens import part_alone
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import Format, Source
     from outrider.config import Config
-    from outrider.models.part import Part
+    from outrider.models.tuning.model_spec import ModelSpec
+    from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
 
 _MAX_TOKENS = 512
@@ -80,7 +81,7 @@ class FormSlices:
     weights: str
     whole: Whole
     checkpoints: Seq[Checkpoint]
-    parts: Seq[Part]
+    parts: Seq[ModelSpec]
     setting: str
     backends: Seq[CompiledModel]
     processor: list[dict[int, list[float]]]
@@ -106,24 +107,25 @@ class FormSlices:
             ExportError: when they cannot be converted.
             DeviceError: when the processor fails.
         """
-        parts = [_convert(each, form, folder / str(number), role, source) for number, each in enumerate(checkpoints)]
-        own = config.device.of(role)
-        setting = next(iter(settings_for(parts[0], "CPU", own)))
+        alone = [_convert(each, form, folder / str(number), role, source) for number, each in enumerate(checkpoints)]
+        parts = [part.on("CPU", config.device) for part in alone]
+        setting = next(iter(settings_for(parts[0])))
 
-        def compiled(columns: int = 0) -> list[CompiledModel]:
-            made = [part.compile(setting.options(own), "CPU", columns=columns) for part in parts]
+        def compiled(setting: Setting) -> list[CompiledModel]:
+            made = [part.compile(setting) for part in parts]
             for backend in made:
                 allocate_for_trials(backend, _MAX_TOKENS)
             return made
 
-        backends = compiled()
+        backends = compiled(setting)
         exactness = estimate_padding(backends[0]) if role == "main" else Exactness()
-        if exactness.rule.num_rows([1]) > _FEW_ROWS and parts[0].can_append("CPU"):
+        if exactness.rule.num_rows([1]) > _FEW_ROWS and parts[0].can_append():
             # A first load then tries the same; see `trials.Search.with_columns`.
-            wider = compiled(COLUMNS)
+            other = replace(setting, columns=COLUMNS)
+            wider = compiled(other)
             found = estimate_padding(wider[0])
             if found.rule.num_rows([1]) < exactness.rule.num_rows([1]):
-                backends, exactness, setting = wider, found, replace(setting, columns=COLUMNS)
+                backends, exactness, setting = wider, found, other
         for backend in backends:
             backend.use(exactness)
         return cls(*form, whole, checkpoints, parts, str(setting), backends, [{} for _ in backends])
@@ -156,7 +158,7 @@ class FormSlices:
         return [self.share[rows] * min(each[rows]) for each in self.processor]
 
 
-def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, role: str, source: Source) -> Part:
+def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, role: str, source: Source) -> ModelSpec:
     """A checkpoint in a form, as the only model of a bundle that has no tokenizer."""
     geometry = geometry_of_config(read_config(checkpoint.folder), checkpoint.folder)
     job = {

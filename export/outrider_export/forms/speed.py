@@ -22,8 +22,7 @@ import numpy as np
 from outrider.bundle.manifest import Source
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import ExportError
-from outrider.models.measured import Subject
-from outrider.models.reference import NUM_SAMPLED, SAMPLE, Reference
+from outrider.models.tuning.reference import NUM_SAMPLED, SAMPLE, Reference
 from outrider.system.progress import report
 from outrider_export.describe.plan import check_route
 from outrider_export.forms.cut import describe_whole, write_slice
@@ -170,7 +169,7 @@ class Trial:
         """Forms that were measured, with what they lose."""
         report(f"Slices of {self._plan.source.id} are compared with 16 bits.")
         exact = self._convert("openvino", "fp16", self._checkpoints[1:])
-        reference = Reference(Subject(exact.parts[0], "CPU", self._config.device.of(self._role), None), self._text)
+        reference = Reference(exact.parts[0], token_ids=self._text)
         return [
             replace(each, slice_kl=reference.kl(self._made[each.format, each.weights].backends[1])) for each in forms
         ]

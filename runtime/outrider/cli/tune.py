@@ -229,7 +229,7 @@ def _announce(work: Work, engine: Engine, drafter: str) -> None:
 
 def _print_settings(engine: Engine) -> None:
     """The models' settings and the trials that they were chosen from."""
-    from outrider.models.trials import MAX_KL
+    from outrider.models.tuning.trials import MAX_KL
 
     for role, choice in engine.choices.items():
         out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")

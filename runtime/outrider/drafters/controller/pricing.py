@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.ledger import TRIAL_SHARE, TRIAL_TOKENS
-from outrider.models.measure import LONGEST
+from outrider.models.tuning.measure import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

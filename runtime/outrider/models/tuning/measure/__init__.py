@@ -1,6 +1,6 @@
 """Measurements on this machine: what models' calls cost, alone and at the same time, and which rows are exact."""
 
-from outrider.models.measure.cost import (
+from outrider.models.tuning.measure.cost import (
     ALONE,
     DRAFT_ROWS,
     LONGEST,
@@ -16,14 +16,14 @@ from outrider.models.measure.cost import (
     time_calls,
     timer,
 )
-from outrider.models.measure.exactness import (
+from outrider.models.tuning.measure.exactness import (
     TRIAL_TOKENS,
     allocate_for_trials,
     estimate_padding,
     has_groups,
     measure_exactness,
 )
-from outrider.models.measure.overlap import measure_contention, pays
+from outrider.models.tuning.measure.overlap import measure_contention, pays
 
 __all__ = [
     "ALONE",

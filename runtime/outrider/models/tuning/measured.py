@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.config import DeviceConfig
+import openvino as ov
+
 from outrider.models.backends.slices import Slices
-from outrider.models.costs import rows_of
-from outrider.models.measure import (
+from outrider.models.tuning.costs import rows_of
+from outrider.models.tuning.measure import (
     NEAR,
     TRIAL_TOKENS,
     PassCost,
@@ -20,8 +20,8 @@ from outrider.models.measure import (
     measure_pass,
     time_calls,
 )
-from outrider.models.part import Part
-from outrider.models.setting import Setting
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.setting import Setting
 from outrider.types import CompiledModel, Exactness, Rounding, RowRule
 
 Call: TypeAlias = tuple[int, int]  # tokens, and tokens of context
@@ -33,50 +33,40 @@ _PATIENCE = 0.01  # seconds that a call is repeated for, at least
 _ROUNDS = 1  # of the measurements of a slice's costs
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A model on a device, with its own options. slices: those it is measured on; None: it is measured as a whole."""
-
-    part: Part
-    device: str
-    own: DeviceConfig
-    slices: Slices | None
-
-    def compile(self, setting: Setting, *, both: bool = False) -> Measured:
-        """Compile it in a setting, with a cache for measurements. both: the small slice now, not at its first use."""
-        measured = Measured(self, setting)
-        if both and self.slices is not None:
-            _ = measured.small
-        return measured
-
-    def compile_slice(
-        self, own: DeviceConfig, max_tokens: int, *, is_large: bool = True, columns: int = 0
-    ) -> CompiledModel:
-        """Compile the large or the small slice, or if there are none the whole model, with these options.
-
-        columns: see `Setting`.
-        """
-        graph = None if self.slices is None else self.slices.large if is_large else self.slices.small
-        backend = self.part.compile(own, self.device, graph, columns)
-        allocate_for_trials(backend, max_tokens)
-        return backend
+def compile_for_trials(
+    spec: ModelSpec, setting: Setting, graph: ov.Model | None = None, max_tokens: int = TRIAL_TOKENS
+) -> CompiledModel:
+    """Compile a model or a slice of it, with a cache for measurements."""
+    backend = spec.compile(setting, graph)
+    allocate_for_trials(backend, max_tokens)
+    return backend
 
 
 class Measured:
-    """A model in a setting. main: the large slice, or the whole model. rule: its padding. Times are measured once."""
+    """A model that is compiled for measurements in a setting: as a whole, or as two slices that stand for it.
 
-    def __init__(self, subject: Subject, setting: Setting) -> None:
-        self.subject, self.setting = subject, setting
-        self._own = setting.options(subject.own)
-        self.main = subject.compile_slice(self._own, TRIAL_TOKENS, columns=setting.columns)
-        self.rule = RowRule()
+    measured = Measured(spec, setting, spec.slices())
+    measured.seconds([(1, NEAR)])    # of the whole model
+
+    both: compile the small slice now, not at its first use. Times are measured once.
+    """
+
+    whole: CompiledModel | None = None  # the model in this setting, if it was compiled beside the slices
+
+    def __init__(self, spec: ModelSpec, setting: Setting, slices: Slices | None = None, *, both: bool = False) -> None:
+        self.spec, self.setting, self.slices = spec, setting, slices
+        self.main = compile_for_trials(spec, setting, slices.large if slices else None)
+        self.rule = RowRule()  # its padding
         self._seconds: dict[bool, dict[Call, float]] = {True: {}, False: {}}  # of the large and the small slice
+        if both and slices is not None:
+            _ = self.small
 
     @functools.cached_property
     def small(self) -> CompiledModel:
         """The small slice, compiled at its first use."""
-        columns = self.setting.columns
-        made = self.subject.compile_slice(self._own, TRIAL_TOKENS, is_large=False, columns=columns)
+        if self.slices is None:
+            raise AssertionError("it is measured as a whole")
+        made = compile_for_trials(self.spec, self.setting, self.slices.small)
         made.use(self.main.exactness)
         return made
 
@@ -90,18 +80,17 @@ class Measured:
 
     def needed(self) -> Exactness:
         """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
-        if self.subject.part.is_main:
+        if self.spec.is_main:
             return measure_exactness(self._onnx_slice() or self.main)
         # Rows that are read alone are faster behind long texts.
         return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
 
     def _onnx_slice(self) -> CompiledModel | None:
         """A slice of a model in ONNX. It is timed as a whole, as there is one setting only."""
-        part, device = self.subject.part, self.subject.device
-        graph = part.onnx_slice(device)
+        graph = self.spec.onnx_slice()
         if graph is None:
             return None
-        made = part.compile(self._own, device, graph)
+        made = self.spec.compile(self.setting, graph)
         made.allocate(TRIAL_TOKENS)
         return made
 
@@ -110,11 +99,11 @@ class Measured:
 
         Exactness is not affected.
         """
-        part, rule = self.subject.part, exactness.rule
-        if part.is_main:
+        spec, rule = self.spec, exactness.rule
+        if spec.is_main:
             can_pad, most = exactness.holds and rule.call == Rounding() and not rule.dummy_rows, _GAIN
         else:
-            can_pad, most = rule.separate and not part.is_small, _NO_SLOWER
+            can_pad, most = rule.separate and not spec.is_small, _NO_SLOWER
         if can_pad:
             padded = dataclasses.replace(exactness, rule=dataclasses.replace(rule, call=Rounding(2)))
             one, two = (self._seconds_with(each) for each in (exactness, padded))
@@ -129,7 +118,7 @@ class Measured:
 
     def seconds(self, calls: Iterable[Call]) -> dict[Call, float]:
         """Seconds of the whole model's calls. calls: as `time_calls`."""
-        slices = self.subject.slices
+        slices = self.slices
         return {
             call: self.seconds_of_slice(call)
             if slices is None
@@ -152,10 +141,10 @@ class Measured:
 
     def cost(self) -> PassCost:
         """The cost of the whole model's calls, from its slices'."""
-        part, slices = self.subject.part, self.subject.slices
+        spec, slices = self.spec, self.slices
         if slices is None:
             raise AssertionError("a whole model is measured with the cache that it is to have")
-        rows, longest = rows_of(part.role, self.main), part.model.geometry.context_length
+        rows, longest = rows_of(spec.role, self.main), spec.model.geometry.context_length
         small, large = (measure_pass(each, rows, _ROUNDS, max_tokens=longest) for each in (self.small, self.main))
         return small.combined(large, slices.layers.whole, slices.layers.ratios[0])
 

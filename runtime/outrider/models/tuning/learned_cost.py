@@ -8,7 +8,7 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from outrider.models.measure.cost import ONE_ROUND, SHORT, UNKNOWN, PassCost
+from outrider.models.tuning.measure.cost import ONE_ROUND, SHORT, UNKNOWN, PassCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

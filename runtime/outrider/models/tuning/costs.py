@@ -7,8 +7,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import (
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import (
     DRAFT_ROWS,
     MAIN_ROWS,
     Contention,
@@ -19,21 +19,24 @@ from outrider.models.measure import (
     measure_contention,
     measure_pass,
 )
-from outrider.models.part import describe
-from outrider.system import saved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.models.part import Part
+    from outrider.models.tuning.model_spec import ModelSpec
+    from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel
 
 
-_EARLIER = "1c9c8b2b"  # the form of costs that did not say how sure they are
+# Hidden states are given by calls that ask for them, and those that are timed do not. So a drafter that reads some does
+# not have the main model timed again.
+_UNMEASURED = ("features",)
 
 
-def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> LearnedCost:
+def cost_of(
+    spec: ModelSpec, backend: CompiledModel, repeats: int | None = None, scale: float | None = None
+) -> LearnedCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
     The backend then keeps the number of rows of its calls where that saves time.
@@ -41,14 +44,14 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scal
     It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
     the machine's speed today is known; by default a few calls are timed.
 
-    Calls correct it, see `LearnedCost`. A cost that was saved in the earlier form is unsure in all its numbers.
+    Calls correct it, see `LearnedCost`.
     """
     if backend.capabilities.steady:
         backend.use(backend.exactness)  # calls that are timed keep no rows
-    file = _file(part, backend)
-    known = file.read() or saved.SavedValue(file.folder, file.key, PassCost, _EARLIER).read()
-    rows = rows_of(part.role, backend)
-    longest = part.model.geometry.context_length
+    file = _file(spec, backend)
+    known = file.read()
+    rows = rows_of(spec.role, backend)
+    longest = spec.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     if known is not None and not _can_be(known, backend, rows, longest):
         known = None
@@ -84,9 +87,9 @@ def _tell(backend: weakref.ref[CompiledModel], cost: PassCost) -> None:
         steady.price(cost, cost.scale * (cost.change or 0.0))
 
 
-def save_cost(part: Part, backend: CompiledModel, cost: PassCost) -> None:
+def save_cost(spec: ModelSpec, backend: CompiledModel, cost: PassCost) -> None:
     """Save a cost that was measured on slices of the model, for `cost_of`."""
-    _file(part, backend).write(cost)
+    _file(spec, backend).write(cost)
 
 
 def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
@@ -100,13 +103,13 @@ def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
-def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:
+def contention_of(main: ModelSpec, backend: CompiledModel, draft: ModelSpec, other: CompiledModel) -> Contention:
     """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
 
     The main model's calls must not run in the background before, and do not run there afterwards.
     """
-    key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
-    file = saved.SavedValue(saved.FOLDER / "costs", key, Contention)
+    identity = main.identity.compiled(backend)
+    file = identity.saved("costs", Contention, _UNMEASURED, beside=draft.identity.compiled(other).key(_UNMEASURED))
     contention = file.read()
     if contention is None:
         contention = measure_contention(backend, other)
@@ -114,8 +117,8 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
     return contention
 
 
-def _file(part: Part, backend: CompiledModel) -> saved.SavedValue[PassCost]:
-    return saved.SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
+def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:
+    return spec.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
 
 
 def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:

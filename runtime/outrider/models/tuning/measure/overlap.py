@@ -6,14 +6,14 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from outrider.models.measure.cost import LONGEST, NEAR, Contention
-from outrider.models.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.measure.cost import LONGEST, NEAR, Contention
+from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outrider.models.measure.cost import PassCost
+    from outrider.models.tuning.measure.cost import PassCost
     from outrider.types import Backend, CompiledModel, Pending
 
 _ROWS = 4  # of the main model's call that is measured

@@ -7,15 +7,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import LONGEST
-from outrider.models.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import LONGEST
+from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from outrider.models.loading import LoadedModel
+    from outrider.models.tuning.loading import LoadedModel
 
 log = logging.getLogger("outrider")
 
@@ -101,7 +101,7 @@ class Retiming:
         learning = self._learning
         try:
             for model, cost in learning:
-                role, is_main = model.part.role, model.part.is_main
+                role, is_main = model.spec.role, model.spec.is_main
                 budget = self._budgets.get(role, 0.0) + (_SHARE_OF_ROWS if is_main else _SHARE_OF_CALLS) * seconds
                 self._budgets[role] = budget - (_pad if is_main else _call)(model, cost, budget)
             self._is_sure = not any(cost.is_unsure for _, cost in learning)

@@ -1,18 +1,18 @@
 """A model's logits, or a slice's, in f32 without dynamic quantisation: how far other settings are from them."""
 
-import dataclasses
 from collections.abc import Sequence as Seq
 from contextlib import closing
 
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
 
 from outrider.errors import BundleError
 from outrider.inputs.text import Tokenizer
-from outrider.models.measure.slots import copied_rows, open_slot
-from outrider.models.measured import Subject
-from outrider.models.part import Part
-from outrider.models.setting import GROUP_SIZE
+from outrider.models.tuning.measure.slots import copied_rows, open_slot
+from outrider.models.tuning.measured import compile_for_trials
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.setting import Setting
 from outrider.types import Chunk, CompiledModel
 
 SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
@@ -30,23 +30,21 @@ NUM_SAMPLED, _NUM_LEFT_OUT = 48, 16  # tokens of it that are read; the first of 
 class Reference:
     """The logits of a text in f32 without dynamic quantisation, calculated at the first use.
 
-    reference = Reference(subject)
+    reference = Reference(spec)
     reference.prepare()    # optional: compiles, so that `kl` need not
     reference.kl(backend)
 
-    token_ids: the text's; by default of `SAMPLE`.
+    graph: instead of the model's, such as a slice's. token_ids: the text's; by default of `SAMPLE`.
     """
 
-    def __init__(self, subject: Subject, token_ids: Seq[int] = ()) -> None:
-        self._subject, self._text = subject, token_ids
-        properties = {**subject.own.properties, GROUP_SIZE: 0}
-        self._options = dataclasses.replace(subject.own, precision="f32", cache_precision="f32", properties=properties)
+    def __init__(self, spec: ModelSpec, graph: ov.Model | None = None, token_ids: Seq[int] = ()) -> None:
+        self._spec, self._graph, self._text = spec, graph, token_ids
         self._token_ids: list[int] = []
         self._backend: CompiledModel | None = None
         self._logprobs: NDArray[np.float32] | None = None
 
     def prepare(self) -> None:
-        """Compile the model and read the text's tokens. Raises as `Part.compile`."""
+        """Compile the model and read the text's tokens. Raises as `ModelSpec.compile`."""
         self._backend = self._prepared()
 
     def kl(self, backend: CompiledModel) -> float:
@@ -58,8 +56,9 @@ class Reference:
         return float((np.exp(self._logprobs) * (self._logprobs - here)).sum(axis=1, dtype=np.float64).mean())
 
     def _prepared(self) -> CompiledModel:
-        self._token_ids = [*self._text] or _sample(self._subject.part)
-        return self._subject.compile_slice(self._options, 2 * NUM_SAMPLED)  # with room for padding
+        self._token_ids = [*self._text] or _sample(self._spec)
+        setting = Setting("f32", "f32", group_size=0)
+        return compile_for_trials(self._spec, setting, self._graph, 2 * NUM_SAMPLED)  # with room for padding
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32]:
@@ -76,13 +75,13 @@ def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32
     return logits
 
 
-def _sample(part: Part) -> list[int]:
+def _sample(spec: ModelSpec) -> list[int]:
     """Tokens of a text if the bundle's tokenizer is the model's; otherwise random tokens."""
-    vocab_size, found = min(part.model.vocab_size, part.model.geometry.logits_width), []
-    main = part.bundle.manifest.main
-    if part.model.vocab_sha256 == main.vocab_sha256 and part.bundle.tokenizer_path.is_dir():
+    vocab_size, found = min(spec.model.vocab_size, spec.model.geometry.logits_width), []
+    main = spec.bundle.manifest.main
+    if spec.model.vocab_sha256 == main.vocab_sha256 and spec.bundle.tokenizer_path.is_dir():
         try:
-            found = [i for i in Tokenizer(part.bundle.tokenizer_path).encode(SAMPLE) if i < main.vocab_size]
+            found = [i for i in Tokenizer(spec.bundle.tokenizer_path).encode(SAMPLE) if i < main.vocab_size]
         except BundleError:
             found = []
     if len(found) < NUM_SAMPLED // 2:

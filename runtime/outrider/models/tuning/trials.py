@@ -12,20 +12,19 @@ import gc
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.candidates import fewer_threads, settings_for
-from outrider.models.measure import has_groups
-from outrider.models.measure.cost import FAR, NEAR
-from outrider.models.measured import Measured, Subject
-from outrider.models.part import Part
-from outrider.models.reference import Reference
-from outrider.models.setting import Choice, Setting, Trial
+from outrider.models.backends.slices import Slices
+from outrider.models.tuning.candidates import fewer_threads, settings_for
+from outrider.models.tuning.measure import has_groups
+from outrider.models.tuning.measure.cost import FAR, NEAR
+from outrider.models.tuning.measured import Measured
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.reference import Reference
+from outrider.models.tuning.setting import Choice, Setting, Trial
 from outrider.system.progress import report
 from outrider.system.together import start, together
 from outrider.types import CompiledModel, Exactness, RowRule
@@ -56,26 +55,17 @@ _USABLE = (_EXACT, _CLOSE)
 _RANK = {_EXACT: 0, _CLOSE: 0, _INEXACT: 1}
 
 
-@dataclass
-class Found:
-    """The choice, and the model as it was measured in that setting; None where it was not kept.
+def choose(spec: ModelSpec) -> tuple[Choice, Measured | None]:
+    """Try the settings that the options allow, in the order of preference. Raises as `ModelSpec.compile`.
 
-    whole: the whole model in that setting, if it was compiled beside slices.
+    Returns the choice, and the model as it was measured in that setting; None where it was not kept.
     """
-
-    choice: Choice
-    measured: Measured | None
-    whole: CompiledModel | None = None
-
-
-def choose(part: Part, device: str, own: DeviceConfig) -> Found:
-    """Try the settings that the options allow, in the order of preference. Raises as `Part.compile`."""
-    subject = Subject(part, device, own, part.slices(device))
-    candidates = list(settings_for(part, device, own))
-    num_threads = fewer_threads(part, device, own)
-    if len(candidates) == 1 and (part.is_main or part.is_small or not num_threads):
-        return _only(subject, candidates[0])
-    search = _Search(subject, candidates)
+    slices = spec.slices()
+    candidates = list(settings_for(spec))
+    num_threads = fewer_threads(spec)
+    if len(candidates) == 1 and (spec.is_main or spec.is_small or not num_threads):
+        return _only(spec, slices, candidates[0])
+    search = _Search(spec, slices, candidates)
     search.prepare()
     best = search.preferred()
     if best is not None:
@@ -83,9 +73,8 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
     # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
     trials = search.trials
     setting = (best or min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))).setting
-    report(f"{part} will run in {setting}.")
-    kept = search.kept(setting) if best is not None else None
-    return Found(Choice(setting, tuple(trials)), kept, search.whole_in(setting))
+    report(f"{spec} will run in {setting}.")
+    return Choice(setting, tuple(trials)), search.kept(setting) if best is not None else None
 
 
 class _Search:
@@ -96,10 +85,10 @@ class _Search:
     slices, it is measured of the first setting while others are compiled: its bits do not depend on the machine's load.
     """
 
-    def __init__(self, subject: Subject, settings: Seq[Setting]) -> None:
-        self._subject, self._part, self._settings = subject, subject.part, settings
-        self._reference = Reference(subject)
-        self._calls = _MAIN_CALLS if subject.part.is_main else _DRAFT_CALLS
+    def __init__(self, spec: ModelSpec, slices: Slices | None, settings: Seq[Setting]) -> None:
+        self._spec, self._slices, self._settings = spec, slices, settings
+        self._reference = Reference(spec, slices.large if slices else None)
+        self._calls = _MAIN_CALLS if spec.is_main else _DRAFT_CALLS
         self._trials: dict[str, Trial] = {}
         self._kept: dict[str, Measured] = {}
         self._scores: dict[tuple[str, str], tuple[float, float]] = {}  # of two settings when they had been compared
@@ -119,15 +108,15 @@ class _Search:
         One thread compiles: the reference, slices of the settings that will be tried, and the whole model in the first
         of them, which is mostly taken. The other one examines the first setting.
         """
-        if self._subject.slices is None:
+        if self._slices is None:
             return
-        report(f"{self._part} is compiled.")
+        report(f"{self._spec} is compiled.")
         first, *others = self._settings
         others = [each for i, each in enumerate(others, 1) if not any(map(each.is_narrower, self._settings[:i]))]
         makes: list[Callable[[], Any]] = [
             self._reference.prepare,
-            *(partial(self._subject.compile, each, both=True) for each in others),
-            partial(self._part.compile, first.options(self._subject.own), self._subject.device),
+            *(partial(Measured, self._spec, each, self._slices, both=True) for each in others),
+            partial(self._spec.compile, first),
         ]
         with start(makes) as (reference, *compiled, whole):
             self._whole = str(first), whole
@@ -135,26 +124,23 @@ class _Search:
             with contextlib.suppress(DeviceError):  # which the trial will meet, too
                 measured = self._compile(first, both=True)
                 wait([reference])
-                report(f"{self._part} is checked for exactness in {first}")
+                report(f"{self._spec} is checked for exactness in {first}")
                 examined = self._examined[str(first)] = self._examine(measured)
                 for each in others if examined.verdict == _EXACT else ():
                     self._pad_as(examined.setting.exactness, self._compile(each))
 
-    def whole_in(self, setting: Setting) -> CompiledModel | None:
-        """The whole model, if it was compiled in this setting."""
-        if self._whole is None or self._whole[0] != str(setting):
-            return None
-        return self._whole[1].result()
-
     def kept(self, setting: Setting) -> Measured | None:
         """The slices that were measured in this setting. A whole model takes too much memory to be kept."""
-        return self._kept.get(str(setting)) if self._subject.slices else None
+        measured = self._kept.get(str(setting)) if self._slices else None
+        if measured is not None and self._whole is not None and self._whole[0] == str(setting):
+            measured.whole = self._whole[1].result()
+        return measured
 
     def preferred(self) -> Trial | None:
         """The first setting that is exact and close to f32, or a later one that is faster enough; None if none is."""
         while (first := self._fastest()) is not None and first.verdict == _SLOWER:
             if not self._timed_with_padding(first):
-                report(f"{self._part} is checked for exactness in {first.setting}")
+                report(f"{self._spec} is checked for exactness in {first.setting}")
                 self._examined_and_timed(first.setting)
         self._ahead.clear()
         return first
@@ -166,10 +152,10 @@ class _Search:
         """
         before = best.setting.exactness
         is_padded = best.verdict == _EXACT and before.rule.num_rows([1]) > _FEW_ROWS
-        if not is_padded or not self._part.can_append(self._subject.device):
+        if not is_padded or not self._spec.can_append():
             return best
         setting = dataclasses.replace(best.setting, exactness=Exactness(), columns=COLUMNS)
-        report(f"{self._part} is measured with columns of zeros: {setting}")
+        report(f"{self._spec} is measured with columns of zeros: {setting}")
 
         def measure(measured: Measured) -> Trial:
             if has_groups(measured.main, before.groups):
@@ -198,7 +184,7 @@ class _Search:
         """The best trial with these numbers of threads, tried as long as each is faster than the one before."""
         for count in counts:
             setting = dataclasses.replace(best.setting, num_threads=count)
-            trial = self._timed(setting, best, f"{self._part} is measured with fewer threads: {setting}")
+            trial = self._timed(setting, best, f"{self._spec} is measured with fewer threads: {setting}")
             trial, best = self._compared(trial, best)
             if self._gains(trial, best):
                 trial = self._examined_and_timed(setting)
@@ -214,9 +200,7 @@ class _Search:
         for i, setting in enumerate(self._settings, 1):
             if setting.precision in slower or (best is not None and setting.is_narrower(best.setting)):
                 continue
-            what = (
-                f"{self._part} is measured on {self._subject.device}, setting {i} of {len(self._settings)}: {setting}"
-            )
+            what = f"{self._spec} is measured on {self._spec.device}, setting {i} of {len(self._settings)}: {setting}"
             trial = self._timed(setting, best, what)
             if trial.verdict not in (*_USABLE, _SLOWER):
                 continue
@@ -309,11 +293,11 @@ class _Search:
         """The model for measurements, if it was not compiled before. Slices are kept, and one whole model at most."""
         name = str(setting)
         if name not in self._kept:
-            if self._subject.slices is None:
+            if self._slices is None:
                 self._kept.clear()
                 gc.collect()
             ahead = self._ahead.pop(name, None)
-            self._kept[name] = ahead.result() if ahead else self._subject.compile(setting, both=both)
+            self._kept[name] = ahead.result() if ahead else Measured(self._spec, setting, self._slices, both=both)
         return self._kept[name]
 
     def _screen(self, measured: Measured, best: Trial) -> Trial | None:
@@ -344,7 +328,7 @@ class _Search:
 
     def _examine(self, measured: Measured) -> Trial:
         """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so."""
-        setting, is_main = measured.setting, self._part.is_main
+        setting, is_main = measured.setting, self._spec.is_main
         kl = self._reference.kl(measured.main) if is_main else None
         if kl is not None and not kl <= MAX_KL:  # it may be no number
             verdict = f"too far from f32: a difference above {MAX_KL:g}"
@@ -363,20 +347,20 @@ class _Search:
         return dataclasses.replace(examined, setting=setting, seconds=timed.seconds, score=timed.score)
 
 
-def _only(subject: Subject, setting: Setting) -> Found:
+def _only(spec: ModelSpec, slices: Slices | None, setting: Setting) -> tuple[Choice, Measured]:
     """The only setting that a model may have."""
-    part, whole = subject.part, None
-    said = f"{part} is measured on {subject.device}: {setting}"
-    if subject.slices is None:
-        measured = subject.compile(setting)
-        if not part.is_small:
+    said = f"{spec} is measured on {spec.device}: {setting}"
+    if slices is None:
+        measured = Measured(spec, setting)
+        if not spec.is_small:
             report(said)
     else:
         report(said)
         makes: list[Callable[[], Any]] = [
-            partial(subject.compile, setting, both=True),
-            partial(part.compile, setting.options(subject.own), subject.device),
+            partial(Measured, spec, setting, slices, both=True),
+            partial(spec.compile, setting),
         ]
         measured, whole = (made.result() for made in together(makes))
+        measured.whole = whole
     setting = dataclasses.replace(setting, exactness=measured.cheapest(measured.needed()))
-    return Found(Choice(setting), measured, whole)
+    return Choice(setting), measured

@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 from contextlib import closing
 from dataclasses import replace
 
-from outrider.models.measure.readings import TAIL, compare_quickly, longest_context
-from outrider.models.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.measure.readings import TAIL, compare_quickly, longest_context
+from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Backend, Chunk, CompiledModel, Exactness, PaddedBackend, Rounding, RowRule
 
 # Numbers of rows that are measured at load: all that drafts have, and some of small batches. Kernels for more are

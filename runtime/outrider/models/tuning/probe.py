@@ -18,11 +18,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import ModelEntry
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends import load_model
-from outrider.models.backends.support import ModelSpec
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import children
 from outrider.system.files import FAULTS
 from outrider.types import Chunk
@@ -35,14 +36,13 @@ _FROM_OUTSIDE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGKIL
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The child's task: a `ModelSpec`, as far as it can be written."""
+    """The child's task: a `ModelSpec`, whose graph the child does not change."""
 
-    path: str
+    folder: str  # of the bundle
+    role: str
     model: ModelEntry
     device: str
     options: DeviceConfig
-    is_main: bool
-    encoder_path: str | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ def try_apart(job: Job) -> Verdict:
 
 def child_command() -> list[str] | None:
     """The command that starts the child; None if there is no Python interpreter to start."""
-    return children.child_command("outrider.models.backends.probe")
+    return children.child_command("outrider.models.tuning.probe")
 
 
 def main() -> None:
@@ -99,9 +99,8 @@ def main() -> None:
 
 def _try(job: Job) -> Verdict:
     try:
-        encoder_path = None if job.encoder_path is None else Path(job.encoder_path)
-        given = job.model, job.device, job.options, job.is_main, encoder_path
-        backend = load_model(ModelSpec(Path(job.path), *given))
+        bundle = read_bundle(Path(job.folder))
+        backend = load_model(ModelSpec(job.role, bundle, job.model, device=job.device, options=job.options))
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:

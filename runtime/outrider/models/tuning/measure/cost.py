@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.models.measure.slots import open_slot, random_tokens
+from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk, RowRule
 
 if TYPE_CHECKING:
