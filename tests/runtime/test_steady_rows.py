@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.bundle import Bundle
+from outrider.drafters.controller import Share
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning.measure import PassCost, measure_change
 from outrider.testing import FakeBackend
+from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Rounding, RowRule, SteadyRows
 from virtual_time import World, speed_up
 
@@ -93,7 +95,9 @@ def test_drafts_use_idle_rows() -> None:
     """A change that is dear is paid for once, and the text is the same."""
     found = {}
     for keeps in (False, True):
-        found[keeps] = speed_up(World(0.2, change=0.02, keeps_rows=keeps), num=400)
+        world = World(0.2, change=0.02, keeps_rows=keeps)
+        world.controller.records.of_model(Greedy(), "draft").share = Share(0.8, weight=300.0, memory=0.999)
+        found[keeps] = speed_up(world, num=400)
     assert found[True] > 1.03 * found[False] > 1.15
 
 
