@@ -15,7 +15,7 @@ from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import Processor
 from outrider.models.tuning import costs, identity, loading, model_spec, settled
-from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict
