@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
 COPIES = "copies"  # the account of copies; a model's has the model's name
-ALLOWANCE = 0.005  # share of all answers' time that a drafter may lose
+ALLOWANCE = 0.0045  # share of all answers' time that a drafter may lose
 TRIAL_SHARE = 0.025  # share of an answer's time that may be lost
 TRIAL_ROUNDS = 0.45  # plain rounds that a new answer may lose to a model that is not known
 TRIAL_TOKENS = 100  # that an answer gets, at most, until a drafter that does not seem to pay is tried again
