@@ -548,7 +548,7 @@ def test_commands_take_a_file(file: Path, files: list[Path], capsys: pytest.Capt
     again = capsys.readouterr()
     assert again.out == printed.out
     assert "Making a bundle" not in again.err
-    for command in (["inspect"], ["devices"], ["tune", "--dry-run", "--layers"]):
+    for command in (["inspect"], ["devices"], ["tune-layers", "--dry-run"]):
         assert run([command[0], str(file), *command[1:], "--json"]) == 0
         assert json.loads(capsys.readouterr().out)
 
