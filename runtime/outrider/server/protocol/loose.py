@@ -42,6 +42,7 @@ _NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, f
     "best_of", "n", "seed", "top_logprobs", *_LENGTHS
 }  # fmt: skip
 _FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {"echo", "stream"}
+WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
 _PART_KEYS = {"type", "text", "image_url", "refusal", "thinking", "detail", "file_id", "image"}
 
 
