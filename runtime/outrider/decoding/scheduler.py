@@ -17,16 +17,40 @@ from dataclasses import dataclass, field
 from outrider.decoding.answer import Answer, Status, isolated
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
-from outrider.decoding.reading import Reading, Round, draft_of
+from outrider.decoding.reading import Reading, draft_of
 from outrider.decoding.rereading import Rereading
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
-from outrider.tokens.grammar import LATE
-from outrider.types import Backend, Turn
+from outrider.tokens.grammar import LATE, GrammarState
+from outrider.types import Backend, Chunk, Draft, Turn
 
 _AHEAD = 8  # rounds that an answer may be ahead of its reader
 _LATE_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one call of the main model reads of all answers in it."""
+
+    readings: list[Reading]
+    num_prompt_rows: int = 0
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What is read, answer by answer."""
+        return [reading.chunk for reading in self.readings]
+
+    @property
+    def judged(self) -> list[tuple[GrammarState, Draft]]:
+        """The drafts to verify whose answers follow a grammar."""
+        both = [(reading.answer.grammar, reading.draft) for reading in self.readings if reading.chunk.num_rows]
+        return [(grammar, draft) for grammar, draft in both if grammar]
+
+    def is_alone(self, *, steady: bool) -> bool:
+        """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
+        ahead = any(reading.answer.request.ahead for reading in self.readings)
+        return not ahead and (steady or not any(chunk.layout.is_tree for chunk in self.chunks))
 
 
 @dataclass(eq=False)
