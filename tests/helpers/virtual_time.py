@@ -14,7 +14,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram
 from outrider.drafters.controller import Controller
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, RowRule, SteadyRows

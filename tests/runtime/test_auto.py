@@ -11,7 +11,7 @@ from outrider.bundle import Bundle
 from outrider.decoding.own import inner
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Fixed
-from outrider.models.measure import LONGEST
+from outrider.models.tuning.measure import LONGEST
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from toys import fix_costs, load_toy
 

@@ -19,7 +19,7 @@ from outrider.drafters.controller.answer import Answer
 from outrider.drafters.controller.batch import Batch, best_length
 from outrider.drafters.controller.copy_budget import CopyBudget
 from outrider.drafters.controller.rules import WorthIt
-from outrider.models.measure import PassCost, measure_pass
+from outrider.models.tuning.measure import PassCost, measure_pass
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy

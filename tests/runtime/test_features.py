@@ -16,7 +16,7 @@ from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import BundleError, RequestError
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Threshold
 from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, Sequence

@@ -26,8 +26,8 @@ from outrider.models.backends.common import BufferPending
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
-from outrider.models.measure import Contention, PassCost, pays
-from outrider.models.measure.overlap import rate
+from outrider.models.tuning.measure import Contention, PassCost, pays
+from outrider.models.tuning.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Chunk, Noise
@@ -351,7 +351,8 @@ def test_an_engine_that_overlaps_gives_plain_text(
 def test_models_on_one_device_overlap_only_if_that_is_wanted(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.models.costs.measure_contention", lambda *_: pytest.fail("nothing is measured"))
+    costs = "outrider.models.tuning.costs"
+    monkeypatch.setattr(f"{costs}.measure_contention", lambda *_: pytest.fail("nothing is measured"))
     assert not load_toy(openvino_bundle).overlaps
 
 

@@ -18,7 +18,7 @@ from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram, Suffix
 from outrider.drafters.controller import Controller, Fixed, Records
 from outrider.drafters.drafter_registry import DrafterRegistry
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, Sequence
 

@@ -22,7 +22,7 @@ from outrider.decoding.row_budget import (
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.types import Rounding, RowRule
 

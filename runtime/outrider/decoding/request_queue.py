@@ -19,7 +19,7 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
-from outrider.models.retiming import Retiming
+from outrider.models.tuning.retiming import Retiming
 from outrider.system.forks import check_process
 from outrider.types import Backend
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from outrider.models.measure import NEAR, PassCost
+from outrider.models.tuning.measure import NEAR, PassCost
 
 SMOOTH = 0.1  # seconds: ten tokens a second are more than anyone reads
 PIECE_SECONDS = 0.5  # seconds of a piece without answers beside it

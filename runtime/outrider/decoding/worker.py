@@ -14,7 +14,7 @@ from outrider.decoding.results import TextChunk
 from outrider.decoding.scheduler import Scheduler
 from outrider.errors import EngineClosed
 from outrider.models.kv import PrefixStore
-from outrider.models.retiming import Retiming
+from outrider.models.tuning.retiming import Retiming
 from outrider.types import Backend
 
 _REST = 0.1  # seconds without a request, before ended answers are read again

@@ -9,7 +9,7 @@ from outrider.decoding.row_budget import RowBudget
 from outrider.drafters.draft_state import MaskedState
 from outrider.drafters.vocabulary import Vocabulary
 from outrider.models.calls import submit
-from outrider.models.measure import SHORT
+from outrider.models.tuning.measure import SHORT
 from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Drafter, Prompt
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.draft_state import DraftState
     from outrider.drafters.vocabulary import Subset
-    from outrider.models.measure import PassCost
+    from outrider.models.tuning.measure import PassCost
     from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, Sequence
 
 _PART = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's

@@ -26,7 +26,7 @@ from outrider.inputs.tools.stream import joined
 from outrider.inputs.vision import Vision, check_images, has_images
 from outrider.inputs.vision.prompts import PartsTokenizer
 from outrider.models.kv import Fetched, PrefixStore
-from outrider.models.loading import LoadedModel
+from outrider.models.tuning.loading import LoadedModel
 from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
@@ -91,7 +91,7 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
-        encoder = self.loaded["main"].part.model.encoder
+        encoder = self.loaded["main"].spec.model.encoder
         if encoder is not None:
             prompt = read_prompt(prompt, encoder, self.tokenizer)
             config = adapt_config(config, encoder, prompt.token_ids)
