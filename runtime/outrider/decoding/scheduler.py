@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.decoding.answer import Answer, Status, isolated
+from outrider.decoding.answer import Answer, isolated
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.reading import Reading, draft_of
@@ -130,7 +130,7 @@ class Scheduler:
         sound = [(answer, turn) for answer, turn in zip(answers, turns, strict=True) if not answer.ended]
         counts = self.rows.share(
             [_num_wanted(answer, turn) for answer, turn in sound],
-            [answer.status is Status.DECODING and not answer.request.waits for answer, _ in sound],
+            [answer.decodes and not answer.request.waits for answer, _ in sound],
             [answer.slot.length for answer, _ in sound],
             begun=time.perf_counter() - began,
         )
@@ -187,6 +187,6 @@ class Scheduler:
 def _num_wanted(answer: Answer, turn: Turn | None) -> int:
     """Most rows of an answer in one call: its newest tokens and draft, or its prompt up to the next boundary."""
     begin, length = answer.slot.length, len(answer.sequence)
-    if answer.status is Status.READING:
+    if not answer.decodes:
         return len(answer.sequence.next_piece(begin, length)[0])
     return length - begin - 1 + draft_of(turn).num_rows

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from outrider.errors import RequestError
@@ -138,7 +137,7 @@ class CacheUse:
         return int(self.num_tokens * self.bytes_per_token) + self.num_rows * self.bytes_per_row
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Chunk:
     """Tokens to append to a slot, with the logits of the last `num_rows` of them.
 
@@ -157,11 +156,10 @@ class Chunk:
     parents: list[int] | None = None
     generated: bool = False
     hidden_states: NDArray[np.float32] | None = None
+    layout: Layout = field(init=False)  # how its tokens follow each other, made once
 
-    @cached_property
-    def layout(self) -> Layout:
-        """How its tokens follow each other."""
-        return Layout(len(self.token_ids), self.num_rows, self.parents)
+    def __post_init__(self) -> None:
+        self.layout = Layout(len(self.token_ids), self.num_rows, self.parents)
 
     def check_chain(self, backend: object) -> None:
         """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Layout:
     """Committed tokens in a row and, behind the newest one, a draft: a chain, or a tree of candidates.
 
@@ -26,16 +25,15 @@ class Layout:
     num_tokens: int
     num_rows: int
     parents: Seq[int] | None = None
+    branches: Seq[Seq[int]] = field(init=False)  # the chains that it consists of, each from the first token to a last
+
+    def __post_init__(self) -> None:
+        self.branches = (range(self.num_tokens),) if self.parents is None else branches_of(self.parents)
 
     @property
     def is_tree(self) -> bool:
         """Whether there may be several candidates for a position."""
         return self.parents is not None
-
-    @cached_property
-    def branches(self) -> Seq[Seq[int]]:
-        """The chains that it consists of, each from the first token to one that nothing follows."""
-        return (range(self.num_tokens),) if self.parents is None else branches_of(self.parents)
 
     def kept(self, path: Seq[int]) -> Seq[int]:
         """The committed tokens, and those of the draft on the accepted path, as indices in the draft.
