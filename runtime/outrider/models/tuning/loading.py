@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
@@ -16,7 +16,6 @@ from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.model_spec import ModelSpec, specs_of, support_of
 from outrider.models.tuning.probe import Job, Verdict, try_apart
 from outrider.models.tuning.settled import compile_settled, is_settled
@@ -37,39 +36,12 @@ class Placement:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A bundle's model on a device. cost: the seconds of its calls."""
-
-    spec: ModelSpec
-    backend: CompiledModel
-    cost: PassCost
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that its keys and values depend on besides what it reads."""
-        key = self.spec.identity.compiled(self.backend).key()
-        return key | {"cache": self.backend.cache_precision, "bytes": self.backend.bytes_per_token}
-
-    @property
-    def setting(self) -> str:
-        """Where and how precisely it runs; of a main model, whether drafts cannot change its text."""
-        backend, exact, facts = self.backend, "", self.backend.fingerprint
-        group_size = facts.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
-        groups = f" in groups of {group_size}" if group_size else ""
-        if self.spec.is_main:
-            exact = ", bit-exact" if backend.exactness.holds else ", not bit-exact"
-        cache = f"cache {backend.cache_precision}"
-        threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
-        threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
-        columns = f", products of {int(facts['columns']):,} columns" if "columns" in facts else ""
-        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}{columns}, {backend.runtime}"
-
-
 Compiled: TypeAlias = tuple[ModelSpec, CompiledModel]  # the spec says where
 
 
-def load_parts(main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig) -> tuple[dict[str, Compiled], Placement]:
+def compile_models(
+    main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig
+) -> tuple[dict[str, Compiled], Placement]:
     """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
@@ -85,8 +57,7 @@ def load_parts(main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig) -
     placement = choose_devices(main, own[0] if own else None, options)
     _check_layers(main, placement.main, drafts)
     if (at_once := _load_at_once([main, *own], placement, options)) is not None:
-        made = {spec.role: _layers_of(at_once["main"], spec, options) for spec in drafts if spec.layers}
-        return at_once | made, placement
+        return at_once | _sharing(at_once["main"], drafts, options), placement
     is_chosen = options.main_device == "auto"
     failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
@@ -98,7 +69,7 @@ def load_parts(main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig) -
         instead = ["CPU"] if device == "CPU" or not find_device(beside, spec.model.format) else [beside, "CPU"]
         loaded[spec.role] = _load_first(spec, [device, *instead], options, failures)
     found = beside, loaded[own[0].role][0].device if own else None
-    loaded |= {spec.role: _layers_of(loaded["main"], spec, options) for spec in drafts if spec.layers}
+    loaded |= _sharing(loaded["main"], drafts, options)
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{wanted} cannot be used, as warned")
@@ -114,12 +85,12 @@ def _load_at_once(parts: Seq[ModelSpec], placement: Placement, options: DeviceCo
     here = [spec.on("CPU", options) for spec in parts]
     if len(parts) == 1 or devices != {"CPU"} or not all(map(is_settled, here)):
         return None
-    loading = together([partial(load_part, spec) for spec in here])
+    loading = together([partial(compile_checked, spec) for spec in here])
     return {spec.role: (spec, each.result()) for spec, each in zip(here, loading, strict=True)}
 
 
-def load_part(spec: ModelSpec) -> CompiledModel:
-    """Compile one model on its device, and validate it against the manifest. Raises as `load_parts`."""
+def compile_checked(spec: ModelSpec) -> CompiledModel:
+    """Compile one model on its device, and validate it against the manifest. Raises as `compile_models`."""
     own, support, device = spec.options, spec.support, spec.device
     emulated = support.fixed_shapes and own.properties.get("NPUW_DEVICES") == "CPU"
     is_doubtful = support.tries_settings and may_divide_by_zero(
@@ -223,7 +194,7 @@ def _load_first(
     first, *others = dict.fromkeys(devices)
     here = spec.on(first, options)
     try:
-        return here, load_part(here)
+        return here, compile_checked(here)
     except failures as error:
         if first == "CPU" or not others:
             raise
@@ -264,15 +235,20 @@ def _check_layers(main: ModelSpec, device: str, drafts: Seq[ModelSpec]) -> None:
         )
 
 
-def _layers_of(main: Compiled, spec: ModelSpec, options: DeviceConfig) -> Compiled:
-    """The model of a drafter that is made of the main model's layers."""
+def _sharing(main: Compiled, drafts: Seq[ModelSpec], options: DeviceConfig) -> dict[str, Compiled]:
+    """The models of drafters that are made of the main model's layers, by role."""
     from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
     whole, backend = main
-    if not isinstance(backend, OpenVINOPaged):
-        raise AssertionError("the manifest and the device were checked")
-    return spec.on(whole.device, options), OpenVINOLayers(backend, spec.layers)
+    made: dict[str, Compiled] = {}
+    for spec in drafts:
+        if not spec.layers:
+            continue
+        if not isinstance(backend, OpenVINOPaged):
+            raise AssertionError("the manifest and the device were checked")
+        made[spec.role] = spec.on(whole.device, options), OpenVINOLayers(backend, spec.layers)
+    return made
 
 
 def _check_properties(main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig) -> None:
