@@ -126,8 +126,10 @@ class Answer:
         if delivery.done or not (self.ended or delivery.has_news):
             return
         with isolated(self):  # the tokenizer may fail
-            result = self.result() if self.status is Status.FINISHED else None
-            delivery.send(self.tokens, self.logprobs, self.stats, result)
+            if self.status is Status.FINISHED:
+                delivery.send(self.tokens, self.logprobs, self.stats, self.result())
+            elif delivery.has_news:
+                delivery.send(self.tokens, self.logprobs, self.stats)
         if self.error:
             delivery.sink.put(self.error)
         delivery.done = self.ended
