@@ -19,7 +19,7 @@ from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of
-from outrider_export.heads import dspark, gguf, qwen
+from outrider_export.heads import assistant, dspark, gguf, qwen
 from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
 
@@ -40,6 +40,8 @@ KINDS = {
     "Gemma4DSparkModel": "dspark",
     "Lfm2DSparkDraftModel": "dspark",
     "DSparkDraftModel": "dspark",  # SpecForge's
+    "Gemma4AssistantForCausalLM": "assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "assistant",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
 }
@@ -210,7 +212,9 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     if is_second:
         tensors, numbers = dspark.split_selector({**own, **config}, tensors)
         numbers["soft_cap"] = float(own.get("final_logit_softcapping") or 0)
-    head = _decoder("dflash2" if is_second else "dflash", _of_qwen3(config), tensors, int(config["num_hidden_layers"]))
+    head = _decoder(
+        "dflash2" if is_second else "dflash", qwen.of_qwen3(config), tensors, int(config["num_hidden_layers"])
+    )
     return dataclasses.replace(
         head,
         numbers=head.numbers | numbers | _windows(config),
@@ -232,7 +236,7 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     if "Gemma4DSparkModel" in architectures_of(config):
         config, tensors, numbers = dspark.from_gemma(config, tensors)
     else:
-        config = _of_qwen3(config)
+        config = qwen.of_qwen3(config)
     head = _decoder("dspark", config, tensors, int(config["num_hidden_layers"]))
     soft_cap = {"soft_cap": float(config.get("final_logit_softcapping") or 0)}
     return dataclasses.replace(
@@ -242,6 +246,10 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
         mask_token_id=int(config["mask_token_id"]),
         numbers=head.numbers | soft_cap | numbers | _windows(config),
     )
+
+
+def _assistant(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
+    return Head("assistant", (LAST,), **assistant.read(config, tensors))
 
 
 def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
@@ -338,13 +346,6 @@ def _windows(config: dict[str, Any]) -> dict[str, float]:
     return {f"layers.{i}.{WINDOW}": window for i, kind in enumerate(kinds) if kind == "sliding_attention" and window}
 
 
-def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what some take over from their main models: Qwen3's layers rotate whole heads."""
-    rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
-    rope.pop("partial_rotary_factor", None)
-    return config | {"rope_parameters": {"rope_theta": config.get("rope_theta") or 10_000.0} | rope}
-
-
 def _is_interleaved(config: dict[str, Any]) -> bool:
     """Whether neighbours are rotated, as in drafters for LFM2."""
     return not config.get("rope_is_neox_style", "Lfm2DSparkDraftModel" not in architectures_of(config))
@@ -389,6 +390,7 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "dflash": _dflash,
     "dflash2": _dflash,
     "dspark": _dspark,
+    "assistant": _assistant,
     "medusa": _medusa,
     "hydra": _hydra,
     "blockwise": _blockwise,

@@ -13,6 +13,7 @@ from typing import Any
 from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
+from outrider.models.backends import load_beside
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.probe import Job, Verdict, try_apart
@@ -81,11 +82,11 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
         DeviceError: when the device that was named for the main model, or the CPU, cannot run a model.
     """
     _check_properties(main, drafts, options)
-    own = [part for part in drafts if not part.layers]
+    own = [part for part in drafts if not part.uses_main_cache]
     placement = choose_devices(main, own[0] if own else None, options)
     _check_layers(main, placement.main, drafts)
     if (at_once := _load_at_once([main, *own], placement, options)) is not None:
-        return at_once | {part.role: _layers_of(at_once["main"], part) for part in drafts if part.layers}, placement
+        return at_once | _sharing(at_once["main"], drafts, options), placement
     is_chosen = options.main_device == "auto"
     failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
@@ -97,7 +98,7 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
         instead = ["CPU"] if device == "CPU" or not find_device(beside, part.model.format) else [beside, "CPU"]
         loaded[part.role] = _load_first(part, [device, *instead], options, failures)
     backends = {role: backend for role, (backend, _) in loaded.items()}
-    backends |= {part.role: _layers_of(backends["main"], part) for part in drafts if part.layers}
+    backends |= _sharing(backends["main"], drafts, options)
     found = beside, loaded[own[0].role][1] if own else None
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
@@ -190,7 +191,7 @@ def choose_devices(main: Part, draft: Part | None, options: DeviceConfig) -> Pla
 def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
     """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
     main, drafts = parts_of(bundle, draft_bundle)
-    own = [part for part in drafts if not part.layers]
+    own = [part for part in drafts if not part.uses_main_cache]
     placement = choose_devices(main, own[0] if own else None, options)
     draft_device = placement.draft or options.draft_device
     return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
@@ -264,22 +265,32 @@ def _beside(main_device: str, draft: Part) -> str:
 
 
 def _check_layers(main: Part, device: str, drafts: Seq[Part]) -> None:
-    """Raise DeviceError for a drafter of the main model's layers on a device that runs that model as a whole."""
-    if support_of(main.model, device).fixed_shapes and (made := [part.role for part in drafts if part.layers]):
+    """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
+    sharing = [part for part in drafts if part.uses_main_cache]
+    if sharing and support_of(main.model, device).fixed_shapes:
+        does = "is made of some of the main model's layers" if sharing[0].layers else "reads the main model's cache"
         raise DeviceError(
-            f"The drafter '{made[0]}' is made of some of the main model's layers, which NPUW compiles as a whole. "
+            f"The drafter '{sharing[0].role}' {does}, which NPUW compiles as a whole. "
             "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
         )
 
 
-def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
-    """The model of a drafter that is made of the main model's layers."""
+def _sharing(main: CompiledModel, drafts: Seq[Part], options: DeviceConfig) -> dict[str, CompiledModel]:
+    """The models, by role, of drafters that use the main model's cache: its own layers, or such that read it."""
     from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
-    if not isinstance(main, OpenVINOPaged):
-        raise AssertionError("the manifest and the device were checked")
-    return OpenVINOLayers(main, part.layers)
+    made: dict[str, CompiledModel] = {}
+    for part in drafts:
+        if not part.uses_main_cache:
+            continue
+        if not isinstance(main, OpenVINOPaged):
+            raise AssertionError("the manifest and the device were checked")
+        if part.layers:
+            made[part.role] = OpenVINOLayers(main, part.layers)
+        else:
+            made[part.role] = load_beside(part.spec(options.of(part.role), main.device), main)
+    return made
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:

@@ -84,6 +84,11 @@ class Part:
         return self.drafter.layers if self.drafter else ()
 
     @property
+    def uses_main_cache(self) -> bool:
+        """Whether it has no cache, and uses the main model's on its device."""
+        return self.drafter is not None and self.drafter.uses_main_cache
+
+    @property
     def is_main(self) -> bool:
         """Whether it is the main model."""
         return self.role == "main"
@@ -146,24 +151,26 @@ class Part:
         self, own: DeviceConfig, device: str, graph: ov.Model | bytes | None = None, columns: int = 0
     ) -> CompiledModel:
         """Compile it with its own options; see `outrider.models.backends.load_model`. columns: see `Setting`."""
+        return load_model(self.spec(own, device, graph, columns))
+
+    def spec(
+        self, own: DeviceConfig, device: str, graph: ov.Model | bytes | None = None, columns: int = 0
+    ) -> ModelSpec:
+        """What is to be compiled; see `compile`."""
         main = self.bundle.model_path(self.bundle.manifest.main)
-        return load_model(
-            ModelSpec(
-                self.path,
-                self.model,
-                device,
-                own,
-                self.is_main,
-                self.bundle.encoder_path(self.model),
-                features=self.features,
-                head=None
-                if self.drafter is None or self.drafter.kind == "draft_model"
-                else Head.of(self.drafter, main),
-                cuts=self.cuts,
-                adapters=self.adapters,
-                graph=graph,
-                columns=columns,
-            )
+        return ModelSpec(
+            self.path,
+            self.model,
+            device,
+            own,
+            self.is_main,
+            self.bundle.encoder_path(self.model),
+            features=self.features,
+            head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
+            cuts=self.cuts,
+            adapters=self.adapters,
+            graph=graph,
+            columns=columns,
         )
 
     @property

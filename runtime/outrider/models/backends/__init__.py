@@ -10,6 +10,7 @@ from outrider.errors import BundleError, DeviceError, needs
 from outrider.models.backends.attention import SLIDING, describe_windows
 
 if TYPE_CHECKING:
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.support import ModelSpec
     from outrider.types import CompiledModel
 
@@ -43,6 +44,15 @@ def load_model(spec: ModelSpec) -> CompiledModel:
     if isinstance(spec.graph, bytes):  # a slice gives no hidden states
         return OnnxRuntime(spec.path, **shared, graph=spec.graph)
     return OnnxRuntime(spec.path, **shared, features=spec.features)
+
+
+def load_beside(spec: ModelSpec, main: OpenVINOPaged) -> CompiledModel:
+    """Load a drafter that reads the cache of a main model. Raises as `load_model`."""
+    from outrider.models.backends.heads import load_assistant
+
+    if spec.head is None:
+        raise AssertionError("the manifest was checked")
+    return load_assistant(spec.path, spec.head, main, spec.shared)
 
 
 def _load_encoder_decoder(spec: ModelSpec) -> CompiledModel:
