@@ -81,8 +81,8 @@ class OpenVINOAssistant(OpenVINOSharing):
             places[id(chunk.slot)] = np.arange(len(slots), len(slots) + count)
             token_ids += chunk.token_ids
             slots += [chunk.slot] * count
-            zeros = chunk.hidden_states is None
-            states.append(np.zeros((count, self._hidden_width), np.float32) if zeros else chunk.hidden_states)
+            known = chunk.hidden_states
+            states.append(np.zeros((count, self._hidden_width), np.float32) if known is None else known)
         lengths = np.array([slot.length for slot in slots], dtype=np.int64)
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": np.array(token_ids, dtype=np.int64),

@@ -122,9 +122,14 @@ class _Cached:
         """What queries [s, 1, heads · size] read, in the same shape. They are not scaled, as their norm does that."""
         heads = ops.reshape(projected, ints(0, 0, -1, self._size), special_zero=True)
         queries = self._rotation(norm(heads, self._weights, norm_name))
-        grouped = ops.reshape(queries, ints(0, self._num_kv_heads, -1, self._size), special_zero=True)
-        scores = ops.add(ops.matmul(grouped, self._keys, False, True), self._scores)
-        read = ops.matmul(ops.softmax(scores, 3), self._values, False, False)
+        grouped = ops.reshape(queries, ints(0, 1, self._num_kv_heads, -1, self._size), special_zero=True)
+        scores = ops.matmul(grouped, self._keys, False, True)  # [s, b, heads of keys, queries of each, block size]
+        # Softmax is over blocks and their tokens, as the last two axes.
+        scores = ops.add(ops.transpose(scores, ints(0, 2, 3, 1, 4)), self._scores)
+        shape = ops.shape_of(scores, "i64")
+        flat = ops.softmax(ops.reshape(scores, ints(0, 0, 0, -1), special_zero=True), 3)
+        shares = ops.transpose(ops.reshape(flat, shape, special_zero=False), ints(0, 3, 1, 2, 4))
+        read = ops.reduce_sum(ops.matmul(shares, self._values, False, False), ints(1), False)
         return ops.reshape(read, ints(0, 1, -1), special_zero=True)
 
     def _cache(self, name: str, caches: Mapping[str, ov.ConstOutput] | None) -> Any:
@@ -144,14 +149,14 @@ class _Cached:
         return made
 
     def _gathered(self, cache: Any) -> ov.Node:
-        """Keys or values of each sequence, float32 [s, heads, tokens, size]."""
-        found = ops.gather(cache, self._blocks, ops.constant(0))  # [s, b, heads, block size, size]
-        found = ops.convert(ops.transpose(found, ints(0, 2, 1, 3, 4)), "f32")
-        return ops.reshape(found, ints(0, self._num_kv_heads, -1, self._size), special_zero=True)
+        """Keys or values of each sequence, float32 [s, b, heads, block size, size]."""
+        return ops.convert(ops.gather(cache, self._blocks, ops.constant(0)), "f32")
 
     def _unseen(self, positions: ov.Node, window: int) -> ov.Node:
-        """0 for tokens that a sequence's newest token sees, and `_NEVER` for others, float32 [s, 1, 1, tokens]."""
-        count = ops.gather(ops.shape_of(self._keys, "i64"), ops.constant(2), ops.constant(0))
+        """0 for tokens that a sequence's newest token sees, and `_NEVER` for others, [s, 1, 1, b, block size]."""
+        lengths = ops.shape_of(self._keys, "i64")
+        sizes = ops.gather(lengths, ints(1, 3), ops.constant(0))
+        count = ops.reduce_prod(sizes, ints(0), False)
         numbers = ops.range(ops.constant(np.int64(0)), count, ops.constant(np.int64(1)), "i64")
         places = ops.add(ops.unsqueeze(self._begins, ints(1)), ops.unsqueeze(numbers, ints(0)))
         newest = ops.unsqueeze(positions, ints(1))
@@ -159,7 +164,7 @@ class _Cached:
         if window:
             seen = ops.logical_and(seen, ops.less(ops.subtract(newest, places), ints(window)))
         scores = ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(_NEVER)))
-        return ops.unsqueeze(scores, ints(1, 2))
+        return ops.reshape(scores, ops.concat([ints(-1, 1, 1), sizes], 0), special_zero=False)
 
 
 def _clustered_logits(rows: ov.Node, weights: Weights) -> ov.Node:
