@@ -22,7 +22,7 @@ from outrider.cli.options import generation_options, load_options
 from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
 from outrider.config.option import options_of
-from outrider_export.architectures import ARCHITECTURES
+from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.direct.forms import FORMS
 
 DOCS = Path(__file__).parent
@@ -85,7 +85,7 @@ Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wron
 MODELS_HEAD = """\
 # Models
 
-<!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
+<!-- Made by docs/generate.py from describe/architectures.py. Change it there, and run the script. -->
 
 A main model or a draft model has to be a decoder that keeps keys and values of a text, of which rejected draft tokens
 can be dropped, or states that OpenVINO pages (short convolutions, gated delta nets, Mamba-2). `config.json` names the

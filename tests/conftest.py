@@ -125,7 +125,7 @@ def smollm2_drafted() -> Path:
 def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as main and as draft model: a pair that always agrees."""
     from outrider_export import export_bundle
-    from outrider_export.demo_model import FILE
+    from outrider_export.bundles.demo_model import FILE
 
     checkpoint = smollm2.parents[1] / FILE
     output = tmp_path_factory.mktemp("pair") / "bundle"
@@ -136,7 +136,7 @@ def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def smollm2_onnx(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model in ONNX, in 8 bits."""
     from outrider_export import export_bundle
-    from outrider_export.demo_model import FILE
+    from outrider_export.bundles.demo_model import FILE
 
     output = tmp_path_factory.mktemp("onnx") / "bundle"
     return export_bundle(smollm2.parents[1] / FILE, output=output, weights="int8", format="onnx").folder

@@ -8,8 +8,8 @@ import pytest
 import outrider
 from outrider.bundle import read_bundle
 from outrider.cli.demo import PROMPTS, demo_bundle
-from outrider_export import plan
-from outrider_export.demo_model import DRAFTER, FILE
+from outrider_export import extras
+from outrider_export.bundles.demo_model import DRAFTER, FILE
 from outrider_export.heads.packed import PACKED_NAME
 
 
@@ -35,7 +35,7 @@ def test_it_drafts_for_the_demo_and_the_text_is_the_same(smollm2_drafted: Path) 
 
 
 def test_it_is_made_without_the_extra_once(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "is_installed", lambda package: False)
+    monkeypatch.setattr(extras, "is_installed", lambda package: False)
     (tmp_path / FILE).symlink_to(smollm2.parents[1] / FILE)
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True))
     assert [each.kind for each in bundle.manifest.drafters] == ["eagle3"]

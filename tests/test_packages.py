@@ -103,7 +103,7 @@ def test_messages_install_from_where_outrider_came(
 def test_without_the_extra_cli_the_command_and_conversions_name_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in ("outrider.__main__", "outrider_export.sources"):
+    for module in ("outrider.__main__", "outrider_export.sources.source"):
         monkeypatch.setattr(f"{module}.is_installed", lambda name: name not in ("click", "gguf"))
     with pytest.raises(SystemExit, match=r"^outrider: The command line needs click\. Run: pip install .*\[cli\]"):
         outrider.__main__.main()

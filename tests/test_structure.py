@@ -36,7 +36,21 @@ LAYERS = [
     {"system"},
     {"errors"},
 ]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+EXPORT_LAYERS = [
+    {"distill"},
+    {"bundles"},
+    {"heads", "forms", "encoder_decoder", "text_encoders"},
+    {"diet", "with_torch"},
+    {"describe"},
+    {"direct"},
+    {"onnx", "tokenizers"},
+    {"sources"},
+    {"target", "child"},
+    {"progress", "extras"},
+]
+both = pytest.mark.parametrize(
+    ("package", "layers"), [(RUNTIME, LAYERS), (EXPORT, EXPORT_LAYERS)], ids=["runtime", "export"]
+)
 
 
 def imports_of(path: Path) -> set[str]:
@@ -58,18 +72,20 @@ def test_cores_are_made_in_one_place() -> None:
     assert made == [RUNTIME / "system" / "core.py"]
 
 
-def test_imports_point_one_way() -> None:
+@both
+def test_imports_point_one_way(package: Path, layers: list[set[str]]) -> None:
+    level = {name: number for number, names in enumerate(layers) for name in names}
     wrong = []
-    for path in RUNTIME.rglob("*.py"):
-        part = path.relative_to(RUNTIME).parts[0].removesuffix(".py")
+    for path in package.rglob("*.py"):
+        part = path.relative_to(package).parts[0].removesuffix(".py")
         if part in ("__init__", "__main__"):
             continue
         for name in imports_of(path):
             parts = name.split(".")
-            if parts[0] != "outrider" or len(parts) == 1 or parts[1] not in LEVEL or parts[1] == part:
+            if parts[0] != package.name or len(parts) == 1 or parts[1] not in level or parts[1] == part:
                 continue
-            if LEVEL[parts[1]] <= LEVEL[part]:
-                wrong.append(f"{path.relative_to(RUNTIME)} imports {name}")
+            if level[parts[1]] <= level[part]:
+                wrong.append(f"{path.relative_to(package)} imports {name}")
     assert not wrong
 
 
@@ -192,14 +208,16 @@ def test_type_switches_are_found(line: str) -> None:
     assert not type_switches(ast.parse(line), {"Other"})
 
 
-def test_every_module_has_its_layer() -> None:
+@both
+def test_every_module_has_its_layer(package: Path, layers: list[set[str]]) -> None:
     found = {
         path.name.removesuffix(".py")
-        for path in RUNTIME.iterdir()
+        for path in package.iterdir()
         if path.name[0] not in "_." and path.suffix != ".typed"
     }
-    assert found - {"configs"} == set(LEVEL)
-    assert len(LEVEL) <= 16
+    named: set[str] = set().union(*layers)
+    assert found - {"configs"} == named
+    assert len(named) <= 18
 
 
 def test_the_runtime_reaches_what_measures_in_commands_only() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from outrider.bundle.folder import Bundle
 from outrider.config import Config
 from outrider.engine.engine import Engine
-from outrider.models.measure.slots import open_slot
+from outrider.models.tuning.measure.slots import open_slot
 from outrider.types import Chunk
 
 _FIT = 20  # conversations that fit in the cache

@@ -30,8 +30,8 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from encoder_decoders import sentencepiece_model
 from outrider.cli import run
-from outrider_export.marian_tokenizer import tokenizer_of
-from outrider_export.train.fit import find_device
+from outrider_export.distill.train.fit import find_device
+from outrider_export.tokenizers.marian_tokenizer import tokenizer_of
 
 SHAPE: dict[str, Any] = {
     "d_model": 512, "encoder_layers": 3, "decoder_layers": 6, "encoder_attention_heads": 8,

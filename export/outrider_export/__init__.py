@@ -11,10 +11,9 @@ it. `weights="keep"` leaves a GGUF file's weights unconverted, if openvino-genai
 `format="onnx"` makes models for ONNX Runtime (`pip install "outrider[onnx]"`; int8, int4, fp32).
 `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
-takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter to a bundle, one that
-reads the main model's hidden states or a draft model, and `pack` takes one out; see `outrider_export.heads`.
-`add_adapter` adds a LoRA adapter that requests may choose, and `adapter=` merges one into the main model; see
-`outrider_export.adapters`.
+takes models that are in ONNX already. `add_drafter` adds a drafter to a bundle, one that reads the main model's hidden
+states or a draft model, and `pack` takes one out; see `outrider_export.heads`. `add_adapter` adds a LoRA adapter that
+requests may choose, and `adapter=` merges one into the main model. All are modules of `outrider_export.bundles`.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider_export.adapters.add import add_adapter as add_adapter
-    from outrider_export.drafters import add_drafter as add_drafter
-    from outrider_export.export import export_bundle as export_bundle
+    from outrider_export.bundles.adapters import add_adapter as add_adapter
+    from outrider_export.bundles.drafters import add_drafter as add_drafter
+    from outrider_export.bundles.export import export_bundle as export_bundle
+    from outrider_export.bundles.take_in import import_bundle as import_bundle
     from outrider_export.heads.packed import pack as pack
     from outrider_export.progress import Progress as Progress
     from outrider_export.progress import Silent as Silent
-    from outrider_export.sources import default_output as default_output
-    from outrider_export.take_in import import_bundle as import_bundle
+    from outrider_export.sources.source import default_output as default_output
 
 _MODULE_OF = {
     "Progress": "progress",
-    "add_adapter": "adapters.add",
-    "add_drafter": "drafters",
+    "add_adapter": "bundles.adapters",
+    "add_drafter": "bundles.drafters",
     "Silent": "progress",
-    "default_output": "sources",
-    "export_bundle": "export",
-    "import_bundle": "take_in",
+    "default_output": "sources.source",
+    "export_bundle": "bundles.export",
+    "import_bundle": "bundles.take_in",
     "pack": "heads.packed",
 }
 __all__ = [*_MODULE_OF]

@@ -9,6 +9,7 @@ If anything fails before `commit`, Ctrl-C included, no files are left, and an ol
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
 from outrider.errors import ExportError
-from outrider_export.keep import link_or_copy
 from outrider_export.progress import Progress
 
 
@@ -147,3 +147,11 @@ def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progr
     except OSError as error:
         raise ExportError(f"{old.folder} cannot be written: {error}.") from error
     return read_bundle(old.folder)
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Make a hard link, or a copy if the file system has no links. A symbolic link would be resolved to the source."""
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -17,16 +17,16 @@ from adapters import changes_of, write_adapter
 from exports import content
 from outrider.bundle import Bundle
 from outrider.cli import run
-from outrider.config import DeviceConfig
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.readings import read
-from outrider.models.part import Part, adapters_of
+from outrider.models.tuning.measure.readings import read
+from outrider.models.tuning.model_spec import ModelSpec, adapters_of
+from outrider.models.tuning.setting import Setting
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle
-from outrider_export.adapters.peft_format import read_adapter
-from outrider_export.convert import merge
+from outrider_export.sources.peft_adapter import read_adapter
+from outrider_export.with_torch.convert import merge
 from shapes import cosines
 from tiny import SHAPE
 
@@ -201,8 +201,8 @@ def test_kept_weights_are_not_merged_into(tmp_path: Path) -> None:
 def rows_of(bundle: Bundle, adapter: str | None = None) -> np.ndarray:
     """The main model's logits in f32, float32 [n, vocab]."""
     main = bundle.manifest.main
-    part = Part("main", bundle, main, adapters=adapters_of(bundle))
-    backend = part.compile(DeviceConfig(precision="f32", properties={"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}), "CPU")
+    part = ModelSpec("main", bundle, main, adapters=adapters_of(bundle))
+    backend = part.compile(Setting("f32", "auto", group_size=0))
     backend.allocate(256)
     if not isinstance(backend, OpenVINOPaged):
         return read(backend, TOKENS, [len(TOKENS)], len(TOKENS))

@@ -13,8 +13,8 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, add_drafter
-from outrider_export.diet import TRAINED_NAME
-from outrider_export.drafters import is_model
+from outrider_export.bundles.drafters import is_model
+from outrider_export.diet.diet import TRAINED_NAME
 
 FIXED: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "num_assistant_tokens": 3}
 

@@ -21,13 +21,14 @@ from outrider.cli import drafter_costs, run
 from outrider.drafters.prediction import Costs, needed, predict
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.heads.weights import Weights
-from outrider_export import draft_cut, target
-from outrider_export.drafters import add_drafter
+from outrider_export import target
+from outrider_export.bundles.drafters import add_drafter
+from outrider_export.diet import draft_cut
 from outrider_export.heads import container
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.plan import HeadPlan
 from outrider_export.progress import Silent
-from outrider_export.sources import locate
+from outrider_export.sources.source import locate
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 4}

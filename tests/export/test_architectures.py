@@ -19,13 +19,13 @@ from outrider.errors import BundleError, ExportError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import LAST, after_layers
-from outrider.models.measure.readings import read
+from outrider.models.tuning.measure.readings import read
 from outrider.types import Chunk
 from outrider_bench.prompts import Prompt
 from outrider_bench.verify.certify import check_batching, check_coupled, check_greedy, our_subject
 from outrider_export import export_bundle
-from outrider_export.architectures import ARCHITECTURES
-from outrider_export.tokenizer_job import add_tokenizer
+from outrider_export.describe.architectures import ARCHITECTURES
+from outrider_export.tokenizers.job import add_tokenizer
 from shapes import (
     IN_ONNX,
     NUM_ACTIVE,
@@ -64,7 +64,7 @@ def tokenizer_once(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
             shutil.copytree(job["tokenizer"], tokenizer)
         shutil.copytree(tokenizer, job["tokenizer"], dirs_exist_ok=True)
 
-    monkeypatch.setattr("outrider_export.tokenizer_job.add_tokenizer", add_once)
+    monkeypatch.setattr("outrider_export.tokenizers.job.add_tokenizer", add_once)
 
 
 @pytest.fixture

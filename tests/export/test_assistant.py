@@ -20,17 +20,16 @@ from assistants import Assistant, config_of, write_assistant
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.fit import check_fit
 from outrider.bundle.manifest import FileEntry
-from outrider.config import DeviceConfig
 from outrider.drafters import AssistantModel
 from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.models.backends.heads import load_assistant
-from outrider.models.part import parts_of
+from outrider.models.tuning.model_spec import specs_of
 from outrider_export import export_bundle, pack
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.assistant import caches_of
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.write import write_head
-from outrider_export.sources import locate
+from outrider_export.sources.source import locate
 from shapes import GEMMA4_DENSE, make_model, save_model
 from toys import in_threads
 
@@ -299,16 +298,16 @@ def test_a_main_model_in_onnx_is_refused(clustered: Made, tmp_path: Path) -> Non
 def test_a_cache_that_it_cannot_read_is_refused(
     clustered: Made, dense_engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [part] = parts_of(clustered.bundle, clustered.bundle)[1]
-    spec, main = part.spec(DeviceConfig(precision="f32"), "CPU"), cast("Any", dense_engine.main)
+    [spec] = specs_of(clustered.bundle, clustered.bundle)[1]
+    main = cast("Any", dense_engine.main)
     assert spec.head is not None
     with pytest.raises(BundleError, match="with 2 heads of 32 numbers, and the main model has 1 of 32"):
-        load_assistant(spec.path, spec.head, main, spec.shared)
+        load_assistant(spec.path, spec.head, main, spec.arguments(None))
     for name, value, said in (
         ("block_size", 7, "CPU stores the numbers of a key apart from each other, and an assistant reads keys as"),
         ("cache_precision", "u8", "cache_precision is 'u8', and an assistant reads a cache that is not quantised"),
     ):
         monkeypatch.setattr(main, name, value)
         with pytest.raises(DeviceError, match=said):
-            load_assistant(spec.path, spec.head, main, spec.shared)
+            load_assistant(spec.path, spec.head, main, spec.arguments(None))
         monkeypatch.undo()

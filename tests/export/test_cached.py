@@ -25,11 +25,12 @@ from outrider.cli import run
 from outrider.cli.serve import name_bundles
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
-from outrider_export import bundle_cache, content
-from outrider_export.bundle_cache import BundleCache, Source
-from outrider_export.cached import _identity
-from outrider_export.plan import DEFAULT_WEIGHTS
-from outrider_export.sources import Located
+from outrider_export.bundles import bundle_cache
+from outrider_export.bundles.bundle_cache import BundleCache, Source
+from outrider_export.bundles.cached import _identity
+from outrider_export.describe.plan import DEFAULT_WEIGHTS
+from outrider_export.sources import content
+from outrider_export.sources.source import Located
 from tiny import write_checkpoint, write_gguf
 
 
@@ -62,7 +63,7 @@ def converted_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a file is converted to is copied when it comes again: what is tested is what the cache makes of it."""
 
     def run_once(module: str, job: dict[str, Any], what: str, progress: Any) -> dict[str, Any]:
-        if module != "outrider_export.keep":
+        if module != "outrider_export.with_torch.keep":
             return run_here(module, job, what, progress)
         made = kept / sha256_of(Path(job["gguf"]))
         if made.exists():
@@ -73,7 +74,7 @@ def converted_once(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copytree(job["output"], made)
         return done
 
-    monkeypatch.setattr("outrider_export.convert_model.run_child", run_once)
+    monkeypatch.setattr("outrider_export.bundles.convert_model.run_child", run_once)
 
 
 @pytest.fixture
@@ -218,7 +219,7 @@ def test_without_links_files_are_stored_again(file: Path, files: list[Path], mon
 
 def test_options_and_version_are_in_the_key(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [opened(file)[0].folder]
-    monkeypatch.setattr("outrider_export.cached.__version__", "9.9.9")
+    monkeypatch.setattr("outrider_export.bundles.cached.__version__", "9.9.9")
     found.append(opened(file)[0].folder)
     monkeypatch.setitem(DEFAULT_WEIGHTS, "main", "fp16")
     found.append(opened(file)[0].folder)
@@ -516,7 +517,7 @@ def test_a_hub_id_means_the_commit_that_was_exported(
         asked.append(located.revision)
         return Located(located.id, "gguf", file, located.revision or newest[-1])
 
-    for module in ("cached", "export", "plan", "text_encoders.checkpoint"):
+    for module in ("bundles.cached", "bundles.export", "describe.plan", "text_encoders.checkpoint"):
         monkeypatch.setattr(f"outrider_export.{module}.fetch", download)
     first, _ = opened("org/Tiny")
     assert first.folder.name.startswith("tiny-")
@@ -616,7 +617,7 @@ def test_a_model_is_served_under_its_bundle_s_name(file: Path, tmp_path: Path) -
 def test_without_the_export_half_bundles_are_opened_and_models_say_what_is_missing(
     file: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("outrider_export", "outrider_export.cached", "outrider_export.bundle_cache"):
+    for name in ("outrider_export", "outrider_export.bundles.cached", "outrider_export.bundles.bundle_cache"):
         monkeypatch.setitem(sys.modules, name, None)
     assert open_bundle(tiny).folder == tiny
     with pytest.raises(ExportError, match=r"Model\.gguf is no bundle, and .*pip install \".*\[export\]\""):

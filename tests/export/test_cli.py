@@ -16,7 +16,8 @@ from outrider.cli import run
 from outrider.cli.demo import demo_bundle
 from outrider.errors import ExportError
 from outrider.models.backends.processor import Processor
-from outrider_export import Silent, demo_model
+from outrider_export import Silent
+from outrider_export.bundles import demo_model
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,9 @@ def test_inspect_prints_what_is_inside(bundle: Path, capsys: pytest.CaptureFixtu
 def test_inspect_reads_the_header_of_a_gguf_file(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("outrider_export.export.export_bundle", lambda *_, **__: pytest.fail("it was converted"))
+    monkeypatch.setattr(
+        "outrider_export.bundles.export.export_bundle", lambda *_, **__: pytest.fail("it was converted")
+    )
     assert run(["inspect", str(gguf_file)]) == 0
     printed = capsys.readouterr().out
     for text in (
@@ -181,8 +184,8 @@ def test_without_the_export_half_the_way_out_is_named(
 def test_the_demo_takes_no_package_of_the_extra(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
-    monkeypatch.setattr("outrider_export.demo_model.fetch_demo_model", lambda folder, progress: gguf_file)
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: False)
+    monkeypatch.setattr("outrider_export.bundles.demo_model.fetch_demo_model", lambda folder, progress: gguf_file)
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True, drafter=False))
     assert bundle.manifest.main.weights == "int8"
     assert not {"torch", "transformers", "nncf"} & {*bundle.manifest.main.source.recipe}

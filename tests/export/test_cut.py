@@ -13,16 +13,17 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.config import Config
 from outrider.errors import ExportError
-from outrider.models.part import parts_of
+from outrider.models.tuning.model_spec import specs_of
 from outrider_export import export_bundle
-from outrider_export.cut import describe_whole, write_slice
-from outrider_export.demo_model import FILE
+from outrider_export.bundles.demo_model import FILE
+from outrider_export.describe.plan import make_plan
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
-from outrider_export.form_speed import Form, Trial
-from outrider_export.plan import make_plan
-from outrider_export.sources import locate, read_config, tensors_of
+from outrider_export.forms.cut import describe_whole, write_slice
+from outrider_export.forms.speed import Form, Trial
+from outrider_export.sources.safetensors import tensors_of
+from outrider_export.sources.source import locate, read_config
 from shapes import make_model, save_model
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_slices_tell_the_whole_models_size(make_checkpoint: Any, tmp_path: Path)
         (predicted,) = trial.measure([("openvino", "int8")], (1, 2))
     whole = export_bundle(checkpoint, output=tmp_path / "whole", weights="int8")
     assert not trial.left_out
-    assert predicted.num_bytes == pytest.approx(parts_of(whole, whole)[0].size, rel=0.02)
+    assert predicted.num_bytes == pytest.approx(specs_of(whole, whole)[0].size, rel=0.02)
     assert min(predicted.seconds.values()) > 0
 
 
@@ -127,4 +128,4 @@ def test_the_slices_of_a_real_model(smollm2: Path) -> None:
     with trial_of(smollm2.parents[1] / FILE) as trial:
         (form,) = trial.measure([("openvino", "int8")], (1,))
     bundle = read_bundle(smollm2)
-    assert form.num_bytes == pytest.approx(parts_of(bundle, bundle)[0].size, rel=0.02)
+    assert form.num_bytes == pytest.approx(specs_of(bundle, bundle)[0].size, rel=0.02)

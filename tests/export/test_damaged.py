@@ -16,14 +16,15 @@ from encoder_decoders import write_marian
 from heads import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB, write_head
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.bundles.drafters import is_model
 from outrider_export.child import _one_line
-from outrider_export.drafters import is_model
+from outrider_export.describe.plan import make_plan
 from outrider_export.heads.formats import read_head
-from outrider_export.marian_tokenizer import tokenizer_of
-from outrider_export.plan import make_plan
-from outrider_export.sources import count_weights, locate, tensors_of
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.sources.peft_adapter import read_adapter
+from outrider_export.sources.safetensors import count_weights, tensors_of
+from outrider_export.sources.source import locate
+from outrider_export.tokenizers.marian_tokenizer import tokenizer_of
+from outrider_export.tokenizers.vocabulary import Vocabulary
 from tiny import SHAPE, write_checkpoint
 
 MAIN = Geometry("qwen2", 2, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, context_length=8192, logits_width=VOCAB)

@@ -17,9 +17,10 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_model
-from outrider_export import diet, export_bundle
-from outrider_export.diet import Diet, put_on_diet, read_corpus
-from outrider_export.output_matrix import cut_output
+from outrider_export import export_bundle
+from outrider_export.diet import diet
+from outrider_export.diet.diet import Diet, put_on_diet, read_corpus
+from outrider_export.diet.output_matrix import cut_output
 
 ROWS, COLUMNS, GROUP = 24, 12, 4
 some_ids = st.lists(st.integers(0, ROWS - 1), min_size=1, unique=True).map(sorted)

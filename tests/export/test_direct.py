@@ -29,10 +29,10 @@ from outrider.models.backends.projections import projections_of
 from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export import export_bundle
-from outrider_export.adapters.peft_format import Change, LoraAdapter
-from outrider_export.codes import rounded
+from outrider_export.describe.geometry import check_ir, geometry_of_gguf
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
+from outrider_export.direct.codes import rounded
 from outrider_export.direct.convert import describe_layers, open_weights
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.forms import FORMS
@@ -42,9 +42,9 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
-from outrider_export.geometry import check_ir, geometry_of_gguf
-from outrider_export.gguf_file import read_header
 from outrider_export.heads import own
+from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.peft_adapter import Change, LoraAdapter
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
@@ -356,8 +356,8 @@ def test_rounding_is_within_half_a_step(largest: int, group: int, seed: int, spr
 @pytest.mark.parametrize(("name", "weights"), [("llama", "int8"), ("qwen2", "int4"), ("gemma2", "int8")])
 def test_rounding_loses_no_more_than_nncf(name: str, weights: str, tmp_path: Path) -> None:
     """The divergence from Transformers' logits, beside that of the same model through optimum-intel and nncf."""
-    from outrider_export.convert import convert
     from outrider_export.progress import Silent
+    from outrider_export.with_torch.convert import convert
 
     model, folder = saved(name, tmp_path / name, hidden_size=128, intermediate_size=256)
     expected = logits_of(model, TOKENS)

@@ -32,8 +32,8 @@ from outrider_export.distill.prediction import Trial, choose, shortfall, table
 from outrider_export.distill.progress import Live
 from outrider_export.distill.run import distill
 from outrider_export.distill.stopping import Stopping, signals_elsewhere
-from outrider_export.train.fit import Stopped
-from outrider_export.train.status import Evaluation, Status
+from outrider_export.distill.train.fit import Stopped
+from outrider_export.distill.train.status import Evaluation, Status
 
 OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
 
@@ -451,7 +451,7 @@ def test_the_main_model_is_read_from_its_graph_as_it_is_in_the_checkpoint(
     from transformers import AutoModelForCausalLM
 
     from outrider_export.distill.main_model import read_teacher
-    from outrider_export.train.layers import Teacher
+    from outrider_export.distill.train.layers import Teacher
 
     expected = Teacher.of(AutoModelForCausalLM.from_pretrained(make_checkpoint("six", num_hidden_layers=6, seed=3)))
     found = read_teacher(read_bundle(main_model))

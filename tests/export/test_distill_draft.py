@@ -14,7 +14,11 @@ from exports import Recorder, check_answers
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, export_bundle
-from outrider_export.diet import ALL, TRAINED_NAME, choose_by_counts, plan_diet
+from outrider_export.describe.pairing import pair_vocabularies
+from outrider_export.describe.plan import Plan, make_plan
+from outrider_export.describe.special_tokens import eos_of
+from outrider_export.diet.diet import ALL, TRAINED_NAME, choose_by_counts, plan_diet
+from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.distill.data import Batch
 from outrider_export.distill.draft.files import load_torch, open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.draft.layers import (
@@ -27,13 +31,9 @@ from outrider_export.distill.draft.layers import (
     logits_of,
 )
 from outrider_export.distill.draft.model import NUM_PLACES, DraftModel
-from outrider_export.draft_cut import AutomaticCut
-from outrider_export.pairing import pair_vocabularies
-from outrider_export.plan import Plan, make_plan
-from outrider_export.sources import locate
-from outrider_export.special_tokens import eos_of
-from outrider_export.train.places import Accuracy, Targets, kl_of_top
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.distill.train.places import Accuracy, Targets, kl_of_top
+from outrider_export.sources.source import locate
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 NUM_LAYERS, TOP = 6, 32
 IDENTITY = (2, 3)  # layers that change nothing

@@ -20,8 +20,8 @@ from outrider_export.distill.prompts import Prompt
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.texts import Task, Text
 from outrider_export.distill.torch_main import TorchMain
+from outrider_export.distill.train.fit import _tokens_in_batch
 from outrider_export.distill.writer import Writer
-from outrider_export.train.fit import _tokens_in_batch
 
 MOST = 40
 FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)

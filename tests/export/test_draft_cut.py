@@ -11,10 +11,13 @@ import pytest
 
 from exports import Recorder, check_answers
 from outrider.errors import DeviceError
-from outrider_export import draft_cut, export, export_bundle
-from outrider_export.draft_cut import AutomaticCut, DraftCosts
-from outrider_export.usual_tokens import Usage, read_texts, script_of
-from outrider_export.vocabulary import Vocabulary
+from outrider_export import export_bundle
+from outrider_export.bundles import export
+from outrider_export.describe.draft_costs import DraftCosts
+from outrider_export.diet import draft_cut
+from outrider_export.diet.draft_cut import AutomaticCut
+from outrider_export.diet.usual_tokens import Usage, read_texts, script_of
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 KEPT: dict[str, Any] = {"weights": "keep", "draft_weights": "keep"}
 DEAR, CHEAP = DraftCosts({1: 10.0, 8: 11.0}, {1: 1.0, 600: 4.0}), DraftCosts({1: 10.0, 8: 11.0}, {1: 3.9, 600: 4.0})

@@ -23,7 +23,7 @@ from outrider.models.backends.heads import Head, load_head
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy
 from outrider.types import Committed, DraftRequest, Noise, Sequence
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.formats import read_head
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3

@@ -16,9 +16,9 @@ from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider.inputs.audio import log_mel
 from outrider.types import Prompt, Source
+from outrider_export.describe.encoder_decoder import describe_encoder, vocabulary_of
 from outrider_export.encoder_decoder import convert as conversion
-from outrider_export.encoder_decoder.checkpoint import describe_encoder, vocabulary_of
-from outrider_export.sources import read_config
+from outrider_export.sources.source import read_config
 from published import edit
 
 KINDS: dict[str, Callable[[Path], None]] = {"whisper": write_whisper, "t5": write_t5, "marian": write_marian}
@@ -155,9 +155,9 @@ def test_a_whisper_without_its_generation_config_is_refused(whisper: Path) -> No
 
 def test_a_missing_generation_config_is_said(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     from exports import Recorder
+    from outrider_export.describe.plan import make_plan
     from outrider_export.encoder_decoder.job import place_encoder
-    from outrider_export.plan import make_plan
-    from outrider_export.sources import locate
+    from outrider_export.sources.source import locate
 
     for kind in ("t5", "marian"):
         folder = shutil.copytree(checkpoints[kind], tmp_path / kind)

@@ -19,9 +19,9 @@ from exports import logits_of_ir
 from outrider.bundle import Bundle, Format, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.gguf_file import read_header
-from outrider_export.plan import default_weights, make_plan
-from outrider_export.sources import locate
+from outrider_export.describe.plan import default_weights, make_plan
+from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.source import locate
 from shapes import logits_of
 
 pytestmark = pytest.mark.children
@@ -251,7 +251,7 @@ def test_what_the_gguf_reader_would_read_wrongly_is_not_kept(
 def test_without_the_extra_other_architectures_name_it(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: package != "torch")
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: package != "torch")
     config = json.loads((tied / "config.json").read_text(encoding="utf-8")) | {"hidden_act": "relu2"}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -350,8 +350,8 @@ def test_remote_code_runs_only_where_it_is_trusted(copy: Path, tmp_path: Path) -
 
 
 def test_every_eos_id_is_found(copy: Path) -> None:
-    from outrider_export.special_tokens import eos_of_folder
-    from outrider_export.vocabulary import Vocabulary
+    from outrider_export.describe.special_tokens import eos_of_folder
+    from outrider_export.tokenizers.vocabulary import Vocabulary
 
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 402]}), encoding="utf-8")
     vocabulary = Vocabulary.of_folder(copy)

@@ -9,10 +9,10 @@ from outrider.bundle import read_bundle
 from outrider.bundle.opening import open_bundle
 from outrider.cli import run
 from outrider.system import saved
-from outrider_export import find_draft as module
-from outrider_export.bundle_cache import BundleCache
-from outrider_export.find_draft import find_draft, published_for
-from outrider_export.sources import locate
+from outrider_export.bundles import find_draft as module
+from outrider_export.bundles.bundle_cache import BundleCache
+from outrider_export.bundles.find_draft import find_draft, published_for
+from outrider_export.sources.source import locate
 from tiny import train_tokenizer, write_checkpoint, write_gguf
 
 

@@ -14,14 +14,16 @@ from exports import Recorder
 from outrider.config import Config
 from outrider.errors import ExportError
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.measure import estimate_padding, exactness
-from outrider.models.setting import Setting
+from outrider.models.tuning.measure import estimate_padding, exactness
+from outrider.models.tuning.setting import Setting
 from outrider.system import saved
 from outrider.types import Exactness, Rounding, RowRule
-from outrider_export import export_bundle, form_choice, form_slices
-from outrider_export.form_choice import Choice
-from outrider_export.form_slices import FormSlices, Whole, time_slices
-from outrider_export.form_speed import Form
+from outrider_export import export_bundle
+from outrider_export.forms import choice as form_choice
+from outrider_export.forms import slices as form_slices
+from outrider_export.forms.choice import Choice
+from outrider_export.forms.slices import FormSlices, Whole, time_slices
+from outrider_export.forms.speed import Form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -91,6 +93,15 @@ def test_the_fastest_form_is_taken_and_remembered(trial: type[FakeTrial], tied: 
     again, said = exported(tmp_path / "b", tied, tied)
     assert (again, said) == (forms, notes)
     assert trial.made == ["main", "draft"]  # once
+
+
+def test_a_form_is_chosen_again_with_other_kernels(
+    trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exported(tmp_path / "a", tied)
+    monkeypatch.setattr(form_choice, "versions_of", lambda *_: {"openvino": "another"})
+    exported(tmp_path / "b", tied)
+    assert trial.made == ["main", "main"]
 
 
 def test_what_is_asked_for_is_not_chosen(trial: type[FakeTrial], tied: Path, tmp_path: Path) -> None:
@@ -197,11 +208,12 @@ def test_slices_have_columns_of_zeros_where_rows_are_fewer(
 ) -> None:
     """As a first load compiles the whole model."""
 
-    def compile_part(*_: Any, columns: int = 0) -> Any:
-        rule = RowRule(sequence=Rounding(with_zeros if columns else rows))
-        return SimpleNamespace(columns=columns, exactness=Exactness(rule=rule), use=lambda _: None)
+    def compile_part(setting: Setting) -> Any:
+        rule = RowRule(sequence=Rounding(with_zeros if setting.columns else rows))
+        return SimpleNamespace(columns=setting.columns, exactness=Exactness(rule=rule), use=lambda _: None)
 
-    part: Any = SimpleNamespace(compile=compile_part, can_append=lambda _: True)
+    part: Any = SimpleNamespace(compile=compile_part, can_append=lambda: True)
+    part.on = lambda *_: part
     setting = Setting("f32", "f32")
     monkeypatch.setattr(form_slices, "_convert", lambda *_: part)
     monkeypatch.setattr(form_slices, "settings_for", lambda *_: iter([setting]))

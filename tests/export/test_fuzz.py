@@ -16,14 +16,14 @@ from fuzzing import damaged, damaged_json, few_or_many, fuzz
 from gguf_drafters import write_drafter
 from heads import HEAD_SIZE, HEADS, HIDDEN, KINDS, KV_HEADS, VOCAB, write_head
 from outrider.bundle.manifest import Geometry
-from outrider_export.adapters.peft_format import read_adapter
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
+from outrider_export.describe.plan import make_plan
+from outrider_export.describe.special_tokens import eos_of
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own
-from outrider_export.plan import make_plan
 from outrider_export.progress import Silent
-from outrider_export.sources import locate
-from outrider_export.special_tokens import eos_of
+from outrider_export.sources.peft_adapter import read_adapter
+from outrider_export.sources.source import locate
 from qwen_module import write_qwen
 from tiny import SHAPE
 from tiny_vision import write_vision_checkpoint

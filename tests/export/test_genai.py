@@ -13,7 +13,7 @@ import outrider
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "scripts" / "peer_draft.py"
 write_for_genai = runpy.run_path(str(SCRIPT))["write_for_genai"]

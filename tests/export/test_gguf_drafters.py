@@ -11,10 +11,10 @@ from heads import DECODER, HEAD_SIZE, write_head
 from outrider.bundle.manifest import Geometry
 from outrider.cli import run
 from outrider.errors import ExportError
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.heads.plan import is_head
-from outrider_export.sources import locate
+from outrider_export.sources.source import locate
 
 GEOMETRY = Geometry("qwen2", 4, 4, 2, HEAD_SIZE, DECODER["hidden_size"], 512, 448)
 KINDS = ("eagle3", "dflash", "dflash2", "dflash2 scaled", "dspark", "dspark without confidence")

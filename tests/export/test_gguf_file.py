@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fuzzing import damaged, few_or_many, fuzz
 from outrider.errors import ExportError, OutriderError
-from outrider_export.gguf_copy import write_slim_copy, write_whole_copy
-from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header
-from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.plan import make_plan
-from outrider_export.sources import locate
-from outrider_export.special_tokens import eos_of, eos_of_gguf, infill_of
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.describe.plan import make_plan
+from outrider_export.describe.special_tokens import eos_of, eos_of_gguf, infill_of
+from outrider_export.sources.gguf_copy import write_slim_copy, write_whole_copy
+from outrider_export.sources.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header
+from outrider_export.sources.source import locate
+from outrider_export.tokenizers.gguf_tokenizer import write_tokenizer
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 # Metadata as the format has it: the number of a type, and a value's bytes.
 Value = tuple[int, bytes]

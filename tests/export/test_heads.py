@@ -28,7 +28,7 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.drafters import Subset
 from outrider.models.backends.heads import Head, load_head
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
 from qwen_module import qwen_module
 
 MODULES = ("eagle", "eagle3", "mtp", "mtp qwen", "mtp experts")

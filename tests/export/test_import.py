@@ -22,10 +22,10 @@ from outrider.bundle import Geometry, read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import import_bundle
-from outrider_export.onnx_check import check_onnx
-from outrider_export.onnx_files import data_files, load
-from outrider_export.onnx_graph import shape_of, weights_of
-from outrider_export.onnx_inputs import add_rows, rename
+from outrider_export.onnx.check import check_onnx
+from outrider_export.onnx.files import data_files, load
+from outrider_export.onnx.graph import shape_of, weights_of
+from outrider_export.onnx.inputs import add_rows, rename
 
 IDS = np.arange(20, 52)[None]
 

@@ -19,17 +19,18 @@ from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider.inputs.text.tokenizer import Tokenizer
-from outrider.models.measure.readings import read
+from outrider.models.tuning.measure.readings import read
 from outrider_export import export_bundle
-from outrider_export.encoder_decoder.checkpoint import geometry_of, kind_of
-from outrider_export.geometry import geometry_of_config
-from outrider_export.plan import check_route, fetch_config, why_not_direct
-from outrider_export.sources import count_weights, locate, read_config, read_json
-from outrider_export.special_tokens import eos_of_folder
-from outrider_export.tokenizer_files import copy_files
-from outrider_export.tokenizer_ir import write_tokenizer_ir
-from outrider_export.tokenizer_job import PROBES, add_tokenizer, check_tokenizer_ir
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.describe.encoder_decoder import geometry_of, kind_of
+from outrider_export.describe.geometry import geometry_of_config
+from outrider_export.describe.plan import check_route, fetch_config, why_not_direct
+from outrider_export.describe.special_tokens import eos_of_folder
+from outrider_export.sources.safetensors import count_weights
+from outrider_export.sources.source import locate, read_config, read_json
+from outrider_export.tokenizers.files import copy_files
+from outrider_export.tokenizers.ir import write_tokenizer_ir
+from outrider_export.tokenizers.job import PROBES, add_tokenizer, check_tokenizer_ir
+from outrider_export.tokenizers.vocabulary import Vocabulary
 from shapes import cosines, do_not_scale_windows, logits_of, mend_deepseek_v2
 
 LETTERS = "ab1 \n'é\u0301日\t\r.,!?…،|[(]^_\u2581-–\u00a0\u3000\u200d🙂AZ९Ⅷ½²ﬁİ<>"
@@ -53,7 +54,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider_export.plan._missing", lambda _: ["torch"])
+    monkeypatch.setattr("outrider_export.extras.missing", lambda _: ["torch"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,7 +13,7 @@ import outrider
 from encoder_decoders import SAMPLED, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
-from outrider_export.marian_tokenizer import tokenizer_of
+from outrider_export.tokenizers.marian_tokenizer import tokenizer_of
 from tiny import TEXT
 
 TEXTS = (

@@ -13,9 +13,9 @@ from exports import error_of, logits_of_ir
 from outrider.cli import run
 from outrider.cli.console import out
 from outrider.errors import ExportError
+from outrider_export.describe.parts import report_of
 from outrider_export.direct import forms
 from outrider_export.direct.convert import convert
-from outrider_export.parts import report_of
 from outrider_export.progress import Silent
 from shapes import logits_of, make_model
 
@@ -45,7 +45,7 @@ def test_inspect_says_what_the_page_says(
     of_folder: bool, acorn: tuple[Any, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(out, "width", 160)
-    monkeypatch.setattr("outrider_export.plan._missing", lambda _: ["torch"])
+    monkeypatch.setattr("outrider_export.extras.missing", lambda _: ["torch"])
     assert run(["inspect", str(acorn[1] if of_folder else acorn[1] / "config.json")]) == 0
     assert lines(capsys.readouterr().out) == lines(SHOWN)
 

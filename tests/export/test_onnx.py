@@ -22,11 +22,11 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.diet import put_on_diet
+from outrider_export.diet.diet import put_on_diet
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.onnx_pack import Packed
-from outrider_export.onnx_files import Weights, load
-from outrider_export.onnx_matrices import cut_output, dequantise, quantise
+from outrider_export.onnx.files import Weights, load
+from outrider_export.onnx.matrices import cut_output, dequantise, quantise
 
 pytestmark = pytest.mark.children
 
@@ -373,7 +373,7 @@ def test_without_the_extra_the_way_out_is_named(
     tied: Path, make_checkpoint: Any, make_gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = make_gguf("plain", make_checkpoint("plain"))
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: package != "onnx")
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: package != "onnx")
     way_out = r'to ONNX needs onnx, which is not installed\. Run: pip install ".*\[onnx\]"'
     for source in (tied, file):
         with pytest.raises(ExportError, match=way_out):

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider_export.onnx_files import MODEL, Weights, data_files, load, save
+from outrider_export.onnx.files import MODEL, Weights, data_files, load, save
 
 FLOAT = TensorProto.FLOAT
 

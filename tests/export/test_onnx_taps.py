@@ -24,12 +24,12 @@ from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.errors import ExportError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_export import export_bundle
-from outrider_export.drafters import add_drafter
+from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads import onnx_main
 from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
 from outrider_export.heads.onnx_main import add_outputs, hidden_states_of
-from outrider_export.onnx_files import Weights, load
-from outrider_export.onnx_matrices import dequantise
+from outrider_export.onnx.files import Weights, load
+from outrider_export.onnx.matrices import dequantise
 from toys import load_toy
 
 IDS = np.arange(3, 27)[None]
@@ -170,7 +170,7 @@ def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> 
 def test_an_export_takes_a_drafter_without_pytorch(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: package in ("onnx", "onnxruntime"))
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: package in ("onnx", "onnxruntime"))
     head = write_head(tmp_path / "head", "medusa")
     assert export_bundle(tied, head, output=tmp_path / "bundle", format=form).manifest.drafters[0].kind == "medusa"
 

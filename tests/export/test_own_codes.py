@@ -14,8 +14,8 @@ import pytest
 from outrider_export.direct.convert import convert
 from outrider_export.direct.own_codes import GROUP, forms_of, keep, keep_minima, num_sums, own_codes
 from outrider_export.direct.weights import Stored
-from outrider_export.onnx_files import load
-from outrider_export.onnx_graph import attribute_of
+from outrider_export.onnx.files import load
+from outrider_export.onnx.graph import attribute_of
 from outrider_export.progress import Silent
 from tiny import SHAPE, random_q4_k, write_checkpoint, write_gguf
 

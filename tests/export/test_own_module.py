@@ -20,13 +20,13 @@ from outrider.drafters import HiddenModel
 from outrider.errors import ExportError, OptionError
 from outrider.system import saved
 from outrider_export import export_bundle
-from outrider_export.bundle_cache import BundleCache
-from outrider_export.cached import cached_bundle
-from outrider_export.find_draft import find_draft
-from outrider_export.gguf_file import read_header
+from outrider_export.bundles.bundle_cache import BundleCache
+from outrider_export.bundles.cached import cached_bundle
+from outrider_export.bundles.find_draft import find_draft
 from outrider_export.heads import own
 from outrider_export.heads.own import OwnModule, may_have_own
-from outrider_export.sources import Located, locate
+from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.source import Located, locate
 from qwen_module import qwen_module, write_qwen
 from tiny import write_checkpoint
 

@@ -12,8 +12,8 @@ import outrider
 from heads import write_head
 from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError, OutriderError
-from outrider_export import plan
-from outrider_export.drafters import add_drafter
+from outrider_export import extras
+from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.packed import PACKED_NAME, pack
 
 KINDS = ("eagle3", "dflash", "dspark", "hydra")
@@ -31,7 +31,7 @@ def test_it_drafts_as_in_the_first_bundle(kind: str, tiny: Path, tmp_path: Path,
     first, second = (shutil.copytree(tiny, tmp_path / name) for name in ("first", "second"))
     made = add_drafter(first, write_head(tmp_path / kind, kind))
     packed = pack(made, kind, tmp_path / "packed")
-    monkeypatch.setattr(plan, "is_installed", lambda package: False)
+    monkeypatch.setattr(extras, "is_installed", lambda package: False)
     added = add_drafter(second, packed, name="again")
     added.check_hashes()
     entry = added.manifest.drafters[-1]

@@ -13,8 +13,8 @@ from outrider.cli import run
 from outrider.errors import VocabularyMismatch
 from outrider.inputs.text import Tokenizer
 from outrider_export import export_bundle
-from outrider_export.pairing import map_tokens
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.describe.pairing import map_tokens
+from outrider_export.tokenizers.vocabulary import Vocabulary
 from tiny import train_sentencepiece
 
 PROMPT = "def quicksort(items): 日本語 🙂"
@@ -108,7 +108,7 @@ def test_few_tokens_in_common(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outrider_export.pairing.MOST", 0.9)  # the bytes are most of a small vocabulary
+    monkeypatch.setattr("outrider_export.describe.pairing.MOST", 0.9)  # the bytes are most of a small vocabulary
     draft = make_checkpoint(
         "pairing-far", tokenizer=train_sentencepiece(["<|endoftext|>", "<|im_end|>"], OTHER_TEXT), seed=2
     )

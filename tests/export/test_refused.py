@@ -10,10 +10,10 @@ import pytest
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export import export_bundle
-from outrider_export.architectures import ARCHITECTURES, describe_layers, settle_positions
-from outrider_export.geometry import geometry_of_config
-from outrider_export.plan import check_route
-from outrider_export.sources import locate
+from outrider_export.describe.architectures import ARCHITECTURES, describe_layers, settle_positions
+from outrider_export.describe.geometry import geometry_of_config
+from outrider_export.describe.plan import check_route
+from outrider_export.sources.source import locate
 from shapes import CONFIGS, WINDOW
 
 WHERE = Path("folder")
@@ -47,7 +47,7 @@ def test_nothing_is_written_for_a_refused_architecture(
     for path in make_checkpoint("refused").iterdir():
         (source / path.name).write_bytes(path.read_bytes())
     (source / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
-    monkeypatch.setattr("outrider_export.convert_model.run_child", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("outrider_export.bundles.convert_model.run_child", lambda *_: pytest.fail("it began"))
     with pytest.raises(ExportError, match=says) as caught:
         export_bundle(source, output=tmp_path / "bundle")
     assert "docs/models.md" in str(caught.value)
@@ -70,7 +70,7 @@ def test_nothing_is_written_for_a_refused_architecture(
 def test_what_no_package_helps_is_said_before_packages_are_asked_for(
     form: Any, changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: False)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
     with pytest.raises(ExportError, match=says) as caught:
         check_route("main", locate(tmp_path), form, None)
@@ -80,7 +80,7 @@ def test_what_no_package_helps_is_said_before_packages_are_asked_for(
 def test_the_message_about_packages_says_that_they_may_not_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: False)
     new = {"model_type": "new", "architectures": ["NewForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | new), encoding="utf-8")
     with pytest.raises(ExportError, match=r"needs torch, .*; the model is none of docs/models\.md, so"):
@@ -90,7 +90,7 @@ def test_the_message_about_packages_says_that_they_may_not_help(
 def test_a_gguf_file_that_does_not_run_asks_for_no_package(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider_export.plan.is_installed", lambda package: False)
+    monkeypatch.setattr("outrider_export.extras.is_installed", lambda package: False)
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_file.read_bytes().replace(b"qwen2", b"rwkv7"))
     with pytest.raises(

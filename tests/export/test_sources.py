@@ -14,8 +14,8 @@ from exports import Recorder
 from outrider.bundle.opening import open_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf
-from outrider_export.sources import default_name, fetch, locate
+from outrider_export.sources.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf
+from outrider_export.sources.source import default_name, fetch, locate
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -142,7 +142,7 @@ def test_the_next_export_works_beside_leftovers(gguf_file: Path, tmp_path: Path)
 
 def test_a_full_disk_is_told_before_the_work(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**7))
-    monkeypatch.setattr("outrider_export.convert_model.run_child", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("outrider_export.bundles.convert_model.run_child", lambda *_: pytest.fail("it began"))
     with pytest.raises(ExportError, match=r"needs 0\.0\d GB and .* has 0\.01 GB free"):
         export_bundle(gguf_file, output=tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import pytest
 from family_templates import FAMILIES
 from outrider.errors import RequestError
 from outrider.inputs.text.chat_template import ChatTemplates
-from outrider_export.tokenizer_ir import write_tokenizer_ir
+from outrider_export.tokenizers.ir import write_tokenizer_ir
 from template_constructs import CONSTRUCTS
 from tiny import train_tokenizer
 

@@ -13,7 +13,7 @@ import outrider
 from outrider.bundle.manifest import Pooling, TextEncoderEntry
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
-from outrider_export.sources import locate
+from outrider_export.sources.source import locate
 from outrider_export.text_encoders.checkpoint import describe, kind_of
 from text_encoders import write_bert
 

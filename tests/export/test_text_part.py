@@ -10,10 +10,11 @@ from safetensors.numpy import load_file, save_file
 
 from exports import Recorder, error_of, logits_of_ir
 from outrider.errors import ExportError
+from outrider_export.describe.geometry import geometry_of_config
+from outrider_export.describe.plan import check_route
 from outrider_export.direct.convert import convert
-from outrider_export.geometry import geometry_of_config
-from outrider_export.plan import check_route
-from outrider_export.sources import count_weights, locate, read_config, text_part
+from outrider_export.sources.safetensors import count_weights
+from outrider_export.sources.source import locate, read_config, text_part
 from shapes import CONFIGS, logits_of
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
@@ -63,7 +64,7 @@ def test_its_configuration_is_that_of_the_text(reads_images: tuple[Any, Path], m
     assert config["tie_word_embeddings"]
     text = sum(tensor.size for name, tensor in load_file(folder / "model.safetensors").items() if "language" in name)
     assert count_weights(folder) == text
-    monkeypatch.setattr("outrider_export.plan._missing", lambda _: ["torch"])
+    monkeypatch.setattr("outrider_export.extras.missing", lambda _: ["torch"])
     check_route("main", locate(folder), "openvino", None)  # without PyTorch
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from outrider.errors import ExportError
-from outrider_export.gguf_file import GGUFHeader, read_header
-from outrider_export.gguf_pretokenizers import PRE_TOKENIZERS
-from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.tokenizer_ir import write_tokenizer_ir
-from outrider_export.tokenizer_job import PROBES, check_tokenizer_ir
+from outrider_export.sources.gguf_file import GGUFHeader, read_header
+from outrider_export.tokenizers.gguf_pretokenizers import PRE_TOKENIZERS
+from outrider_export.tokenizers.gguf_tokenizer import write_tokenizer
+from outrider_export.tokenizers.ir import write_tokenizer_ir
+from outrider_export.tokenizers.job import PROBES, check_tokenizer_ir
 
 PRES = ("qwen2", "smollm", "qwen35", "llama-bpe", "sentencepiece")
 TEXTS = st.text() | st.text("a1 \n'é\u0301日<|im_end|>") | st.lists(st.sampled_from(PROBES)).map("".join)

@@ -11,8 +11,8 @@ import torch
 
 from outrider.errors import ExportError
 from outrider_export.distill.data import Data
-from outrider_export.train.files import KINDS, load, save
-from outrider_export.train.fit import (
+from outrider_export.distill.train.files import KINDS, load, save
+from outrider_export.distill.train.fit import (
     PATIENCE,
     Stopped,
     Training,
@@ -23,9 +23,9 @@ from outrider_export.train.fit import (
     schedule,
     start_head,
 )
-from outrider_export.train.layers import Teacher
-from outrider_export.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Step, Targets, draft_loss
-from outrider_export.train.status import Status, Watch
+from outrider_export.distill.train.layers import Teacher
+from outrider_export.distill.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Step, Targets, draft_loss
+from outrider_export.distill.train.status import Status, Watch
 from shards import counting, write_shard
 
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
@@ -127,7 +127,7 @@ def test_blocks_of_one_pass_are_what_they_are_alone(kind: str, teacher: Teacher,
 
 def test_the_loss_of_dspark_is_its_papers(teacher: Teacher, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     """Place by place, over all tokens and one more: the target's that is not stored."""
-    monkeypatch.setattr("outrider_export.train.fit.DRAFT_VOCAB_SIZE", 60)
+    monkeypatch.setattr("outrider_export.distill.train.fit.DRAFT_VOCAB_SIZE", 60)
     head, _ = make("dspark", teacher, data)
     batch = data.read([3, 4])
     with torch.no_grad():
@@ -158,7 +158,7 @@ def test_dspark_is_published_for_the_whole_vocabulary(
     """Tokens that it does not propose share a row of W1, and have zeros in W2. Read back, it drafts the same."""
     from safetensors.torch import load_file
 
-    monkeypatch.setattr("outrider_export.train.fit.DRAFT_VOCAB_SIZE", 60)
+    monkeypatch.setattr("outrider_export.distill.train.fit.DRAFT_VOCAB_SIZE", 60)
     head, config = make("dspark", teacher, data)
     report = fit(head, data, num_steps=3)
     save(head, config, tmp_path / "dspark", report)
@@ -397,7 +397,7 @@ def test_starting_a_head_leaves_the_programs_random_numbers_alone(teacher: Teach
 
 def test_a_short_training_is_evaluated_seldom(teacher: Teacher, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation of several batches takes as long as several steps."""
-    monkeypatch.setattr("outrider_export.train.fit.TOKENS_IN_USUAL_BATCH", 32)
+    monkeypatch.setattr("outrider_export.distill.train.fit.TOKENS_IN_USUAL_BATCH", 32)
     every = len(held_out("medusa", data))
     assert every > 1
     head, _ = make("medusa", teacher, data)

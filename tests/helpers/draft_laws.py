@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from enumeration import ways
-from in_the_loop import new_request
+from in_the_loop import ask, new_request
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.decoding.reading import verify
-from outrider.decoding.request import Request
 from outrider.errors import NoTokenLeft
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.types import Distribution, Draft, LogitsRow, Noise
@@ -70,7 +70,7 @@ class Models:
         except NoTokenLeft:
             return None
 
-    def request(self, verifier: Any, seed: int = 0, **options: Any) -> Request:
+    def request(self, verifier: Any, seed: int = 0, **options: Any) -> Answer:
         own: dict[str, Any] = {"sampler": self.sampler(), "noise": Noise(seed), "max_new_tokens": 9, "reuse": False}
         return new_request([], verifier=verifier, **own | options)
 
@@ -121,7 +121,7 @@ def output_law(verifier: Any, models: Models, shape: list[int], certain: bool, l
 
         def judge(noise: Noise, draft: Draft = draft) -> Any:
             request = models.request(verifier)
-            request.noise = noise
+            ask(request, noise=noise)
             return verify(request, draft, models.rows_of(draft))
 
         for way, outcome in ways(judge, drawn=False):

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 
 from heads import DECODER, HEAD_SIZE, TOKEN_MAP, config_of, tensors_of
-from outrider_export.heads import gguf as drafters
+from outrider_export.sources import gguf_drafter as drafters
 
 Change = Callable[[gguf.GGUFWriter], Any]
 

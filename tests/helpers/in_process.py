@@ -14,8 +14,8 @@ import pytest
 from outrider.errors import ExportError
 from outrider_export.child import _one_line
 
-WORK = {"keep": "keep", "tokenizer_job": "work", "compare": "compare"}  # elsewhere it is `convert`
-CALLERS = ("convert_model", "fidelity", "text_encoders.export")
+WORK = {"keep": "keep", "job": "work", "compare": "compare"}  # elsewhere it is `convert`
+CALLERS = ("bundles.convert_model", "with_torch.fidelity", "text_encoders.export")
 
 
 class Relay:

@@ -1,19 +1,22 @@
 """Requests for the loop with fakes, and the loop until they have ended."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer, Status
+from outrider.decoding.delivery import Delivery
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters.controller import Fixed
 from outrider.inputs.text import TextStream
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import Committed, DraftRequest, Noise, Pending, Sequence, Turn
+from outrider.types import Committed, DraftRequest, Noise, Pending, Prompt, Sequence, Turn
 
 
 def letters(token_ids: Seq[int]) -> str:
@@ -22,24 +25,42 @@ def letters(token_ids: Seq[int]) -> str:
 
 
 def new_request(
-    prompt: Seq[int], drafter: Any = None, sampling: dict[str, Any] | None = None, **fields: Any
-) -> Request:
-    """A request that is greedy, unless a verifier is among `fields`.
+    prompt: Seq[int] | Prompt, drafter: Any = None, sampling: dict[str, Any] | None = None, **fields: Any
+) -> Answer:
+    """The answer to a request that is greedy, unless a verifier is among `fields`.
 
-    drafter: one, or a policy of several. sampling: options of `GenerationConfig`.
+    drafter: one, or a policy of several. sampling: options of `GenerationConfig`. fields: of the request, the answer or
+    its delivery.
     """
-    made: dict[str, Any] = {
-        "sequence": Sequence([*prompt], len(prompt)),
-        "sampler": LogitsSampler(GenerationConfig(**sampling or {}), [*prompt]),
+    prompt = prompt if isinstance(prompt, Prompt) else Prompt([*prompt])
+    asked: dict[str, Any] = {
+        "prompt": prompt,
         "verifier": Greedy(),
         "noise": Noise(0),
-        "text": TextStream(letters),
         "max_new_tokens": 20,
-        "eos_token_ids": frozenset(),
         "policy": Fixed(drafter) if hasattr(drafter, "propose") else drafter,
         "num_assistant_tokens": 4 if drafter else 0,
     }
-    return Request(**made | fields)
+    made: dict[str, Any] = {
+        "sequence": Sequence.of(prompt),
+        "sampler": LogitsSampler(GenerationConfig(**sampling or {}), [*prompt.token_ids]),
+    }
+    sent: dict[str, Any] = {"text": TextStream(letters)}
+    for of_it, kind in ((asked, Request), (made, Answer), (sent, Delivery)):
+        of_it |= {name: fields.pop(name) for name in [*fields] if name in kind.__dataclass_fields__}
+    assert not fields
+    return Answer(request=Request(**asked), delivery=Delivery(**sent), **made)
+
+
+def ask(answer: Answer, **fields: Any) -> None:
+    """Change what an answer's request asks for."""
+    answer.request = replace(answer.request, **fields)
+
+
+def say(answer: Answer, *token_ids: int) -> None:
+    """Let an answer have got these tokens, in a loop or without one."""
+    answer.sequence.token_ids += token_ids
+    answer.status = Status.DECODING
 
 
 @dataclass(eq=False)
@@ -62,7 +83,7 @@ class InTurns:
     def release(self, sequence: Sequence) -> None: ...
 
 
-def run(main: Any, *requests: Request, rows: int = 32, spared: tuple[type[Exception], ...] = ()) -> list[list[int]]:
+def run(main: Any, *requests: Answer, rows: int = 32, spared: tuple[type[Exception], ...] = ()) -> list[list[int]]:
     """Answer requests together. Their tokens, prompts included. spared: errors that may end a request.
 
     Raises:
@@ -72,7 +93,7 @@ def run(main: Any, *requests: Request, rows: int = 32, spared: tuple[type[Except
     for request in requests:
         assert admit(request, main)
     while running:
-        step(main, running, Scheduler(rows))
+        step(main, Scheduler(main, RowBudget(rows), running))
         for request in [request for request in running if request.ended or request.error]:
             release(request)
             running.remove(request)

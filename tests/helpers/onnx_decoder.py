@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from outrider.bundle.manifest import Geometry
-from outrider_export.onnx_inputs import add_extra_rows, add_rows
+from outrider_export.onnx.inputs import add_extra_rows, add_rows
 
 
 def decoder(geometry: Geometry, seed: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures, and what each has to be: see `outrider_export.architectures`."""
+"""Tiny random models of many architectures, and what each has to be: see `outrider_export.describe.architectures`."""
 
 import json
 import math

@@ -26,7 +26,7 @@ def write_tokenizer(source: Path, folder: Path) -> None:
     """A tokenizer with special tokens around one text or two."""
     import openvino
 
-    from outrider_export.tokenizer_ir import write_tokenizer_ir
+    from outrider_export.tokenizers.ir import write_tokenizer_ir
 
     folder.mkdir(parents=True)
     shutil.copyfile(source / "tokenizer_config.json", folder / "tokenizer_config.json")

@@ -9,7 +9,7 @@ import numpy as np
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import ToyTokenizer
 
 

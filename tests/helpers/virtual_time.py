@@ -5,19 +5,19 @@ import functools
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from in_the_loop import new_request
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram
 from outrider.drafters.controller import Controller
-from outrider.inputs.text import TextStream
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
-from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, RowRule, Sequence, SteadyRows
+from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, RowRule, SteadyRows
 
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
@@ -130,7 +130,7 @@ class World:
 
     def decode(
         self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
-    ) -> tuple[list[int], float, Request]:
+    ) -> tuple[list[int], float, Answer]:
         """The answer, the seconds after its first token, and the request."""
         request = self.request(prompt, drafted, num, verifier, **options)
         (seconds,) = self.run([request])
@@ -145,11 +145,11 @@ class World:
         seconds = self.run(requests)
         return [request.sequence.generated_token_ids for request in requests], seconds
 
-    def run(self, requests: Seq[Request]) -> list[float]:
+    def run(self, requests: Seq[Answer]) -> list[float]:
         """The seconds until each request has ended, after the first tokens."""
         ended, began = [0.0] * len(requests), 0.0
         while running := [i for i, request in enumerate(requests) if not request.ended]:
-            step(self.main, [requests[i] for i in running], Scheduler(_PIECE))
+            step(self.main, Scheduler(self.main, RowBudget(_PIECE), [requests[i] for i in running]))
             began = began or self.seconds
             for i in running:
                 assert requests[i].error is None
@@ -158,17 +158,15 @@ class World:
                     ended[i] = self.seconds
         return [seconds - began for seconds in ended]
 
-    def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Request:
+    def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Answer:
         config = GenerationConfig(max_new_tokens=num, **options)
-        request = Request(
-            sequence=Sequence(list(prompt), len(prompt)),
-            sampler=LogitsSampler(config, prompt),
+        request = new_request(
+            prompt,
+            self.controller if drafted else None,
+            options,
             verifier=verifier or Greedy(),
             noise=Noise(config.seed or 0),
-            text=TextStream(lambda ids: "".join(chr(64 + i) for i in ids), ()),
             max_new_tokens=num,
-            eos_token_ids=frozenset(),
-            policy=self.controller if drafted else None,
             num_assistant_tokens=15,
         )
         assert admit(request, self.main)

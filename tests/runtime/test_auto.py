@@ -11,7 +11,7 @@ from outrider.bundle import Bundle
 from outrider.decoding.own import inner
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Fixed
-from outrider.models.measure import LONGEST
+from outrider.models.tuning.measure import LONGEST
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from toys import fix_costs, load_toy
 
@@ -86,11 +86,11 @@ def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.
     """Its class does not matter, only what it declares."""
     bundled = engine.draft_models["draft"]
     engine.add_drafter("priced", bundled.on(bundled.backend, bundled.cost))
-    request = engine.prepare("hello", drafter="priced")
+    request = engine.prepare("hello", drafter="priced").request
     assert isinstance(request.policy, Controller)
     assert [*map(inner, request.policy.drafters)] == [engine.find_drafter("priced")]
     assert request.num_assistant_tokens == LONGEST
-    assert isinstance(engine.prepare("hello", drafter="priced", num_assistant_tokens=2).policy, Fixed)
+    assert isinstance(engine.prepare("hello", drafter="priced", num_assistant_tokens=2).request.policy, Fixed)
     plain = engine.generate("hello", drafter=None, max_new_tokens=60, ignore_eos=True)
     drafted = engine.generate("hello", drafter="priced", max_new_tokens=60, ignore_eos=True)
     assert drafted.token_ids == plain.token_ids

@@ -16,10 +16,10 @@ import outrider
 from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.readings import compare_readings, read
-from outrider.models.measure.slots import open_slot
-from outrider.models.part import Part
-from outrider.models.settled import choice_of, compile_settled
+from outrider.models.tuning.measure.readings import compare_readings, read
+from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, RowRule
 
@@ -44,12 +44,12 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         bundle = save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", draft=False, formats=(form, form))
     else:
         bundle = outrider.read_bundle(request.getfixturevalue(name))
-    part = Part("main", bundle, bundle.manifest.main)
-    if (name, precision) == ("smollm2", "f32") and choice_of(part, "CPU", DeviceConfig()).setting.precision == "f32":
+    part = ModelSpec("main", bundle, bundle.manifest.main)
+    if (name, precision) == ("smollm2", "f32") and choice_of(part).setting.precision == "f32":
         pytest.skip("'auto' is f32 here")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", outrider.ExactnessWarning)  # of a precision that was asked for
-        made = compile_settled(part, "CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision))
+        made = compile_settled(part.on("CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision)))
     made.allocate(max_tokens=4096)
     if not made.exactness.holds:
         assert precision == "bf16", "what 'auto' takes is exact, and so is f32"
@@ -262,11 +262,11 @@ def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:
 @pytest.mark.parametrize("options", [{}, {"precision": "f32"}, {"cache_precision": "u8"}])
 def test_what_is_claimed_is_true(openvino_bundle: Bundle, options: dict[str, Any]) -> None:
     """A quantised cache is not called exact: every write to a block rounds the whole block again."""
-    part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
+    part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
     quantised = "u8" in options.values()
     warns = pytest.warns(outrider.ExactnessWarning, match="Leave cache_precision at 'auto'")
     with warns if quantised else contextlib.nullcontext():
-        made = compile_settled(part, "CPU", DeviceConfig(**options))
+        made = compile_settled(part.on("CPU", DeviceConfig(**options)))
     made.allocate(4096)
     differences = compare_readings(made, 300)
     assert made.capabilities.bit_exact_batching == (set(differences.values()) == {0.0})

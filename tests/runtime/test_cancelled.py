@@ -13,8 +13,8 @@ from outrider.decoding import prefix_check
 from outrider.errors import DeviceError
 from outrider.models.backends.infer_calls import InferCalls
 from outrider.models.kv import BlockPool
-from outrider.models.measure.readings import read
-from outrider.models.measure.slots import open_slot
+from outrider.models.tuning.measure.readings import read
+from outrider.models.tuning.measure.slots import open_slot
 from outrider.types import Chunk, Draft, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from serving import wait_until
@@ -171,7 +171,7 @@ def test_a_wrong_prefix_is_found_and_dropped(
     """One in some hundred is read again while the engine is idle. Its files are dropped, too."""
     monkeypatch.setattr(prefix_check, "EVERY_HITS", 2)
     with load_toy(toy_bundle, prefix_store=str(tmp_path)) as engine:
-        check = engine._queue._worker.prefix_check
+        check = engine._queue._scheduler.prefix_check
         texts = [engine.generate(PROMPTS[0], **OPTIONS).token_ids for _ in range(4)]
         engine.settle()
         assert (check.num_checked, check.num_wrong) == (1, 0)  # a later one takes an earlier one's place
@@ -196,7 +196,7 @@ def test_prefixes_of_conversations_are_checked(
     """What is checked ends before, in and after an earlier answer."""
     monkeypatch.setattr(prefix_check, "EVERY_HITS", 1)
     with load_toy(openvino_bundle) as engine:
-        check = engine._queue._worker.prefix_check
+        check = engine._queue._scheduler.prefix_check
         ids = random_ids(5, 40)
         ids += engine.generate(ids, max_new_tokens=60, ignore_eos=True).token_ids + random_ids(6, 60)
         for most in (30, 64, 96, 256):

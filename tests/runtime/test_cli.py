@@ -16,7 +16,7 @@ import pytest
 
 from outrider.cli import COMMANDS, generate, run
 from outrider.cli.tune import Work
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import save_toy_bundle
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.bundle import Bundle
-from outrider.config import DeviceConfig
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import output_matrix_of, result
-from outrider.models.loading import LoadedModel
-from outrider.models.measure import PassCost
-from outrider.models.part import Part
+from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.setting import Setting
 from outrider.system.core import new_core
 from outrider.types import Chunk
 
@@ -125,7 +125,7 @@ def test_a_model_that_would_be_much_larger_stays() -> None:
 
 
 def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bundle) -> None:
-    part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
+    part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
     graph = read_decoder(new_core(), part.path)
     product = output_matrix_of(graph)
     assert product is not None
@@ -140,7 +140,7 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bun
 
     logits, said, identities = [], [], []
     for columns in (0, COLUMNS):
-        backend = part.compile(DeviceConfig(precision="f32"), "CPU", graph, columns)
+        backend = part.compile(Setting("f32", "auto", columns=columns), graph)
         backend.allocate(64)
         slot = backend.open(16)
         assert slot is not None
@@ -151,4 +151,4 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bun
         identities.append(loaded.identity)
     assert np.abs(logits[1] - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()
     assert said[1] == said[0].replace(", OpenVINO", ", products of 8,224 columns, OpenVINO")
-    assert identities[1] == identities[0] | {"columns": "8224"}  # costs and saved prefixes are of one setting
+    assert identities[1]["call"] == identities[0]["call"] | {"columns": "8224"}  # costs and prefixes are of one setting

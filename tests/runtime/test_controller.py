@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.loop import step
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
@@ -18,7 +19,7 @@ from outrider.drafters.controller.answer import Answer
 from outrider.drafters.controller.batch import Batch, best_length
 from outrider.drafters.controller.copy_budget import CopyBudget
 from outrider.drafters.controller.rules import WorthIt
-from outrider.models.measure import PassCost, measure_pass
+from outrider.models.tuning.measure import PassCost, measure_pass
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
@@ -331,10 +332,10 @@ def test_calls_that_also_read_prompts_do_not_make_the_machine_seem_slower() -> N
     """A draft would cost more than it does, and so would the next piece of a prompt."""
     world = World(0.0, copies=True, model=False)
     answer = world.request([1, 2, 3], drafted=True, num=300)
-    step(world.main, [answer], Scheduler(64))
+    step(world.main, Scheduler(world.main, RowBudget(64), [answer]))
     newcomer = world.request([1] * 1300, drafted=True, num=1)
     while not newcomer.ended:
-        step(world.main, [answer, newcomer], Scheduler(16))
+        step(world.main, Scheduler(world.main, RowBudget(16), [answer, newcomer]))
     assert answer.stats.num_rounds > 30
     assert world.controller._main_cost.scale == pytest.approx(1.0, abs=0.01)
 

@@ -22,13 +22,13 @@ import pytest
 import outrider
 from outrider.bundle import Bundle, Format
 from outrider.errors import DeviceError
-from outrider.models import backends, loading
-from outrider.models.backends import devices, onnx_providers, probe, processor
+from outrider.models import backends
+from outrider.models.backends import devices, onnx_providers, processor
 from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.backends.support import ModelSpec
-from outrider.models.part import Part
+from outrider.models.tuning import loading, model_spec, probe
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -37,7 +37,8 @@ SMALL = outrider.Config().replace(cache_size=0.01)
 # The child of a machine whose GPU is the CPU; what comes before `probe.main()` is what its driver does.
 CHILD = """
 import os, sys
-from outrider.models.backends import onnx_providers, probe
+from outrider.models.backends import onnx_providers
+from outrider.models.tuning import probe
 onnx_providers._PROVIDERS["GPU"] = onnx_providers._PROVIDERS["CPU"]
 open({log!r}, "a").write("tried\\n")
 {driver}
@@ -139,12 +140,12 @@ class TestADriverThatCrashes:
     ) -> None:
         gpu("")
 
-        def picky(spec: ModelSpec) -> Any:
+        def picky(spec: ModelSpec, *args: Any) -> Any:
             if spec.device == "GPU":
                 raise error("It has other needs.")
-            return backends.load_model(spec)
+            return backends.load_model(spec, *args)
 
-        monkeypatch.setattr("outrider.models.part.load_model", picky)
+        monkeypatch.setattr("outrider.models.tuning.model_spec.load_model", picky)
         with pytest.warns(
             outrider.DeviceWarning, match=r"main model does not run on GPU: It has other needs\. CPU is used instead"
         ):
@@ -160,19 +161,19 @@ class TestADriverThatCrashes:
         self, bundle: Bundle, gpu: Callable[[str], None], name: str
     ) -> None:
         gpu(f"import signal; probe.load_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
-        part = Part("main", bundle, bundle.manifest.main)
-        verdict = loading.verdict_of(part, "GPU", SMALL.device)
+        part = ModelSpec("main", bundle, bundle.manifest.main)
+        verdict = loading.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
         assert verdict.reason == f"the process that tested it was ended by {name}"
         gpu("")
-        assert loading.verdict_of(part, "GPU", SMALL.device).works  # tried again
+        assert loading.verdict_of(part.on("GPU", SMALL.device)).works  # tried again
 
     @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Its parent process may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
-        part = Part("main", bundle, bundle.manifest.main)
-        assert "ended with code 1" in loading.verdict_of(part, "GPU", SMALL.device).reason
+        part = ModelSpec("main", bundle, bundle.manifest.main)
+        assert "ended with code 1" in loading.verdict_of(part.on("GPU", SMALL.device)).reason
 
     @pytest.mark.slow
     def test_one_that_hangs_is_given_up(
@@ -204,11 +205,11 @@ class TestVerdicts:
     def test_it_is_tried_again_when_something_has_changed(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        part = Part("main", bundle, bundle.manifest.main)
+        part = ModelSpec("main", bundle, bundle.manifest.main)
         options = SMALL.device
 
         def works(options: Any = options) -> bool | None:
-            return loading.verdict_of(part, "GPU", options).works
+            return loading.verdict_of(part.on("GPU", options)).works
 
         assert works()
         assert works()
@@ -219,7 +220,7 @@ class TestVerdicts:
         assert found is not None
         newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
         with monkeypatch.context() as patch:
-            patch.setattr(loading, "find_device", lambda *_: newer)
+            patch.setattr(model_spec, "find_device", lambda *_: newer)
             assert works() is False
             assert works() is False
         assert num_tried(tmp_path) == 2
@@ -232,23 +233,23 @@ class TestVerdicts:
         assert num_tried(tmp_path) == 4
 
     def test_only_an_npu_can_be_emulated(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
+        part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
         monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=False, reason="it was tried"))
         emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
         with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
-            loading.load_part(part, "GPU", emulated)
+            loading.load_part(part.on("GPU", emulated))
 
     def test_what_cannot_be_tried_is_no_verdict(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        part = Part("main", bundle, bundle.manifest.main)
+        part = ModelSpec("main", bundle, bundle.manifest.main)
         odd = SMALL.replace(properties={"session.x": object()}).device
-        assert loading.verdict_of(part, "GPU", odd).works is None
+        assert loading.verdict_of(part.on("GPU", odd)).works is None
         assert (
-            loading.verdict_of(part, "GPU", SMALL.replace(precision="bf16").device).works is None
+            loading.verdict_of(part.on("GPU", SMALL.replace(precision="bf16").device)).works is None
         )  # the option's fault
         monkeypatch.setattr(probe, "child_command", lambda: None)
-        verdict = loading.verdict_of(part, "GPU", SMALL.device)
+        verdict = loading.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
         assert "no Python interpreter" in verdict.reason
         assert not (saved.FOLDER / "verdicts").exists()
@@ -274,11 +275,10 @@ def test_an_app_never_starts_itself(
 
 
 def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
-    model = openvino_bundle.manifest.main
-    path = str(openvino_bundle.model_path(model))
-    assert probe.try_apart(probe.Job(path, model, "CPU", SMALL.device, is_main=True)).works
+    folder, model = str(openvino_bundle.folder), openvino_bundle.manifest.main
+    assert probe.try_apart(probe.Job(folder, "main", model, "CPU", SMALL.device)).works
     broken = SMALL.replace(properties={"NO_SUCH_PROPERTY": "1"}).device
-    verdict = probe.try_apart(probe.Job(path, model, "CPU", broken, is_main=True))
+    verdict = probe.try_apart(probe.Job(folder, "main", model, "CPU", broken))
     assert verdict.works is False
     assert "NO_SUCH_PROPERTY" in verdict.reason
 
@@ -318,12 +318,12 @@ class TestAuto:
     ) -> None:
         """Only the main model fails there. The draft model's device was not named, so it follows the main model."""
 
-        def failing(spec: ModelSpec) -> Any:
+        def failing(spec: ModelSpec, *args: Any) -> Any:
             if spec.device == "GPU" and spec.is_main:
                 raise outrider.DeviceError("The GPU is out of memory.")
-            return backends.load_model(spec)
+            return backends.load_model(spec, *args)
 
-        monkeypatch.setattr("outrider.models.part.load_model", failing)
+        monkeypatch.setattr("outrider.models.tuning.model_spec.load_model", failing)
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
@@ -331,7 +331,7 @@ class TestAuto:
         assert answers_as_it_should(engine)
 
     def test_an_npu_has_to_be_named(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        part = Part("main", bundle, bundle.manifest.main)
+        part = ModelSpec("main", bundle, bundle.manifest.main)
         here = [Device(name=name, format="onnx", full_name="one") for name in ("CPU", "NPU", "NPU.0", "GPU.1")]
         monkeypatch.setattr(loading, "find_devices", lambda: here)
         monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=True))
@@ -344,7 +344,7 @@ class TestAuto:
         self, bundle: Bundle, openvino_bundle: Bundle, gpu: Callable[[str], None]
     ) -> None:
         """OpenVINO has no GPU here."""
-        main, draft = (Part("main", each, each.manifest.main) for each in (bundle, openvino_bundle))
+        main, draft = (ModelSpec("main", each, each.manifest.main) for each in (bundle, openvino_bundle))
         placement = loading.choose_devices(main, draft, SMALL.replace(main_device="auto").device)
         assert (placement.main, placement.draft) == ("GPU", "CPU")
 
@@ -433,8 +433,8 @@ class TestCompiledCache:
     """The folder of OpenVINO's compiled models."""
 
     def folder(self, bundle: Bundle, device: str, **options: Any) -> Path | None:
-        part = Part("main", bundle, bundle.manifest.main)
-        folder = part.options(SMALL.replace(**options).device, device).properties.get("CACHE_DIR")
+        part = ModelSpec("main", bundle, bundle.manifest.main)
+        folder = part.on(device, SMALL.replace(**options).device).compile_options.properties.get("CACHE_DIR")
         return None if folder is None else Path(folder)
 
     def test_it_is_for_devices_that_can_read_it(self, openvino_bundle: Bundle, bundle: Bundle, tmp_path: Path) -> None:
@@ -600,7 +600,7 @@ class TestCommand:
     def test_an_npus_cache_is_what_npuw_makes_it(self, openvino_bundle: Bundle) -> None:
         from outrider.cli.devices import _cache_precision
 
-        part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
+        part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
         npu = Device(name="NPU", format="openvino", fixed=True)
         assert _cache_precision(part, npu, SMALL) == "f16"
         assert _cache_precision(part, npu, SMALL.replace(precision="f32")) == "f16"

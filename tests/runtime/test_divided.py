@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.models.backends.divided import divide
 from outrider.models.backends.paged_call import PagedCall
-from outrider.models.divided import divide
 from outrider.testing.fake import FakeBackend
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 

@@ -11,7 +11,7 @@ from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.models.backends.encoder_decoder import EncoderDecoder
-from outrider.models.measure.readings import compare_readings
+from outrider.models.tuning.measure.readings import compare_readings
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule, Source
 from toys import load_toy

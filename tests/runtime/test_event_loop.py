@@ -185,7 +185,7 @@ def test_a_slow_task_pauses_its_request_alone(engine: outrider.Engine) -> None:
         stream = engine.astream("hello", **LONG)
         chunks = [await anext(stream)]
         async with asyncio.timeout(300):
-            while not engine._queue._worker._is_far_ahead:
+            while not engine._queue._scheduler.is_far_ahead:
                 await asyncio.sleep(0.001)
         paused_at = chunks[0].stats.num_generated_tokens
         other = await engine.agenerate("the same", max_new_tokens=30)

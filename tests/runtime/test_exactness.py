@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.measure.exactness import ROWS, measure_exactness
-from outrider.models.measure.readings import compare_readings
+from outrider.models.tuning.measure.exactness import ROWS, measure_exactness
+from outrider.models.tuning.measure.readings import compare_readings
 from outrider.testing import FakeBackend
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 

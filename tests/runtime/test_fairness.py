@@ -77,7 +77,7 @@ def test_conversations_that_wait_for_room_take_turns(openvino_bundle: Bundle) ->
             if not order:
                 for _ in range(num_chats - 1):
                     assert entered.acquire(timeout=300)
-            order.append(request.max_new_tokens - 200)
+            order.append(request.request.max_new_tokens - 200)
 
     # A token takes 2 layers x 2 (keys, values) x 16 numbers x 4 bytes; prompt and answer take up to 300 tokens.
     with chat_engine(openvino_bundle, cache_size=0.0002, drafter=None) as engine:

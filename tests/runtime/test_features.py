@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from in_the_loop import new_request, run
+from in_the_loop import ask, new_request, run
 from outrider.bundle import Bundle
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import BundleError, RequestError
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Threshold
 from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, Sequence
@@ -62,7 +62,7 @@ class Reading(Drafter):
             assert committed.features is None
 
 
-def check(request: Request, drafter: Reading) -> None:
+def check(request: Answer, drafter: Reading) -> None:
     """Check that a drafter got the states of all tokens from `begin` on, except the newest, which is not read yet."""
     token_ids, begin = request.sequence.token_ids, drafter.begins[request.sequence]
     names, features_after = drafter.requirements.features, drafter.main.features_after
@@ -109,7 +109,7 @@ def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     cost = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
     model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
     request = new_request([1, 2], None)
-    request.policy = Controller(main, cost, copier=Suffix(), models={"draft": model})
+    ask(request, policy=Controller(main, cost, copier=Suffix(), models={"draft": model}))
     assert admit(request, main)
     assert not request.features
     model.requirements = Requirements(NAMES)
@@ -130,7 +130,7 @@ def test_a_drafter_that_needs_trees_is_refused_by_a_verifier_of_chains() -> None
     main = FakeBackend(VOCAB_SIZE)
     request = new_request([1], Reading(main, Requirements(trees=True)))
     assert admit(request, main)
-    request.verifier = Threshold()
+    ask(request, verifier=Threshold())
     with pytest.raises(RequestError, match="needs drafts to be verified as trees, and Threshold verifies chains only"):
         admit(request, main)
 

@@ -16,8 +16,9 @@ import outrider
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
 from in_the_loop import new_request, run
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.errors import EngineClosed, NoTokenLeft, OptionError
@@ -257,18 +258,18 @@ def test_grammars_that_are_made_to_hurt(make: Callable[..., Grammars], sources: 
 # Masks
 
 
-def make_request(grammars: Grammars, source: Source, **fields: Any) -> Request:
+def make_request(grammars: Grammars, source: Source, **fields: Any) -> Answer:
     state = grammars.new_state(source)
     sampler = LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state)
     given: dict[str, Any] = {"verifier": Coupled(), "noise": Noise(0), "max_new_tokens": 60, "reuse": False}
     return new_request([7, 8], sampler=sampler, eos_token_ids=frozenset(EOS), grammar=state, **given | fields)
 
 
-def state_of(request: Request) -> Any:
+def state_of(request: Answer) -> Any:
     return request.grammar
 
 
-def answer(*requests: Request) -> list[list[int]]:
+def answer(*requests: Answer) -> list[list[int]]:
     return [token_ids[2:] for token_ids in run(FakeBackend(VOCAB_SIZE, seed=1), *requests, rows=64)]
 
 
@@ -336,7 +337,7 @@ class Blocked:
         return self.matcher.compute_bitmask()
 
 
-def begun(main: FakeBackend, *requests: Request) -> None:
+def begun(main: FakeBackend, *requests: Answer) -> None:
     for request in requests:
         assert admit(request, main)
 
@@ -352,13 +353,13 @@ def test_others_go_on_while_a_mask_is_late(make: Callable[..., Grammars]) -> Non
     begun(main, late, bystander)
     rounds = 0
     while not bystander.ended:
-        step(main, [late, bystander], Scheduler(64))
+        step(main, Scheduler(main, RowBudget(64), [late, bystander]))
         rounds += 1
     assert rounds == 15
     assert not late.stats.num_generated_tokens
     goes_on.set()
     while not late.ended:
-        step(main, [late], Scheduler(64))
+        step(main, Scheduler(main, RowBudget(64), [late]))
     assert late.sequence.generated_token_ids == expected
     for request in (late, bystander):
         release(request)
@@ -379,7 +380,7 @@ def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> No
         until = time.monotonic() + 30
         while not (lost.error and late.ended):
             assert time.monotonic() < until
-            step(main, [each for each in (lost, late) if not each.ended], Scheduler(64))
+            step(main, Scheduler(main, RowBudget(64), [each for each in (lost, late) if not each.ended]))
     finally:
         goes_on.set()
     assert "the limit of a token is 0.01. Simplify it." in str(lost.error)

@@ -7,7 +7,6 @@ one made from scratch, from the committed tokens and the main model's hidden sta
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,8 +17,9 @@ from hypothesis import strategies as st
 import in_the_loop
 from in_the_loop import InTurns, new_request
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters import HiddenModel, MarkovHead, hidden_model
@@ -206,12 +206,12 @@ class Checked(HiddenModel):
         assert sequence not in self._states
 
 
-def make_request(prompt: Seq[int], policy: Any, max_new_tokens: int = 16, scope: bytes = b"") -> Request:
+def make_request(prompt: Seq[int], policy: Any, max_new_tokens: int = 16, scope: bytes = b"") -> Answer:
     sequence = Sequence([*prompt], len(prompt), scope=scope)
     return new_request(prompt, policy, sequence=sequence, max_new_tokens=max_new_tokens)
 
 
-def run(main: FakeBackend, *requests: Request, piece: int = 32) -> None:
+def run(main: FakeBackend, *requests: Answer, piece: int = 32) -> None:
     """Answer requests together; the text is that of plain decoding."""
     in_the_loop.run(main, *requests, rows=piece)
     for request in requests:
@@ -336,7 +336,7 @@ def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
     assert admit(request, main)
     most = 0
     while not request.ended:
-        step(main, [request], Scheduler(64))
+        step(main, Scheduler(main, RowBudget(64), [request]))
         assert request.error is None
         most = max(most, drafter.num_unread(request.sequence))
     assert most <= 256
@@ -359,7 +359,7 @@ def test_behind_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> 
     long = make_request([2, 1, 2] * 200, policy, max_new_tokens=20)
     assert admit(long, main)
     while not long.ended:
-        step(main, [long], Scheduler(32))
+        step(main, Scheduler(main, RowBudget(32), [long]))
         assert drafter.num_unread(long.sequence) < 40
     release(long)
     run(main, make_request(request.sequence.token_ids[:35], policy, max_new_tokens=3))
@@ -423,15 +423,11 @@ def test_a_corrected_draft_that_is_drawn_changes_no_distribution(verifier: Any) 
     num_accepted = 0
     for seed in range(800):
         request = make_request([0, 1, 2], Fixed(drafter), max_new_tokens=4)
-        request = replace(
-            request,
-            sampler=LogitsSampler(GenerationConfig(temperature=1.0), [0, 1, 2]),
-            verifier=verifier(),
-            noise=Noise(seed),
-        )
+        request.sampler = LogitsSampler(GenerationConfig(temperature=1.0), [0, 1, 2])
+        in_the_loop.ask(request, verifier=verifier(), noise=Noise(seed))
         assert admit(request, main)
         while not request.ended:
-            step(main, [request], Scheduler(32))
+            step(main, Scheduler(main, RowBudget(32), [request]))
         release(request)
         counts[tuple(request.sequence.generated_token_ids[:3])] += 1
         num_accepted += request.stats.num_accepted_tokens

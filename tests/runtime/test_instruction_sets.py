@@ -32,7 +32,7 @@ import json, sys, warnings
 from pathlib import Path
 import outrider
 from outrider.system import saved
-from outrider.models.measure.readings import compare_readings
+from outrider.models.tuning.measure.readings import compare_readings
 from outrider.testing import ToyTokenizer
 
 bundle, folder, precision = sys.argv[1:]

@@ -55,7 +55,7 @@ def test_drafts_change_no_bit(engine: outrider.Engine, draft: dict[str, Any]) ->
 
 def test_a_shared_layer_reads_what_its_layer_has_written(engine: outrider.Engine) -> None:
     """Read whole, in pieces, and one token a call, rows are the same up to single precision."""
-    from outrider.models.measure.readings import read
+    from outrider.models.tuning.measure.readings import read
 
     token_ids = random_ids(5, 60)
     whole = read(engine.main, token_ids, [60], 60)

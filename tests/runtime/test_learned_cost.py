@@ -12,19 +12,17 @@ from typing import Any, cast
 import pytest
 
 from outrider.bundle import Bundle
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import release
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller
-from outrider.models import retiming
-from outrider.models.costs import cost_of as saved_cost_of
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import PassCost, measure_pass
-from outrider.models.part import Part
-from outrider.models.retiming import Retiming
-from outrider.system import saved
+from outrider.models.tuning import retiming
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import PassCost, measure_pass
+from outrider.models.tuning.retiming import Retiming
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.types import NO_PROMPT, Prompt, RowRule, SteadyRows
@@ -153,7 +151,7 @@ class Healing(World):
         self.costs = LearnedCost.of(main), LearnedCost.of(draft)
         model = DraftModel(self.draft, context_length=4000, cost=self.costs[1])
         self.controller = Controller(self.main, self.costs[0], models={"draft": model}, clock=lambda: self.seconds)
-        self.scheduler = Scheduler(2048, cost=self.costs[0])
+        self.budget = RowBudget(2048, cost=self.costs[0])
         self.retiming = retiming_of(self.main, self.costs[0], self.draft, self.costs[1])
         self.costs[0].told = self._price
 
@@ -163,11 +161,11 @@ class Healing(World):
         assert cost.change is not None
         steady.price(cost, cost.scale * cost.change)
 
-    def run(self, requests: Seq[Request]) -> list[float]:
+    def run(self, requests: Seq[Answer]) -> list[float]:
         (request,), began = requests, 0.0
         while not request.ended:
             round_began = self.seconds
-            step(self.main, requests, self.scheduler)
+            step(self.main, Scheduler(self.main, self.budget, [*requests]))
             began = began or self.seconds
             self.retiming.spent(self.seconds - round_began)
         release(request)
@@ -321,26 +319,6 @@ class Compiled(FakeBackend):
 
     def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
         """Keeps none."""
-
-
-def test_a_cost_of_the_earlier_form_is_read_and_unsure(
-    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(saved, "FOLDER", tmp_path)
-    part, backend = Part("draft", openvino_bundle, openvino_bundle.manifest.main), cast("Any", Compiled())
-    made = saved_cost_of(part, backend)
-    assert made.file is not None
-    known = made.file.read()
-    assert known is not None
-    earlier = SavedValue(made.file.folder, made.file.key, PassCost, "1c9c8b2b")
-    earlier.write(dataclasses.replace(known, near=tuple(each * 7 for each in known.near), doubt=()))
-    made.file.path.unlink()
-    found = saved_cost_of(part, backend)
-    assert found.near == tuple(each * 7 for each in known.near)
-    assert found.is_unsure
-    assert len(found.doubtful_rows) == 3  # of 2, 8 and 32 rows
-    found.save()
-    assert made.file.path.exists()
 
 
 def test_a_measurement_says_how_sure_it_is() -> None:

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from in_the_loop import new_request
 from outrider.config import GenerationConfig
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, Ngram, References, Suffix
-from outrider.drafters.controller import Fixed
 from outrider.errors import DeviceError, RequestError
 from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
-from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Sequence
+from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Prompt, Sequence
 from outrider_bench.modes.ours import Shuffled
 from toys import in_threads
 
@@ -37,24 +36,24 @@ def letters(token_ids: Seq[int]) -> str:
 
 
 def make_request(
-    prompt: list[int], drafter: Drafter | None = None, *, eos: set[int] | None = None, n: int = 3, **options: Any
-) -> Request:
+    prompt: Any, drafter: Drafter | None = None, *, eos: set[int] | None = None, n: int = 3, **options: Any
+) -> Answer:
     config = GenerationConfig(**options)
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt)),
-        sampler=LogitsSampler(config, prompt),
+    return new_request(
+        prompt,
+        drafter,
+        options,
         verifier=VERIFIERS[config.sampling] if config.temperature else Greedy(),
         sampled=config.temperature > 0,
         noise=Noise(config.seed or 0),
         text=TextStream(letters, config.stop),
         max_new_tokens=config.max_new_tokens or 30,
         eos_token_ids=frozenset(eos or ()),
-        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=n if drafter else 0,
     )
 
 
-def finish(queue: RequestQueue, request: Request) -> Request:
+def finish(queue: RequestQueue, request: Answer) -> Answer:
     for _ in queue.run(request):
         pass
     return request
@@ -139,10 +138,10 @@ def test_greedy_and_coupled_text_is_plain_text(
     batched: int,
 ) -> None:
     options = options | sampling
-    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(512)), make_request(**options))
+    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), RowBudget(512)), make_request(**options))
     made = drafter_of(drafter[0], seed, drafter[2])
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
-    request = finish(RequestQueue(backend, Scheduler(batched)), make_request(drafter=made, n=n, **options))
+    request = finish(RequestQueue(backend, RowBudget(batched)), make_request(drafter=made, n=n, **options))
 
     assert request.sequence.token_ids == plain.sequence.token_ids
     assert request.result().text == plain.result().text
@@ -156,7 +155,7 @@ def test_greedy_and_coupled_text_is_plain_text(
 @given(SEED, st.lists(st.tuples(requests, samplings, drafters, st.integers(1, 6)), min_size=2, max_size=4))
 def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]) -> None:
     """Requests in threads of their own share the main model's calls and their draft model's."""
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(64))
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), RowBudget(64))
     shared = draft_model(FakeBackend(VOCAB_SIZE, seed=seed, noise=0.5))
     together = []
     for options, sampling, drafter, n in batch:
@@ -165,7 +164,7 @@ def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]
     in_threads(lambda request: finish(queue, request), together)
     for request, (options, sampling, _, _) in zip(together, batch, strict=True):
         alone = finish(
-            RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(512)), make_request(**options, **sampling)
+            RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), RowBudget(512)), make_request(**options, **sampling)
         )
         assert request.result().token_ids == alone.result().token_ids
         check_bookkeeping(request, None)
@@ -179,19 +178,19 @@ def test_rejection_sampling_ends_and_counts_as_it_should(
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
     made = drafter_of(drafter[0], seed, drafter[2])
     request = make_request(drafter=made, n=n, temperature=temperature, seed=seed, sampling="rejection", **options)
-    check_bookkeeping(finish(RequestQueue(backend, Scheduler(64)), request), backend)
+    check_bookkeeping(finish(RequestQueue(backend, RowBudget(64)), request), backend)
 
 
-def check_bookkeeping(request: Request, backend: FakeBackend | None) -> None:
+def check_bookkeeping(request: Answer, backend: FakeBackend | None) -> None:
     """Check that no token after the end is committed or counted, and that the counts agree."""
     stats, generated = request.stats, request.sequence.generated_token_ids
-    assert len(generated) == stats.num_generated_tokens <= request.max_new_tokens
-    ends = [i for i, token_id in enumerate(generated) if token_id in request.eos_token_ids]
+    assert len(generated) == stats.num_generated_tokens <= request.request.max_new_tokens
+    ends = [i for i, token_id in enumerate(generated) if token_id in request.request.eos_token_ids]
     if request.finish_reason == "stop":
-        assert request.text.stopped or ends == [len(generated) - 1]
+        assert request.delivery.text.stopped or ends == [len(generated) - 1]
     else:
         assert request.finish_reason == "length"
-        assert len(generated) == request.max_new_tokens
+        assert len(generated) == request.request.max_new_tokens
         assert not ends
     assert stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_position) <= stats.num_draft_tokens
     # Every round yields one token more than it accepts, but for the one that ended inside its draft.
@@ -204,13 +203,13 @@ def check_bookkeeping(request: Request, backend: FakeBackend | None) -> None:
 
 def test_a_prompt_is_read_in_pieces_and_asks_for_one_row() -> None:
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, Scheduler(32)), make_request([1] * 100, max_new_tokens=1))
+    finish(RequestQueue(backend, RowBudget(32)), make_request([1] * 100, max_new_tokens=1))
     assert backend.calls == [[32], [32], [32], [4]]
 
 
 def test_plain_decoding_calls_no_drafter_and_checks_one_row() -> None:
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, Scheduler(32)), make_request([1, 2], max_new_tokens=5))
+    finish(RequestQueue(backend, RowBudget(32)), make_request([1, 2], max_new_tokens=5))
     assert backend.calls == [[2], [1], [1], [1], [1]]
 
 
@@ -218,7 +217,7 @@ def test_nothing_is_drafted_past_max_new_tokens() -> None:
     """The bonus token is always there, so the last token is never drafted."""
     draft = FakeBackend(VOCAB_SIZE)
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, Scheduler(32)), make_request([1, 2], draft_model(draft), max_new_tokens=4, n=8))
+    finish(RequestQueue(backend, RowBudget(32)), make_request([1, 2], draft_model(draft), max_new_tokens=4, n=8))
     assert backend.calls == [[2], [3]]  # the first token; then two drafts, accepted, and the bonus
     assert len(draft.calls) == 2
 
@@ -228,7 +227,7 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
     draft = FakeBackend(VOCAB_SIZE, seed=3)
     backend = FakeBackend(VOCAB_SIZE, seed=3)
     request = finish(
-        RequestQueue(backend, Scheduler(512)), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3)
+        RequestQueue(backend, RowBudget(512)), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3)
     )
     assert request.stats.acceptance_rate == 1
     assert draft.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
@@ -238,20 +237,20 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
 def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
     """It reads one piece per round, so that other requests do not wait. Until all is read, its drafts are empty."""
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
-    finish(RequestQueue(backend, Scheduler(512)), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
+    finish(RequestQueue(backend, RowBudget(512)), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
     assert draft.calls == [[32], [32], [9], [1], [1], [2]]
     assert backend.calls == [[70], [1], [1], [4], [2]]
 
 
 def test_nothing_is_drafted_behind_an_end() -> None:
     plain = finish(
-        RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), Scheduler(512)), make_request([1, 2], max_new_tokens=20)
+        RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), RowBudget(512)), make_request([1, 2], max_new_tokens=20)
     )
     token_ids = plain.sequence.generated_token_ids
     end = next(i for i in range(2, 20) if token_ids[i] not in token_ids[:i])
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
     request = make_request([1, 2], draft_model(draft), max_new_tokens=20, n=12, eos={token_ids[end]})
-    finish(RequestQueue(backend, Scheduler(512)), request)
+    finish(RequestQueue(backend, RowBudget(512)), request)
     assert request.sequence.generated_token_ids == token_ids[: end + 1]
     assert len(draft.calls) == end  # all but the first token, and none behind the end
     assert request.stats.num_draft_tokens == end
@@ -260,7 +259,7 @@ def test_nothing_is_drafted_behind_an_end() -> None:
 def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
     drafter = draft_model(draft, context_length=10)
-    request = finish(RequestQueue(backend, Scheduler(512)), make_request([1, 2], drafter, max_new_tokens=20, n=3))
+    request = finish(RequestQueue(backend, RowBudget(512)), make_request([1, 2], drafter, max_new_tokens=20, n=3))
     assert len(request.sequence.generated_token_ids) == 20
     assert 0 < request.stats.num_draft_tokens < 10
 
@@ -268,7 +267,7 @@ def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
 def test_a_reader_that_pauses_is_waited_for() -> None:
     """The worker goes some rounds ahead, and then waits until the reader comes back."""
     backend = FakeBackend(VOCAB_SIZE)
-    queue = RequestQueue(backend, Scheduler(512))
+    queue = RequestQueue(backend, RowBudget(512))
     stream = queue.run(make_request([1], max_new_tokens=100))
     text = next(stream).text
     num_calls = -1
@@ -293,12 +292,12 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
             return self.num_calls >= at_call
 
     request = make_request([1], max_new_tokens=1000)
-    request.cancel = Cancel()
+    request.delivery.cancel = Cancel()
     ended, said = list[object](), list[str]()
 
     def read() -> None:
         try:
-            ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), request).finish_reason)
+            ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512)), request).finish_reason)
         except RequestError as caught:
             ended.append(caught.__cause__)
             said.append(str(caught))
@@ -320,18 +319,18 @@ def test_a_whole_answer_is_not_asked_whether_it_is_cancelled() -> None:
             return False
 
     request = make_request([1], max_new_tokens=5)
-    request.cancel = Cancel()
-    assert finish(RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), request).finish_reason == "length"
+    request.delivery.cancel = Cancel()
+    assert finish(RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512)), request).finish_reason == "length"
     assert request.error is None
 
 
 def test_a_cancelled_request_that_waits_ends_without_text() -> None:
-    queue = RequestQueue(Narrow(), Scheduler(512))
+    queue = RequestQueue(Narrow(), RowBudget(512))
     first = queue.run(make_request([1], max_new_tokens=20))
     next(first)
     waiting = make_request([2], max_new_tokens=20)
-    waiting.cancel = threading.Event()
-    waiting.cancel.set()
+    waiting.delivery.cancel = threading.Event()
+    waiting.delivery.cancel.set()
     (chunk,) = queue.run(waiting)
     assert chunk.result is not None
     assert (chunk.result.finish_reason, chunk.result.token_ids) == ("cancelled", [])
@@ -353,7 +352,7 @@ class Failing(FakeBackend):
 
 @pytest.mark.parametrize("error", [DeviceError("lost"), RuntimeError("odd"), MemoryError()])
 def test_a_failed_call_ends_what_runs_and_nothing_else(error: BaseException) -> None:
-    queue = RequestQueue(Failing(5, error), Scheduler(512))
+    queue = RequestQueue(Failing(5, error), RowBudget(512))
     with pytest.raises(type(error)):
         finish(queue, make_request([1], max_new_tokens=20))
     assert finish(queue, make_request([1], max_new_tokens=20)).finish_reason == "length"
@@ -361,16 +360,16 @@ def test_a_failed_call_ends_what_runs_and_nothing_else(error: BaseException) -> 
 
 def test_an_error_while_messages_are_received_reaches_the_reader() -> None:
     """Here that of an answer's second reading, which a new request interrupts. The worker goes on."""
-    queue, errors = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), [RuntimeError("no room to publish")]
+    queue, errors = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512)), [RuntimeError("no room to publish")]
 
     def pause() -> None:
         if errors:
             raise errors.pop()
 
-    queue._worker._rereading.pause = pause  # type: ignore[method-assign]
+    queue._scheduler.rereading.pause = pause  # type: ignore[method-assign]
     news: SimpleQueue[Any] = SimpleQueue()
     request = make_request([1], max_new_tokens=3)
-    request.sink = news
+    request.delivery.sink = news
     queue.submit(request)
     with pytest.raises(RuntimeError, match="no room to publish"):
         raise news.get(timeout=300)
@@ -383,7 +382,7 @@ def test_one_requests_error_is_its_own() -> None:
             logits = super().logits_after(token_ids)
             return logits * np.float32(np.nan) if token_ids[0] == 5 and len(token_ids) > 4 else logits
 
-    queue = RequestQueue(Broken(VOCAB_SIZE), Scheduler(512))
+    queue = RequestQueue(Broken(VOCAB_SIZE), RowBudget(512))
     broken = queue.run(make_request([5, 1, 2], max_new_tokens=20))
     next(broken)
     for _ in range(3):
@@ -396,9 +395,9 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     """After each of a hundred Ctrl-C at random times, requests get their text, and every slot is released."""
     backend = FakeBackend(VOCAB_SIZE, seed=1)
     drafter = draft_model(FakeBackend(VOCAB_SIZE, seed=1, noise=0.5))
-    queue = RequestQueue(backend, Scheduler(512))
+    queue = RequestQueue(backend, RowBudget(512))
     alone = finish(
-        RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), Scheduler(512)), make_request([1, 2, 3], max_new_tokens=20)
+        RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), RowBudget(512)), make_request([1, 2, 3], max_new_tokens=20)
     )
     slots: list[Any] = []
     open_slot = backend.open
@@ -427,10 +426,9 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
 def test_a_prompt_of_another_scope_shares_nothing() -> None:
     """Neither in the main model's cache nor in the draft model's, though its tokens are the same."""
     main, backend = FakeBackend(VOCAB_SIZE), FakeBackend(VOCAB_SIZE, noise=0.5)
-    queue, drafter, prompt = RequestQueue(main, Scheduler(512)), draft_model(backend), [1, 2, 3] * 20
+    queue, drafter, prompt = RequestQueue(main, RowBudget(512)), draft_model(backend), [1, 2, 3] * 20
     for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 59), (b"image", 59)):
-        request = make_request(prompt, drafter)
-        request.sequence.scope = scope
+        request = make_request(Prompt(prompt, scope), drafter)
         backend.calls.clear()
         finish(queue, request)
         assert request.stats.num_cached_tokens == num_cached
@@ -461,7 +459,7 @@ def test_a_drafter_hears_all_that_was_read_behind_the_commit(
     seed: int, prompt: list[int], eos: tuple[int, ...]
 ) -> None:
     drafter = Listening(seed)
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), Scheduler(32))
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), RowBudget(32))
     request = finish(queue, make_request(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))
     token_ids = request.sequence.token_ids
     assert [token_id for committed in drafter.heard for token_id in committed.token_ids] == token_ids[:-1]
@@ -497,31 +495,31 @@ class Narrow(FakeBackend):
 
 def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
     """In one thread, too: the second stream begins before the first one is read to its end."""
-    queue = RequestQueue(Narrow(), Scheduler(512))
+    queue = RequestQueue(Narrow(), RowBudget(512))
     first, second = make_request([1], max_new_tokens=20), make_request([2], max_new_tokens=20)
     stream = queue.run(first)
     begun = next(stream).text
     finish(queue, second)
     assert second.finish_reason == "length"
     assert begun + "".join(chunk.text for chunk in stream) == first.result().text
-    alone = finish(RequestQueue(Narrow(), Scheduler(512)), make_request([1], max_new_tokens=20))
+    alone = finish(RequestQueue(Narrow(), RowBudget(512)), make_request([1], max_new_tokens=20))
     assert first.sequence.token_ids == alone.sequence.token_ids
 
 
 def test_an_abandoned_request_that_waits_is_dropped() -> None:
-    queue = RequestQueue(Narrow(), Scheduler(512))
+    queue = RequestQueue(Narrow(), RowBudget(512))
     first = queue.run(make_request([1], max_new_tokens=20))
     next(first)
     waiting = make_request([2], max_new_tokens=20)
-    waiting.abandoned = True
+    waiting.delivery.abandoned = True
     queue._inbox.put(waiting)
     assert finish(queue, make_request([3], max_new_tokens=5)).finish_reason == "length"
-    assert waiting.done
+    assert waiting.delivery.done
 
 
 def test_the_worker_ends_with_its_queue() -> None:
     before = threading.active_count()
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512))
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512))
     finish(queue, make_request([1], max_new_tokens=5))
     stream = queue.run(make_request([1], max_new_tokens=500))
     next(stream)
@@ -542,9 +540,9 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
             raise ValueError("no such token")
         return letters(token_ids)
 
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512))
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE), RowBudget(512))
     request = make_request([1], max_new_tokens=5)
-    request.text = TextStream(decode)
+    request.delivery.text = TextStream(decode)
     with pytest.raises(ValueError, match="no such token"):
         finish(queue, request)
     assert finish(queue, make_request([1], max_new_tokens=5)).finish_reason == "length"
@@ -558,4 +556,4 @@ def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
 
     for temperature in (0.0, 1.0):
         with pytest.raises(Exception, match=r"not finite \((nan|inf) for token 2\)"):
-            finish(RequestQueue(Broken(VOCAB_SIZE), Scheduler(512)), make_request([1], temperature=temperature))
+            finish(RequestQueue(Broken(VOCAB_SIZE), RowBudget(512)), make_request([1], temperature=temperature))

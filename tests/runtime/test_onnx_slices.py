@@ -14,13 +14,12 @@ from onnx_decoder import decoder
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.config import DeviceConfig
-from outrider.models import measured
-from outrider.models import part as parts
 from outrider.models.backends.onnx_slices import slice_of
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider.models.measure import TRIAL_TOKENS, measure_exactness
-from outrider.models.part import Part, parts_of
-from outrider.models.settled import compile_settled
+from outrider.models.tuning import measured, model_spec
+from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
+from outrider.models.tuning.model_spec import ModelSpec, specs_of
+from outrider.models.tuning.settled import compile_settled
 from outrider.system import saved
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel
@@ -107,21 +106,21 @@ def test_models_of_another_form_have_no_slice(form: str, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Part:
+def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     """A main model that counts as large enough for a slice."""
     folder = tmp_path / "bundle"
     made = save_toy_bundle(folder, formats=("onnx", "onnx"), draft=False, vocab_size=40)
     save(decoder(GEOMETRY), made.model_path(made.manifest.main).parent)
     main = msgspec.structs.replace(made.manifest.main, geometry=GEOMETRY)
     write_manifest(folder, msgspec.structs.replace(made.manifest, main=main, files=list_files(folder)))
-    monkeypatch.setattr(parts, "SMALL", 0)
+    monkeypatch.setattr(model_spec, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "cache")
     bundle = outrider.read_bundle(folder)
-    return parts_of(bundle, bundle)[0]
+    return specs_of(bundle, bundle)[0]
 
 
 def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(
-    part: Part, monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -130,18 +129,18 @@ def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(
         return measure_exactness(backend)
 
     monkeypatch.setattr(measured, "measure_exactness", observed)
-    backend = compile_settled(part, "CPU", DeviceConfig())
+    backend = compile_settled(part)
     assert (seen, backend.num_layers) == ([4], NUM_LAYERS)
     found = backend.exactness
     backend.allocate(TRIAL_TOKENS)
     whole = measure_exactness(backend)
     assert (found.holds, found.groups, found.rule) == (whole.holds, whole.groups, whole.rule)
-    compile_settled(part, "CPU", DeviceConfig())
+    compile_settled(part)
     assert seen == [4]
 
 
-def test_small_models_and_other_devices_have_no_slice(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert part.onnx_slice("CPU") is not None
-    assert part.onnx_slice("CUDA") is None
-    monkeypatch.setattr(parts, "SMALL", 1 << 40)
-    assert part.onnx_slice("CPU") is None
+def test_small_models_and_other_devices_have_no_slice(part: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert part.onnx_slice() is not None
+    assert part.on("CUDA", DeviceConfig()).onnx_slice() is None
+    monkeypatch.setattr(model_spec, "SMALL", 1 << 40)
+    assert part.onnx_slice() is None

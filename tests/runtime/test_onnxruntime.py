@@ -15,9 +15,9 @@ from outrider.bundle import Bundle
 from outrider.models.backends import onnx_providers
 from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_exactness
-from outrider.models.measure.readings import compare_readings, read
-from outrider.models.measure.slots import open_slot
+from outrider.models.tuning.measure import TRIAL_TOKENS, PassCost, measure_exactness
+from outrider.models.tuning.measure.readings import compare_readings, read
+from outrider.models.tuning.measure.slots import open_slot
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 

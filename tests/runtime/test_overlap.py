@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from in_the_loop import new_request
+from in_the_loop import ask, new_request
 from in_the_loop import run as run_in_loop
 from outrider.bundle import Bundle
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller
 from outrider.errors import DeviceError, OptionError
@@ -26,8 +26,8 @@ from outrider.models.backends.common import BufferPending
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
-from outrider.models.measure import Contention, PassCost, pays
-from outrider.models.measure.overlap import rate
+from outrider.models.tuning.measure import Contention, PassCost, pays
+from outrider.models.tuning.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Chunk, Noise
@@ -81,7 +81,7 @@ def make_request(
     sampling: str = "greedy",
     eos: Seq[int] = (),
     **options: Any,
-) -> Request:
+) -> Answer:
     options |= {"temperature": 0.0 if sampling == "greedy" else 1.0}
     fields: dict[str, Any] = {
         "verifier": VERIFIERS[sampling],
@@ -93,9 +93,9 @@ def make_request(
     return new_request(prompt, drafter, options, eos_token_ids=frozenset(eos), **fields)
 
 
-def run(main: FakeBackend, *requests: Request) -> None:
+def run(main: FakeBackend, *requests: Answer) -> None:
     """Answer requests together."""
-    queue = RequestQueue(main, Scheduler(32))
+    queue = RequestQueue(main, RowBudget(32))
     in_threads(lambda request: [*queue.run(request)], requests)
 
 
@@ -123,7 +123,7 @@ class Situation:
     def model(self) -> DraftModel:
         return draft_model(self.seed, self.noise)
 
-    def request(self, drafter: Any, **options: Any) -> Request:
+    def request(self, drafter: Any, **options: Any) -> Answer:
         options = {"n": self.n, "eos": self.eos, "presence_penalty": self.penalty, **options}
         if options.get("sampling", "greedy") != "greedy":
             options["top_k"] = self.top_k
@@ -165,7 +165,7 @@ def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str)
     controller = Controller(main, cost(1.0, situation.n / 100), copier=Suffix(), models={"draft": model})
     plain = situation.request(None, sampling=sampling)
     overlapped = situation.request(model, sampling=sampling, n=15)
-    overlapped.policy = controller
+    ask(overlapped, policy=controller)
     run(main, plain)
     run(main, overlapped)
     assert overlapped.sequence.token_ids == plain.sequence.token_ids
@@ -233,7 +233,7 @@ def test_a_draft_model_that_fails_ahead_ends_its_requests_alone() -> None:
     broken = make_request([1, 2], DraftModel(Breaks(VOCAB_SIZE), context_length=1000))
     plain, alone = make_request([3], None), make_request([3], None)
     main = SlowBackend(VOCAB_SIZE, patience=9)
-    queue = RequestQueue(main, Scheduler(32))
+    queue = RequestQueue(main, RowBudget(32))
     with pytest.raises(DeviceError, match="it broke"):
         [*queue.run(broken)]
     run(main, plain)
@@ -253,7 +253,7 @@ def test_a_draft_ends_between_two_calls_where_its_answer_is_cancelled(gone: bool
         def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
             if len(self.calls) == 4:
                 stop.set()
-                stopped.abandoned = gone
+                stopped.delivery.abandoned = gone
             return super().submit(chunks)
 
     draft, main = Slow(VOCAB_SIZE, memory=MEMORY), FakeBackend(VOCAB_SIZE, memory=MEMORY)
@@ -351,7 +351,8 @@ def test_an_engine_that_overlaps_gives_plain_text(
 def test_models_on_one_device_overlap_only_if_that_is_wanted(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.models.costs.measure_contention", lambda *_: pytest.fail("nothing is measured"))
+    costs = "outrider.models.tuning.costs"
+    monkeypatch.setattr(f"{costs}.measure_contention", lambda *_: pytest.fail("nothing is measured"))
     assert not load_toy(openvino_bundle).overlaps
 
 

@@ -12,7 +12,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.drafters import Suffix
 from outrider.errors import DrafterError, OptionError
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import ToyTokenizer
 from outrider.types import Distribution, Draft, Drafter
 from toys import load_toy

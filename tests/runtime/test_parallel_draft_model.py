@@ -12,7 +12,7 @@ import pytest
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import write_manifest
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.drafters import DraftModel
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows
@@ -50,7 +50,7 @@ class Checked(DraftModel):
         return drafts
 
 
-def answer(main: FakeBackend, drafter: Any, verifier: Verifier, most: int, num: int = 40) -> Request:
+def answer(main: FakeBackend, drafter: Any, verifier: Verifier, most: int, num: int = 40) -> Answer:
     sampling = {"temperature": float(type(verifier) is not Greedy)}
     fields: dict[str, Any] = {"verifier": verifier, "noise": Noise(3), "max_new_tokens": num}
     request = new_request([0, 1, 2, 1], drafter, sampling, num_assistant_tokens=most, **fields)

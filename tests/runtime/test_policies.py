@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-from in_the_loop import new_request
+from in_the_loop import ask, new_request
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram, Suffix
 from outrider.drafters.controller import Controller, Fixed, Records
 from outrider.drafters.drafter_registry import DrafterRegistry
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, Sequence
 
 COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
 
 
-def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Request:
+def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Answer:
     return new_request(prompt, policy, max_new_tokens=12, num_assistant_tokens=3)
 
 
@@ -77,7 +78,7 @@ def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
     for request in requests:
         assert admit(request, main)
     for _ in range(3):
-        step(main, requests, Scheduler(64))
+        step(main, Scheduler(main, RowBudget(64), requests))
     assert not any(request.error for request in requests)
     assert drafter.asked == [2, 2]  # the first round reads the prompts
     assert other.asked == [1, 1]
@@ -94,7 +95,7 @@ def test_a_drafter_that_fails_ends_the_requests_that_use_it() -> None:
     for request in requests:
         assert admit(request, main)
     for _ in range(2):
-        step(main, requests, Scheduler(64))
+        step(main, Scheduler(main, RowBudget(64), requests))
     assert [type(request.error) for request in requests] == [KeyError, KeyError, type(None), type(None)]
 
 
@@ -104,7 +105,7 @@ class Noting:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def drafting(self, stage: str, requests: Seq[Request]) -> None:
+    def drafting(self, stage: str, requests: Seq[Answer]) -> None:
         self.told.append((stage, len(requests)))
 
     def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
@@ -119,9 +120,9 @@ def test_an_observer_is_told_of_each_stage_of_drafting() -> None:
     requests = [make_request(policy) for policy in (Fixed(drafter), None, Fixed(drafter))]
     for request in requests:
         assert admit(request, main)
-    step(main, requests, Scheduler(64))  # reads the prompts
+    step(main, Scheduler(main, RowBudget(64), requests))  # reads the prompts
     observer: Any = Noting()
-    step(main, requests, Scheduler(64), observer)
+    step(main, Scheduler(main, RowBudget(64), requests), observer)
     assert observer.told == [("choose", 2), [0, 0], ("propose", 2), [1, 1], "called", *["verified", "committed"] * 3]
 
 
@@ -134,11 +135,11 @@ def test_an_observer_is_told_what_a_stage_failed_of() -> None:
 
     error = KeyError("odd")
     main, request = FakeBackend(6), make_request(Fixed(Failing()))
-    request.ahead = True
+    ask(request, ahead=True)
     assert admit(request, main)
-    step(main, [request], Scheduler(64))
+    step(main, Scheduler(main, RowBudget(64), [request]))
     observer: Any = Noting()
-    step(main, [request], Scheduler(64), observer)
+    step(main, Scheduler(main, RowBudget(64), [request]), observer)
     assert observer.told[:6] == [("choose", 1), [0], ("propose", 1), [1], ("draft ahead", 1), error]
     assert request.error is error
 
@@ -168,7 +169,7 @@ def test_a_drafter_that_cannot_let_go_does_not_keep_the_others_from_it() -> None
 
 def test_a_drafter_of_two_policies_is_timed_once() -> None:
     main, drafter = FakeBackend(6), Counting()
-    queue = RequestQueue(main, Scheduler(64))
+    queue = RequestQueue(main, RowBudget(64))
     first = queue.run(make_request(Fixed(drafter)))
     second = make_request(Fixed(drafter))
     next(first)

@@ -82,7 +82,7 @@ def test_only_the_same_model_setting_and_version_finds_it(
     with make(openvino_bundle, tmp_path, cache_precision="u8") as engine:
         assert engine.generate(text, **ASKED).stats.num_cached_tokens == 0
     with monkeypatch.context() as patched:
-        patched.setattr("outrider.models.part.__version__", "0.0.0")
+        patched.setattr("outrider.models.tuning.identity.__version__", "0.0.0")
         with make(openvino_bundle, tmp_path) as engine:
             assert engine.generate(text, **ASKED).stats.num_cached_tokens == 0
     with make(openvino_bundle, tmp_path) as engine:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import outrider
 from outrider.bundle import Bundle
 from outrider.drafters.controller import Record
-from outrider.models.backends.probe import Verdict
-from outrider.models.costs import cost_of
-from outrider.models.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
-from outrider.models.part import Part, describe
+from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.probe import Verdict
 from outrider.system import saved
 from outrider.system.files import sealed
 from outrider.system.saved import SavedValue
@@ -339,8 +339,8 @@ class StrictSlot(FakeSlot):
 def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     openvino_bundle: Bundle, rows: list[int], contexts: list[int]
 ) -> None:
-    part, backend = Part("draft", openvino_bundle, openvino_bundle.manifest.main), cast("CompiledModel", Strict())
-    file = SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
+    part, backend = ModelSpec("draft", openvino_bundle, openvino_bundle.manifest.main), cast("CompiledModel", Strict())
+    file = part.identity.compiled(backend).saved("costs", PassCost, ["features"])
     seconds = tuple(77.0 + row / 1000 for row in rows)
     file.write(PassCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
     cost = cost_of(part, backend)

@@ -10,10 +10,19 @@ from hypothesis import strategies as st
 
 from in_the_loop import new_request
 from outrider.decoding.loop import step
-from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, PIECE_SECONDS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
+from outrider.decoding.row_budget import (
+    LEAST_PIECE,
+    LEAST_ROWS,
+    PIECE_SECONDS,
+    SHORTEST_SHARE,
+    SMOOTH,
+    TIMES,
+    RowBudget,
+)
+from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
-from outrider.models.measure import PassCost
+from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.types import Rounding, RowRule
 
@@ -36,22 +45,22 @@ def cost_of(row: float, call: float = 0.01, rule: RowRule | None = None, of_cont
 
 
 class Machine:
-    """Runs the calls that a scheduler shares out. prompt_row: seconds of each row of a prompt, at no context."""
+    """Runs the calls that a budget shares out. prompt_row: seconds of each row of a prompt, at no context."""
 
-    def __init__(self, scheduler: Scheduler, cost: PassCost, prompt_row: float, of_context: float = 0.0) -> None:
-        self.scheduler, self.cost = scheduler, cost
+    def __init__(self, budget: RowBudget, cost: PassCost, prompt_row: float, of_context: float = 0.0) -> None:
+        self.budget, self.cost = budget, cost
         self.prompt_row, self.of_context = prompt_row, of_context
 
     def round(self, answers: Seq[int], left: list[int], read: list[int]) -> float:
         """Read one round of prompts, in place. Returns its seconds."""
         contexts = [100] * len(answers) + read
-        counts = self.scheduler.share([*answers, *left], [True] * len(answers) + [False] * len(left), contexts)
+        counts = self.budget.share([*answers, *left], [True] * len(answers) + [False] * len(left), contexts)
         seconds = self.cost.together(answers, 100) if answers else 0.0
         for i, count in enumerate(counts[len(answers) :]):
             seconds += count * (self.prompt_row + self.of_context * read[i])
             left[i] -= count
             read[i] += count
-        self.scheduler.took(seconds)
+        self.budget.took(seconds)
         return seconds
 
 
@@ -68,13 +77,13 @@ def test_one_budget_of_rows(
 ) -> None:
     """Answers get all that they need, prompts what is left of it; and some prompt is read on, whatever is left."""
     wanted, decoding = [min(n, 16) if decodes else n for n, decodes in requests], [decodes for _, decodes in requests]
-    scheduler = Scheduler(most, seconds, cost_of(0.001, rule=rule) if timed else None)
-    counts = scheduler.share(wanted, decoding, [0] * len(wanted), begun=begun)
+    budget = RowBudget(most, seconds, cost_of(0.001, rule=rule) if timed else None)
+    counts = budget.share(wanted, decoding, [0] * len(wanted), begun=begun)
     answers = [count for count, decodes in zip(counts, decoding, strict=True) if decodes]
     pieces = [count for count, decodes in zip(counts, decoding, strict=True) if not decodes]
     assert answers == [count for count, decodes in zip(wanted, decoding, strict=True) if decodes]
     assert all(0 <= count <= n for count, n in zip(counts, wanted, strict=True))
-    assert scheduler.num_prompt_rows == sum(pieces)
+    assert budget.num_prompt_rows == sum(pieces)
     assert not pieces or any(pieces)
     padded = rule.sequence if timed else Rounding()
     of_answers = (rule.num_rows(answers) if timed else sum(answers)) if answers else 0
@@ -87,8 +96,8 @@ def test_one_budget_of_rows(
 @given(st.lists(sizes, min_size=1, max_size=12), st.integers(32, 2000))
 def test_prompts_get_all_rows_if_nobody_decodes(prompts: list[int], most: int) -> None:
     """However short a round may be."""
-    scheduler = Scheduler(most, 0.001, cost_of(1e-6, call=1e-4))
-    pieces = scheduler.share(prompts, [False] * len(prompts), [0] * len(prompts))
+    budget = RowBudget(most, 0.001, cost_of(1e-6, call=1e-4))
+    pieces = budget.share(prompts, [False] * len(prompts), [0] * len(prompts))
     assert sum(prompts) == sum(pieces) or sum(pieces) >= min(most, 1024) - LEAST_PIECE * 2
 
 
@@ -99,10 +108,10 @@ def test_a_piece_of_a_prompt_takes_half_a_second_at_most(row: float, rule: RowRu
     A piece is the least one, doubled some times.
     """
     cost, least = cost_of(row, call=0.0, rule=rule), rule.sequence(LEAST_PIECE)
-    scheduler, sizes = Scheduler(100_000, "auto", cost), []
+    budget, sizes = RowBudget(100_000, "auto", cost), []
     for _ in range(40):
-        (size,) = scheduler.share([1_000_000], [False], [0])
-        scheduler.took(size * slower * row)
+        (size,) = budget.share([1_000_000], [False], [0])
+        budget.took(size * slower * row)
         sizes.append(size)
     assert all(size % least == 0 and (size // least).bit_count() == 1 for size in sizes)
     most = PIECE_SECONDS / (slower * row)
@@ -113,12 +122,12 @@ def test_a_piece_of_a_prompt_takes_half_a_second_at_most(row: float, rule: RowRu
 def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], most: int) -> None:
     """Behind those that came before it, or behind as many tokens of every other as it has itself."""
     prompts = sorted(prompts, key=lambda prompt: prompt[1])
-    scheduler, left = Scheduler(most), [size for size, _ in prompts]
+    budget, left = RowBudget(most), [size for size, _ in prompts]
     ended: dict[int, int] = {}
     for now in itertools.count():
         there = [i for i, (_, came) in enumerate(prompts) if came <= now and left[i]]
         if there:
-            counts = scheduler.share([left[i] for i in there], [False] * len(there), [0] * len(there))
+            counts = budget.share([left[i] for i in there], [False] * len(there), [0] * len(there))
             for i, count in zip(there, counts, strict=True):
                 left[i] -= count
                 if not left[i]:
@@ -135,13 +144,13 @@ def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], m
 
 def test_prompts_are_read_in_calls_that_the_rule_allows() -> None:
     rule = RowRule(Rounding(2), separate=True, dummy_rows=2, most=112)
-    scheduler = Scheduler(512, cost=cost_of(0.001, rule=rule))
-    assert scheduler.share([500, 500], [False, False], [0, 0]) == [96, 0]
-    assert sum(scheduler.share([3, 500], [True, False], [100, 0], limited=False)) <= rule.room == 110
+    budget = RowBudget(512, cost=cost_of(0.001, rule=rule))
+    assert budget.share([500, 500], [False, False], [0, 0]) == [96, 0]
+    assert sum(budget.share([3, 500], [True, False], [100, 0], limited=False)) <= rule.room == 110
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    counts = Scheduler(512).share([3000, 100], [False, False], [0, 0])
+    counts = RowBudget(512).share([3000, 100], [False, False], [0, 0])
     assert counts[1] == 100
     assert counts[0] >= 512 - 128
 
@@ -164,8 +173,8 @@ def test_rounds_keep_to_their_time(
     """
     of_context = row * growth / 2000
     cost = cost_of(row, rule=rule, of_context=of_context)
-    scheduler = Scheduler(100_000, most, cost)
-    machine = Machine(scheduler, cost, row * share, of_context * share)
+    budget = RowBudget(100_000, most, cost)
+    machine = Machine(budget, cost, row * share, of_context * share)
     answers = [1] * num_answers
     alone = cost.together(answers, 100)
     limit = max(SMOOTH, TIMES * alone) if isinstance(most, str) else most
@@ -183,7 +192,7 @@ def test_rounds_keep_to_their_time(
 def test_what_prompts_take_is_learned_from_the_calls() -> None:
     """A row was measured to take four times as long as it does: soon, rounds are as long as they may be."""
     cost = cost_of(0.001)
-    machine = Machine(Scheduler(10_000, 0.1, cost), cost, 0.00025)
+    machine = Machine(RowBudget(10_000, 0.1, cost), cost, 0.00025)
     left, read = [10_000], [0]
     seconds = [machine.round([1] * 8, left, read) for _ in range(8)]
     assert seconds[0] < 0.06
@@ -192,7 +201,7 @@ def test_what_prompts_take_is_learned_from_the_calls() -> None:
 
 def test_one_slow_call_changes_little() -> None:
     cost = cost_of(0.001)
-    machine = Machine(Scheduler(10_000, 0.1, cost), cost, 0.001)
+    machine = Machine(RowBudget(10_000, 0.1, cost), cost, 0.001)
     left, read = [10_000], [0]
     for _ in range(3):
         usual = machine.round([1] * 8, left, read)
@@ -208,7 +217,7 @@ def test_answers_alone_teach_how_fast_the_machine_is() -> None:
     """On a machine that became half as fast: pieces of prompts have the time that is really left."""
     cost = cost_of(0.001)
     slow = cost_of(0.002, call=0.02)
-    machine = Machine(Scheduler(10_000, 0.2, cost), slow, 0.002)
+    machine = Machine(RowBudget(10_000, 0.2, cost), slow, 0.002)
     for _ in range(40):
         machine.round([1] * 8, [], [])
     left, read = [10_000], [0]
@@ -219,10 +228,10 @@ def test_answers_alone_teach_how_fast_the_machine_is() -> None:
 def test_calls_that_take_no_longer_than_their_answers_should(scale: float) -> None:
     """Each reads a piece that costs nearly nothing. The estimates stay finite, and recover when rows cost more."""
     cost = cost_of(0.001, call=0.1)
-    machine = Machine(Scheduler(512, 0.5, cost), replace(cost, scale=scale), 1e-7)
+    machine = Machine(RowBudget(512, 0.5, cost), replace(cost, scale=scale), 1e-7)
     for _ in range(4000):
         machine.round([1] * 8, [12], [0])
-    assert machine.scheduler._answer_seconds == pytest.approx(scale * cost(8, 100), rel=0.001)
+    assert machine.budget._answer_seconds == pytest.approx(scale * cost(8, 100), rel=0.001)
     machine.prompt_row = 0.001
     left, read = [10_000], [0]
     seconds = [machine.round([1] * 8, left, read) for _ in range(8)]
@@ -235,15 +244,15 @@ def test_a_newcomers_prompt_is_not_shared_with_decoders(num_decoding: int) -> No
     """3,000 tokens in calls of 512 rows. Shared evenly, they took 12, 48 and 189 rounds."""
     backend = FakeBackend(VOCAB_SIZE)
     decoding = [new_request([i % VOCAB_SIZE], max_new_tokens=500) for i in range(num_decoding)]
-    scheduler = Scheduler(512)
+    budget = RowBudget(512)
     for request in decoding:
         assert admit(request, backend)
-    step(backend, decoding, scheduler)
+    step(backend, Scheduler(backend, budget, decoding))
     newcomer = new_request([1] * 3000, max_new_tokens=2)
     assert admit(newcomer, backend)
     rounds = 0
     while not newcomer.stats.num_generated_tokens:
-        step(backend, [*decoding, newcomer], scheduler)
+        step(backend, Scheduler(backend, budget, [*decoding, newcomer]))
         rounds += 1
     assert rounds == 7
     assert all(request.stats.num_generated_tokens == 1 + rounds for request in decoding), "answers never wait"
@@ -252,18 +261,18 @@ def test_a_newcomers_prompt_is_not_shared_with_decoders(num_decoding: int) -> No
 
 def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
     """A chat of 40 turns that is no longer in the cache: answers are read alone, so a call reads one part of it."""
-    backend, scheduler = FakeBackend(VOCAB_SIZE), Scheduler(512)
+    backend, budget = FakeBackend(VOCAB_SIZE), RowBudget(512)
     chat, other = new_request([1] * 1600, max_new_tokens=1), new_request([2] * 4800, max_new_tokens=1)
     chat.sequence.answers = [(begin, begin + 20) for begin in range(20, 1600, 40)]
     for request in (chat, other):
         assert admit(request, backend)
     for _ in range(10):
-        step(backend, [chat, other], scheduler)
-        assert scheduler.num_prompt_rows == sum(backend.calls[-1])
+        step(backend, Scheduler(backend, budget, [chat, other]))
+        assert budget.num_prompt_rows == sum(backend.calls[-1])
     assert chat.slot.length == 10 * 20
     assert other.slot.length == 10 * (512 - 32)
     while not chat.ended:
-        step(backend, [chat], scheduler)
+        step(backend, Scheduler(backend, budget, [chat]))
 
 
 @pytest.mark.parametrize("num_decoding", [1, 31])
@@ -277,9 +286,9 @@ def test_answers_that_are_scored_get_the_rows_that_others_leave(num_decoding: in
         give(request, token_ids)
     for request in (*decoding, *scored):
         assert admit(request, backend)
-    scheduler, rounds = Scheduler(96), 0
+    budget, rounds = RowBudget(96), 0
     while running := [request for request in scored if not request.ended]:
-        step(backend, [*decoding, *running], scheduler)
+        step(backend, Scheduler(backend, budget, [*decoding, *running]))
         rounds += 1
         assert sum(backend.calls[-1]) <= 96
         assert all(request.stats.num_generated_tokens == rounds for request in decoding), "answers never wait"
@@ -291,9 +300,9 @@ def test_prompts_that_wait_are_no_part_of_the_call() -> None:
     requests = [new_request([1] * 300, max_new_tokens=1) for _ in range(4)]
     for request in requests:
         assert admit(request, backend)
-    scheduler, rounds = Scheduler(64), list[list[int]]()
+    budget, rounds = RowBudget(64), list[list[int]]()
     while running := [request for request in requests if not request.ended]:
-        step(backend, running, scheduler)
+        step(backend, Scheduler(backend, budget, running))
         rounds.append([request.slot.length for request in requests])
     assert backend.calls[0] == [64]
     assert [sum(lengths) for lengths in rounds[:3]] == [64, 128, 192]

@@ -27,9 +27,9 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.segments import cut
 from outrider.models.backends.taps import hidden_states_of
-from outrider.models.learned_cost import LearnedCost
-from outrider.models.measure import PassCost
-from outrider.models.part import cuts_for
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.model_spec import cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_bench.verify.certify import our_subject
 

@@ -12,14 +12,14 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
-from outrider.models import candidates, measured, trials
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.processor import Processor
-from outrider.models.measure.exactness import measure_exactness
-from outrider.models.measured import Subject
-from outrider.models.part import Part
-from outrider.models.setting import Setting
-from outrider.models.settled import choice_of, compile_settled
+from outrider.models.tuning import candidates, measured, trials
+from outrider.models.tuning.measure.exactness import measure_exactness
+from outrider.models.tuning.measured import Measured
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.setting import Setting
+from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule
@@ -48,9 +48,9 @@ NEVER = Kind(lambda rows: 1.0, kernels=lambda rows: rows if rows < 45 else 0)  #
 
 
 @pytest.fixture
-def part(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
+def part(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
-    return Part("main", openvino_bundle, openvino_bundle.manifest.main)
+    return ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
 
 
 @pytest.fixture
@@ -64,7 +64,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         """cores: as `count_cores`. by_threads: how many times as long calls take, by threads."""
         by_threads = by_threads or {}
 
-        def compile_it(_: Part, own: DeviceConfig, device: str, graph: object = None, columns: int = 0) -> Any:
+        def compile_it(part: ModelSpec, setting: Setting, graph: object = None) -> Any:
+            own, columns = setting.options(part.options), setting.columns
             kind = (columns and kinds[own.precision].wide) or kinds[own.precision]
             compiled.append(Setting(own.precision, own.cache_precision, num_threads=own.num_threads, columns=columns))
             made: Any = FakeBackend(
@@ -74,7 +75,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
                 attention_kernels=kind.attention_kernels,
                 separate_rules=kind.separate_rules,
             )
-            made.allocate, made.device, made.kind = (lambda _: None), device, kind
+            made.allocate, made.device, made.kind = (lambda _: None), part.device, kind
             made.precision, made.cache_precision = own.precision, own.cache_precision
             made.num_threads = own.num_threads
             return made
@@ -86,7 +87,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         def time_calls(backend: Any, calls: list[tuple[int, int]], patience: float) -> dict[tuple[int, int], float]:
             return {call: seconds(backend, call[0]) for call in calls}
 
-        monkeypatch.setattr(Part, "compile", compile_it)
+        monkeypatch.setattr(ModelSpec, "compile", compile_it)
         monkeypatch.setattr(measured, "time_calls", time_calls)  # else the times would depend on the machine's load
         monkeypatch.setattr(trials, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
         monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", cores=cores or {"threads": 2}))
@@ -109,10 +110,12 @@ def measured_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(("share", "taken"), [(0.85, "f32"), (0.75, "bf16")])
-def test_a_small_gain_is_noise(part: Part, processor: Callable[..., list[Setting]], share: float, taken: str) -> None:
+def test_a_small_gain_is_noise(
+    part: ModelSpec, processor: Callable[..., list[Setting]], share: float, taken: str
+) -> None:
     """Two loads would choose differently, which are two texts."""
     processor(f32=Kind(SLOW), bf16=Kind(lambda rows: share * (20 + rows / 5)))
-    assert choice_of(part, "CPU", DeviceConfig()).setting.precision == taken
+    assert choice_of(part).setting.precision == taken
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_a_small_gain_is_noise(part: Part, processor: Callable[..., list[Setting
     ],
 )
 def test_fewer_threads_are_taken_where_they_are_faster(
-    part: Part,
+    part: ModelSpec,
     processor: Callable[..., list[Setting]],
     cores: dict[str, int],
     by_threads: dict[int, float],
@@ -135,32 +138,32 @@ def test_fewer_threads_are_taken_where_they_are_faster(
     taken: int,
 ) -> None:
     processor(cores=cores, by_threads=by_threads, f32=Kind(FAST), bf16=Kind(SLOW))
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert (choice.setting.precision, choice.setting.num_threads) == ("f32", taken)
     assert {trial.setting.num_threads for trial in choice.trials if trial.setting.precision == "f32"} == {*tried}
     assert choice.setting.options(DeviceConfig()).num_threads == taken
 
 
 def test_a_draft_model_has_one_precision_and_its_own_threads(
-    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bits do not matter, and the first load is not to wait for what gains little."""
     allowed = candidates.settings_for
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(SLOW), bf16=Kind(FAST))
     monkeypatch.setattr(trials, "settings_for", allowed)
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
-    setting = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
+    monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
+    setting = choice_of(replace(part, role="draft")).setting
     assert (setting.precision, setting.num_threads) == ("f32", 2)
     assert {each.precision for each in compiled} == {"f32"}
 
 
 def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
-    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = processor(f32=Kind(FAST), bf16=Kind(SLOW))
     settings = [Setting(name, name, group) for name in ("f32", "bf16") for group in (128, None)]
     monkeypatch.setattr(trials, "settings_for", lambda *_: settings)
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert [trial.setting.precision for trial in choice.trials] == ["f32", "bf16"]
     assert choice.setting.group_size == 128
     assert len([each for each in compiled if each.precision == "bf16"]) == 1
@@ -183,19 +186,19 @@ FEW_OF_FIVE = Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 5))
     ],
 )
 def test_columns_are_appended_where_calls_need_fewer_rows_and_less_time(
-    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch, wide: Kind, verdict: str
+    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch, wide: Kind, verdict: str
 ) -> None:
-    monkeypatch.setattr(Part, "can_append", lambda *_: True)
+    monkeypatch.setattr(ModelSpec, "can_append", lambda *_: True)
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=replace(FEW_OF_FIVE, wide=wide), bf16=Kind(SLOW))
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert choice.setting.columns == (COLUMNS if verdict == "chosen" else 0)
     assert (choice.setting.exactness.rule.num_rows([1]) < 5) == (verdict == "chosen")
     (trial,) = (each for each in choice.trials if each.setting.columns and not each.setting.num_threads)
     assert verdict in ("chosen", trial.verdict.split(":")[0])
     assert choice.setting.num_threads == 2  # tried with the columns, or without
-    assert choice_of(part, "CPU", DeviceConfig()) == choice  # as it was saved
+    assert choice_of(part) == choice  # as it was saved
     compiled.clear()
-    compile_settled(part, "CPU", DeviceConfig())
+    compile_settled(part)
     assert [each.columns for each in compiled] == [choice.setting.columns]
 
 
@@ -207,70 +210,76 @@ def test_columns_are_appended_where_calls_need_fewer_rows_and_less_time(
     ],
 )
 def test_columns_are_tried_only_where_calls_are_padded_further(
-    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch, can_append: bool, kind: Kind
+    part: ModelSpec,
+    processor: Callable[..., list[Setting]],
+    monkeypatch: pytest.MonkeyPatch,
+    can_append: bool,
+    kind: Kind,
 ) -> None:
-    monkeypatch.setattr(Part, "can_append", lambda *_: can_append)
+    monkeypatch.setattr(ModelSpec, "can_append", lambda *_: can_append)
     compiled = processor(f32=kind, bf16=Kind(SLOW))
-    assert choice_of(part, "CPU", DeviceConfig()).setting.columns == 0
+    assert choice_of(part).setting.columns == 0
     assert not any(each.columns for each in compiled)
 
 
 def test_threads_are_those_of_the_setting_that_can_be_taken(
-    part: Part, processor: Callable[..., list[Setting]]
+    part: ModelSpec, processor: Callable[..., list[Setting]]
 ) -> None:
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(FAST), bf16=NEVER)
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert (choice.setting.precision, choice.setting.num_threads) == ("f32", 2)
     assert not [setting for setting in compiled if setting.precision == "bf16" and setting.num_threads]
 
 
-def test_the_users_threads_stay(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_the_users_threads_stay(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
     compiled = processor(cores={"cores": 16}, by_threads={8: 0.1}, f32=Kind(FAST), bf16=Kind(SLOW))
-    assert choice_of(part, "CPU", DeviceConfig(num_threads=12)).setting.num_threads == 0
+    assert choice_of(part.on("CPU", DeviceConfig(num_threads=12))).setting.num_threads == 0
     assert {setting.num_threads for setting in compiled} == {12}
 
 
-def test_what_padding_costs_counts(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_what_padding_costs_counts(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
     """It pads one row to eight. Without padding it is the faster setting, with padding the slower one."""
     processor(f32=Kind(FAST), bf16=EIGHTS)
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert choice.setting.precision == "f32"
     assert [trial.verdict for trial in choice.trials] == ["exact", "exact"]
     assert choice.trials[1].setting.exactness.rule == IN_EIGHTS
 
 
-def test_rows_in_eights_are_taken_where_they_are_cheap(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_rows_in_eights_are_taken_where_they_are_cheap(
+    part: ModelSpec, processor: Callable[..., list[Setting]]
+) -> None:
     processor(f32=Kind(FAST), bf16=CHEAP_EIGHTS)
-    backend = compile_settled(part, "CPU", DeviceConfig())
+    backend = compile_settled(part)
     assert backend.precision == "bf16"
     assert backend.capabilities.bit_exact_batching
     assert backend.capabilities.rows == IN_EIGHTS
 
 
 def test_exactness_is_measured_of_the_setting_that_would_be_taken(
-    part: Part, processor: Callable[..., list[Setting]], measured_of: list[str]
+    part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str]
 ) -> None:
     """It takes longer than the times."""
     processor(f32=Kind(SLOW), f16=Kind(FAST, noise=1.0), bf16=Kind(FAST))
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert choice.setting.precision == "bf16"
     assert measured_of == ["bf16"]
     assert [trial.verdict.split(":")[0] for trial in choice.trials] == ["slower", "too far from f32", "exact"]
 
 
 def test_settings_of_the_same_groups_are_compared_with_the_same_padding(
-    part: Part, processor: Callable[..., list[Setting]], measured_of: list[str]
+    part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str]
 ) -> None:
     """Without padding f32 is nearly as fast as bf16 with it. With padding it is not, and is not examined."""
     processor(f32=Kind(lambda rows: 8.0 if rows < 8 else 16.0, EIGHTS.kernels), bf16=EIGHTS)
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert choice.setting.precision == "bf16"
     assert measured_of == ["bf16"]
     assert [trial.verdict for trial in choice.trials] == ["slower", "exact"]
 
 
 def test_a_setting_that_seems_faster_is_timed_in_turns_with_the_first(
-    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+    part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine was busy when the first setting was timed."""
     processor(f32=Kind(FAST), bf16=Kind(FAST))
@@ -283,10 +292,10 @@ def test_a_setting_that_seems_faster_is_timed_in_turns_with_the_first(
         return {call: taken * (2 if busy else 1) for call, taken in time_calls(backend, calls, patience).items()}
 
     monkeypatch.setattr(measured, "time_calls", slow_at_first)
-    search = trials._Search(Subject(part, "CPU", DeviceConfig(), None), [])
+    search = trials._Search(part, None, [])
     first, other = (Setting(name, name) for name in ("f32", "bf16"))
     before, trial = search._timed(first, None, ""), search._timed(other, None, "")
-    search._kept[str(first)] = search._subject.compile(first)  # slices are kept
+    search._kept[str(first)] = Measured(part, first)  # slices are kept
     search._kept[str(first)].seconds(trials._MAIN_CALLS)
     later, best = search._compared(trial, before)
     assert trial.score < 0.9 * before.score
@@ -296,29 +305,33 @@ def test_a_setting_that_seems_faster_is_timed_in_turns_with_the_first(
     assert len(seen) == count
 
 
-def test_the_fastest_is_left_out_where_it_is_not_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_the_fastest_is_left_out_where_it_is_not_exact(
+    part: ModelSpec, processor: Callable[..., list[Setting]]
+) -> None:
     processor(f32=Kind(SLOW), bf16=NEVER)
-    choice = choice_of(part, "CPU", DeviceConfig())
+    choice = choice_of(part)
     assert choice.setting.precision == "f32"
     assert [trial.verdict for trial in choice.trials] == ["exact", "not exact"]
 
 
-def test_where_nothing_is_exact_that_is_said(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_where_nothing_is_exact_that_is_said(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
     processor(bf16=NEVER)
     with pytest.warns(outrider.ExactnessWarning, match=r"in bf16.* logits differ by up to .* Leave precision"):
-        backend = compile_settled(part, "CPU", DeviceConfig(precision="bf16"))
+        backend = compile_settled(part.on("CPU", DeviceConfig(precision="bf16")))
     assert not backend.capabilities.bit_exact_batching
     processor(f32=NEVER)
     with pytest.warns(
         outrider.ExactnessWarning, match=r"in f32.* Load with drafter='none' .* export the model to ONNX"
     ):
-        compile_settled(part, "CPU", DeviceConfig(num_threads=1))
+        compile_settled(part.on("CPU", DeviceConfig(num_threads=1)))
 
 
-def test_rows_are_read_alone_where_that_makes_them_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_rows_are_read_alone_where_that_makes_them_exact(
+    part: ModelSpec, processor: Callable[..., list[Setting]]
+) -> None:
     separate = RowRule(separate=True)
     processor(f32=Kind(FAST, attention_kernels=lambda rows: int(rows == 1), separate_rules=(separate,)))
-    found = choice_of(part, "CPU", DeviceConfig()).setting
+    found = choice_of(part).setting
     assert found.exactness.rule == RowRule(sequence=Rounding(2), separate=True)
 
 
@@ -330,26 +343,26 @@ def test_rows_are_read_alone_where_that_makes_them_exact(part: Part, processor: 
     ],
 )
 def test_a_draft_model_reads_rows_alone_and_claims_nothing(
-    part: Part,
+    part: ModelSpec,
     processor: Callable[..., list[Setting]],
     monkeypatch: pytest.MonkeyPatch,
     milliseconds: Callable[[int], float],
     least: int,
 ) -> None:
     """It reads now one token, now two, and a change of rows takes time."""
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
     processor(f32=Kind(milliseconds, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
-    found = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
+    found = choice_of(replace(part, role="draft")).setting
     assert found.exactness == Exactness(rule=RowRule(separate=True, call=Rounding(least)))
 
 
-def test_it_is_found_out_once(part: Part, processor: Callable[..., list[Setting]]) -> None:
+def test_it_is_found_out_once(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
     compiled = processor(f32=Kind(SLOW), bf16=Kind(FAST, noise=1.0))
-    first = choice_of(part, "CPU", DeviceConfig())
+    first = choice_of(part)
     count = len(compiled)
-    assert choice_of(part, "CPU", DeviceConfig()) == first
+    assert choice_of(part) == first
     assert len(compiled) == count
-    choice_of(part, "CPU", DeviceConfig(num_threads=1))
+    choice_of(part.on("CPU", DeviceConfig(num_threads=1)))
     assert len(compiled) > count
 
 
@@ -380,13 +393,13 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
     """Not at the first load, where one would disturb what is measured of the other."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     threads: list[str] = []
-    compile_it = Part.compile
+    compile_it = ModelSpec.compile
 
     def spy(*arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
         return compile_it(*arguments, **options)
 
-    monkeypatch.setattr(Part, "compile", spy)
+    monkeypatch.setattr(ModelSpec, "compile", spy)
     said = []
     for _ in range(2):
         threads.clear()
@@ -398,7 +411,7 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
 
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
     monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
@@ -428,15 +441,15 @@ def interrupt(_: str) -> None:
     ],
 )
 def test_precisions_without_kernels_are_not_tried(
-    part: Part, monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], level: str, tried: set[str]
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], level: str, tried: set[str]
 ) -> None:
     class Core:
         def get_property(self, *_: str) -> list[str]:
             return ["FP32", "BF16", "FP16"]
 
     monkeypatch.setattr(candidates, "new_core", Core)
-    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
     monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", instructions))
     monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
-    assert {each.precision for each in candidates.settings_for(part, "CPU", DeviceConfig())} == tried
+    assert {each.precision for each in candidates.settings_for(part)} == tried

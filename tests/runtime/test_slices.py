@@ -12,16 +12,15 @@ from openvino import opset13 as ops
 
 from layered import make_layered
 from outrider.config import DeviceConfig
-from outrider.models import measured, trials
-from outrider.models import part as parts
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
-from outrider.models.costs import cost_of
-from outrider.models.measure import PassCost, measure_exactness
-from outrider.models.part import Part, parts_of
-from outrider.models.setting import Setting
-from outrider.models.settled import choice_of, compile_settled
+from outrider.models.tuning import measured, model_spec, trials
+from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.measure import PassCost, measure_exactness
+from outrider.models.tuning.model_spec import ModelSpec, specs_of
+from outrider.models.tuning.setting import Setting
+from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.types import Chunk, CompiledModel
 
@@ -32,21 +31,21 @@ OPTIONS = DeviceConfig(precision="f32")
 
 
 @pytest.fixture(scope="module")
-def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
+def part(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     """A random model of eight layers."""
     bundle = make_layered(tmp_path_factory.mktemp("layered"), num_layers=NUM_LAYERS)
-    return parts_of(bundle, bundle)[0]
+    return specs_of(bundle, bundle)[0]
 
 
 @pytest.fixture
-def sliced(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
+def sliced(part: ModelSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
     """The same, which counts as large enough for slices."""
-    monkeypatch.setattr(parts, "SMALL", 0)
+    monkeypatch.setattr(model_spec, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     return part
 
 
-def slices_of(part: Part) -> Slices:
+def slices_of(part: ModelSpec) -> Slices:
     found = find_slices(ov.Core(), part.path, part.model.geometry.num_layers)
     assert found is not None
     return found
@@ -63,29 +62,29 @@ def logits_of(backend: CompiledModel) -> NDArray[np.float32]:
     return rows
 
 
-def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: Part, tmp_path: Path) -> None:
+def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: ModelSpec, tmp_path: Path) -> None:
     model = ov.Core().read_model(part.path)
     found = choose_layers(model, NUM_LAYERS)
     assert found is not None
     assert len(found.large) < NUM_LAYERS
     small_bundle = make_layered(tmp_path, found.large, num_layers=NUM_LAYERS)
-    alone = parts_of(small_bundle, small_bundle)[0]
-    expected = logits_of(alone.compile(OPTIONS, "CPU"))
-    assert (logits_of(part.compile(OPTIONS, "CPU", slices_of(part).large)) == expected).all()
-    assert (logits_of(part.compile(OPTIONS, "CPU")) != expected).any()
+    alone = specs_of(small_bundle, small_bundle)[0]
+    expected = logits_of(alone.on("CPU", OPTIONS).compile())
+    assert (logits_of(part.on("CPU", OPTIONS).compile(graph=slices_of(part).large)) == expected).all()
+    assert (logits_of(part.on("CPU", OPTIONS).compile()) != expected).any()
 
 
-def test_layers_that_are_not_next_to_each_other_can_be_kept(part: Part, tmp_path: Path) -> None:
+def test_layers_that_are_not_next_to_each_other_can_be_kept(part: ModelSpec, tmp_path: Path) -> None:
     kept = [0, 3, 7]
     few = make_layered(tmp_path, kept, num_layers=NUM_LAYERS)
-    expected = logits_of(parts_of(few, few)[0].compile(OPTIONS, "CPU"))
+    expected = logits_of(specs_of(few, few)[0].on("CPU", OPTIONS).compile())
     made = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, kept)
     assert len(made.get_sinks()) == 2 * len(kept)
     graph = read_decoder(ov.Core(), made)
-    assert (logits_of(part.compile(OPTIONS, "CPU", graph)) == expected).all()
+    assert (logits_of(part.on("CPU", OPTIONS).compile(graph=graph)) == expected).all()
 
 
-def test_there_is_a_layer_of_each_kind(part: Part) -> None:
+def test_there_is_a_layer_of_each_kind(part: ModelSpec) -> None:
     """One layer is changed, as those with another window are."""
     model = ov.Core().read_model(part.path)
     alike = choose_layers(model, NUM_LAYERS)
@@ -103,52 +102,50 @@ def test_there_is_a_layer_of_each_kind(part: Part) -> None:
     assert mixed.small == sorted([*alike.small, 5])
 
 
-def test_few_layers_have_no_slices(part: Part) -> None:
+def test_few_layers_have_no_slices(part: ModelSpec) -> None:
     assert choose_layers(ov.Core().read_model(part.path), NUM_LAYERS - 1) is None  # of unknown form
     model = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, [0, 1, 2])
     assert choose_layers(model, 3) is None
 
 
-def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: Part) -> None:
+def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: ModelSpec) -> None:
     """Its slices would be without the cuts, and their setting and cost are not the whole's."""
-    assert sliced.slices("CPU") is not None
-    assert replace(sliced, cuts=(2, 6)).slices("CPU") is None
+    assert sliced.slices() is not None
+    assert replace(sliced, cuts=(2, 6)).slices() is None
 
 
-def test_the_whole_model_is_exact_with_the_rule_of_its_slice(sliced: Part) -> None:
-    backend = compile_settled(sliced, "CPU", OPTIONS)
+def test_the_whole_model_is_exact_with_the_rule_of_its_slice(sliced: ModelSpec) -> None:
+    backend = compile_settled(sliced.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
     backend.allocate(4096)
     whole = measure_exactness(backend)
     assert whole.holds
-    assert whole.rule == choice_of(sliced, "CPU", OPTIONS).setting.exactness.rule
+    assert whole.rule == choice_of(sliced.on("CPU", OPTIONS)).setting.exactness.rule
 
 
 @pytest.mark.slow
-def test_what_is_exact_on_slices_is_exact_on_the_whole(sliced: Part) -> None:
+def test_what_is_exact_on_slices_is_exact_on_the_whole(sliced: ModelSpec) -> None:
     """In each setting that was checked, whichever were the fastest."""
     options = replace(OPTIONS, precision="auto")
-    checked = [trial.setting for trial in choice_of(sliced, "CPU", options).trials if trial.kl is not None]
+    checked = [trial.setting for trial in choice_of(sliced.on("CPU", options)).trials if trial.kl is not None]
     assert checked
     for setting in checked:
-        backend = sliced.compile(setting.options(sliced.options(options, "CPU")), "CPU")
+        backend = sliced.on("CPU", options).compile(setting)
         backend.allocate(4096)
         assert measure_exactness(backend).holds == setting.exactness.holds, str(setting)
 
 
-def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_timed_while_something_is_compiled(sliced: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times would be those of a busy machine. The whole model is compiled once, unless its setting is replaced."""
     compiling, wholes, disturbed = list[int](), list[str](), list[int]()
-    compile_it = Part.compile
+    compile_it = ModelSpec.compile
 
-    def spy(
-        part: Part, own: DeviceConfig, device: str, graph: ov.Model | None = None, columns: int = 0
-    ) -> CompiledModel:
-        wholes.extend([own.precision] if graph is None else [])
+    def spy(part: ModelSpec, setting: Setting, graph: ov.Model | None = None) -> CompiledModel:
+        wholes.extend([setting.precision] if graph is None else [])
         compiling.append(1)
         try:
-            return compile_it(part, own, device, graph, columns)
+            return compile_it(part, setting, graph)
         finally:
             compiling.pop()
 
@@ -163,26 +160,26 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch:
 
         monkeypatch.setattr(measured, name, timed)
 
-    monkeypatch.setattr(Part, "compile", spy)
+    monkeypatch.setattr(ModelSpec, "compile", spy)
     alone("time_calls")
     alone("measure_pass")
     monkeypatch.setattr(
         trials, "settings_for", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)]
     )
-    backend = compile_settled(sliced, "CPU", OPTIONS)
+    backend = compile_settled(sliced.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
     assert not disturbed
     assert len(wholes) in (1, 2)
 
 
-def test_costs_come_from_slices(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = compile_settled(sliced, "CPU", OPTIONS)
+def test_costs_come_from_slices(sliced: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = compile_settled(sliced.on("CPU", OPTIONS))
     backend.allocate(4096)
     monkeypatch.setattr(
-        "outrider.models.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
+        "outrider.models.tuning.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
     )
-    cost = cost_of(sliced, backend)
+    cost = cost_of(sliced.on("CPU", OPTIONS), backend)
     assert cost.near == tuple(sorted(cost.near))
     assert 0 < cost(1) < 1
 

@@ -7,9 +7,8 @@ import pytest
 
 from hybrids import save_hybrid
 from outrider.bundle import Format
-from outrider.config import DeviceConfig
-from outrider.models.part import Part
-from outrider.models.settled import compile_settled
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.settled import compile_settled
 from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import NO_PROMPT, Chunk, Prompt
 from toys import random_ids
@@ -27,7 +26,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         bundle = save_toy_bundle(folder, draft=False, padded=False, formats=(form, form))
     else:
         bundle = save_hybrid(folder, request.param)
-    made = compile_settled(Part("main", bundle, bundle.manifest.main), "CPU", DeviceConfig())
+    made = compile_settled(ModelSpec("main", bundle, bundle.manifest.main))
     made.allocate(4096)
     return made
 

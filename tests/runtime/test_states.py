@@ -17,21 +17,19 @@ from openvino import opset13 as ops
 import outrider
 from hybrids import KINDS, save_hybrid
 from outrider.bundle import Bundle, Format
-from outrider.bundle.manifest import MODEL_NAMES, ModelEntry
-from outrider.config import DeviceConfig
+from outrider.bundle.manifest import ModelEntry
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
-from outrider.models import candidates
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
-from outrider.models.backends.support import ModelSpec
 from outrider.models.backends.taps import ints, parameter, result
-from outrider.models.candidates import settings_for
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
-from outrider.models.measure.readings import compare_readings, compare_states
-from outrider.models.part import Part
+from outrider.models.tuning import candidates
+from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning.measure.readings import compare_readings, compare_states
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import ToyTokenizer
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
@@ -128,7 +126,7 @@ def test_drafting_ahead_does_not_show(tmp_path: Path, engine: outrider.Engine) -
 def test_cached_prefixes_are_checked(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a fresh reading, while the engine has nothing to do."""
     monkeypatch.setattr(prefix_check, "EVERY_HITS", 1)
-    prompt, check = random_ids(90, 60), engine._parts.queue._worker.prefix_check
+    prompt, check = random_ids(90, 60), engine._parts.queue._scheduler.prefix_check
     before = check.num_checked
     for _ in range(3):
         engine.generate(prompt, max_new_tokens=2, drafter=None)
@@ -412,7 +410,7 @@ def test_prompts_and_drafts_in_one_call(engine: outrider.Engine) -> None:
 def test_other_libraries_and_devices_say_why_not(tmp_path: Path, form: Format, device: str, said: str) -> None:
     bundle = save_hybrid(tmp_path / "bundle", "conv")
     model = msgspec.structs.replace(bundle.manifest.main, format=form)
-    spec = ModelSpec(bundle.folder / "main" / MODEL_NAMES[form][0], model, device, outrider.Config().device)
+    spec = ModelSpec("main", bundle, model, device=device)
     with pytest.raises(outrider.BundleError, match=f"cannot be run {said}") as raised:
         load_model(spec)
     assert "2 of its 4 layers keep a state" in str(raised.value)
@@ -423,9 +421,9 @@ def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypat
     monkeypatch.setattr(candidates, "limit_on", lambda name: None)
     monkeypatch.setattr(candidates, "new_core", lambda: SimpleNamespace(get_property=lambda *_: ["FP32", "BF16"]))
     for kind, precisions in (("conv", {"f32", "bf16"}), ("gdn", {"f32"}), ("ssm", {"f32"})):
-        part = Part("main", *main_of(save_hybrid(tmp_path / kind, kind)))
-        monkeypatch.setattr(Part, "is_small", False)
-        assert {each.precision for each in settings_for(part, "CPU", DeviceConfig())} == precisions
+        part = ModelSpec("main", *main_of(save_hybrid(tmp_path / kind, kind)))
+        monkeypatch.setattr(ModelSpec, "is_small", False)
+        assert {each.precision for each in settings_for(part)} == precisions
 
 
 def test_positions_that_a_graph_counts_itself_are_connected() -> None:

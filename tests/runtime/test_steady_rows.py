@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.bundle import Bundle
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure import PassCost, measure_change
+from outrider.models.tuning.measure import PassCost, measure_change
 from outrider.testing import FakeBackend
 from outrider.types import Chunk, Exactness, Rounding, RowRule, SteadyRows
 from virtual_time import World, speed_up

@@ -15,10 +15,10 @@ import pytest
 
 import outrider
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
-from in_the_loop import new_request, run
+from in_the_loop import new_request, run, say
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.decoding.drafting import _allowed
-from outrider.decoding.request import Request
 from outrider.drafters import DraftModel, HiddenModel, MarkovHead
 from outrider.testing import FakeBackend, FakeHead
 from outrider.tokens.grammar import Grammars, Source
@@ -169,7 +169,7 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
 
 def make_request(
     grammars: Grammars, source: Source, drafter: Drafter | None = None, verifier: Verifier | None = None, seed: int = 0
-) -> Request:
+) -> Answer:
     state = grammars.new_state(source)
     return new_request(
         [7, 8],
@@ -184,7 +184,7 @@ def make_request(
     )
 
 
-def answer(main: FakeBackend, *requests: Request) -> list[list[int]]:
+def answer(main: FakeBackend, *requests: Answer) -> list[list[int]]:
     return [token_ids[2:] for token_ids in run(main, *requests, rows=64)]
 
 
@@ -252,7 +252,7 @@ def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> No
     """And go on with what it forces there, up to the round's limit."""
     a, b, c = (token_of(each) for each in "abc")
     request = make_request(grammars, Source("regex", "c(abXYZ|c)+!"), Proposes([]))
-    request.sequence.token_ids.append(c)
+    say(request, c)
     request.sampler.commit([c])
     draft = Draft([a, b, a, b], confidences=[0.5, 0.4, 0.3, 0.2])
     assert _allowed(request, draft, goes_on=False) == Draft([a, b], confidences=[0.5, 0.4])

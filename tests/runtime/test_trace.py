@@ -19,8 +19,9 @@ import outrider
 from in_the_loop import new_request
 from outrider.bundle import Bundle
 from outrider.cli import run
+from outrider.decoding.answer import Answer
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit
 from outrider.decoding.trace import Trace
@@ -203,7 +204,7 @@ def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_pa
     assert any(span.args.get("finish_reason") == "goes on" for span in timelines[6].of("request"))
 
 
-def make_request(main: FakeBackend, drafter: Any) -> Request:
+def make_request(main: FakeBackend, drafter: Any) -> Answer:
     """A request that has been admitted."""
     request = new_request([1, 2], drafter, max_new_tokens=40, num_assistant_tokens=2)
     assert admit(request, main)
@@ -218,7 +219,7 @@ def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path
     trace = Trace(tmp_path / "out.json", models)
     trace.entered(requests[1], "counting")
     for _ in range(4):
-        step(main, requests, Scheduler(512), trace)
+        step(main, Scheduler(main, RowBudget(512), requests), trace)
     trace.close()
     assert drafter.num_requests == [2, 2, 2]
     (life, *_) = (span for span in read_timeline(tmp_path / "out.json").of("request") if span.depth == 0)

@@ -10,7 +10,7 @@ import pytest
 from in_the_loop import new_request
 from outrider.config import GenerationConfig
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, Ngram
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows, LogitsSampler
@@ -83,7 +83,7 @@ def finish(
     sampler = LogitsSampler(CONFIG, sequence.token_ids)
     fields: dict[str, Any] = {"noise": noise or Noise(0), "max_new_tokens": 60, "eos_token_ids": frozenset(eos)}
     request = new_request([], drafter, sequence=sequence, sampler=sampler, verifier=verifier, **fields)
-    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), Scheduler(512)).run(request):
+    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), RowBudget(512)).run(request):
         pass
 
 

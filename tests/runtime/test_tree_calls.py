@@ -11,7 +11,7 @@ import pytest
 import outrider
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle
-from outrider.models.measure import measure_pass
+from outrider.models.tuning.measure import measure_pass
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
 from outrider.types import Chunk, Draft, Drafter, Exactness, Prompt, Rounding, RowRule

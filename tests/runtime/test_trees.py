@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from draft_laws import Law, Models, output_law, plain_law, tokens_before, trees
 from enumeration import largest_difference
 from outrider.config import GenerationConfig
+from outrider.decoding.answer import Answer
 from outrider.decoding.metrics import Stats
 from outrider.decoding.reading import verify
-from outrider.decoding.request import Request
 from outrider.errors import DrafterError, NoTokenLeft
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
@@ -152,7 +152,7 @@ def plans(draw: st.DrawFn) -> Planned:
     return Planned(parents, [draw(right) for _ in range(size)], [draw(others) for _ in range(size)])
 
 
-def finish(request: Request, models: Models, plans: Seq[Planned], answer: Seq[int] = ()) -> Any:
+def finish(request: Answer, models: Models, plans: Seq[Planned], answer: Seq[int] = ()) -> Any:
     """All of an answer that must not depend on drafts, with these trees in its rounds, then none."""
     drafts = iter(plans)
     error = None

@@ -28,7 +28,7 @@ from outrider.models.backends.adapters import Adapters
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.part import adapters_of
+from outrider.models.tuning.model_spec import adapters_of
 from outrider.types import Chunk, Exactness, Prompt, Span
 from tiny import SHAPE
 from tiny_vision import ROWS, SIDE, TOY_PLACE, add_toy_encoder, asking, picture

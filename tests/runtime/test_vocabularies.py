@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from in_the_loop import new_request
+from in_the_loop import new_request, say
 from outrider.config import GenerationConfig
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import DraftModel, Intersection, Text, TokenMap, Vocabulary
 from outrider.drafters.translation import Translation
 from outrider.inputs.text import TextStream
@@ -56,7 +56,7 @@ class Twin(FakeBackend):
         return np.array([known.get(t, x) for t, x in zip(self.vocabulary, logits, strict=True)])
 
 
-def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **options: Any) -> Request:
+def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **options: Any) -> Answer:
     config = GenerationConfig(**options)
     return new_request(
         prompt,
@@ -72,8 +72,8 @@ def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **option
     )
 
 
-def answer(backend: FakeBackend, request: Request) -> Request:
-    for _ in RequestQueue(backend, Scheduler(64)).run(request):
+def answer(backend: FakeBackend, request: Answer) -> Answer:
+    for _ in RequestQueue(backend, RowBudget(64)).run(request):
         pass
     return request
 
@@ -144,7 +144,7 @@ def test_a_single_shared_token_is_all_that_is_proposed() -> None:
     drafter = DraftModel(FakeBackend(3), context_length=100, vocabulary=vocabulary_of("intersection", MAIN, draft))
     request = make_request(drafter, [1, 1, 1], 3, max_new_tokens=9)
     assert drafter.reserve(request.sequence, 20)
-    request.sequence.token_ids.append(1)
+    say(request, 1)
     (proposed,) = drafter.propose([request.draft_request()])
     assert proposed.token_ids == [1, 1, 1]
 
@@ -178,9 +178,9 @@ def test_a_drafter_whose_text_is_not_complete_does_not_draft() -> None:
         drafter = DraftModel(FakeBackend(2), context_length=100, vocabulary=vocabulary_of(way, main, draft))
         request = make_request(drafter, [0], 3)
         assert drafter.reserve(request.sequence, 20)
-        request.sequence.token_ids.append(1)
+        say(request, 1)
         assert not drafter.propose([request.draft_request()])[0].token_ids
-        request.sequence.token_ids.append(2)
+        say(request, 2)
         assert drafter.propose([request.draft_request()])[0].token_ids
 
 
@@ -219,7 +219,7 @@ def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[
     drafter = DraftModel(Scripted(len(draft), script), context_length=100, vocabulary=vocabulary)
     request = make_request(drafter, [0, 0], limit, max_new_tokens=20)
     assert drafter.reserve(request.sequence, 22)
-    request.sequence.token_ids.append(0)
+    say(request, 0)
     (proposed,) = drafter.propose([request.draft_request()])
     assert proposed.token_ids == expected
     assert proposed.probs is None
@@ -233,9 +233,9 @@ def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
     drafter = DraftModel(backend, context_length=100, vocabulary=Text(draft, [], ToyTokenizer(MAIN).encode, token_map))
     request = make_request(drafter, [0], 2, max_new_tokens=20)
     assert drafter.reserve(request.sequence, 21)
-    request.sequence.token_ids.append(0)
+    say(request, 0)
     assert drafter.propose([request.draft_request()])[0].token_ids == [1, 2]
-    request.sequence.token_ids += [1, 2, 0, 0]
+    say(request, 1, 2, 0, 0)
     backend.calls.clear()
     drafter.propose([request.draft_request()])
     slot: Any = drafter._states[request.sequence].slot

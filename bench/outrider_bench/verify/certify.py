@@ -23,8 +23,8 @@ from outrider.bundle.manifest import Format
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
-from outrider.models.measure.readings import compare_readings, compare_states, read
-from outrider.models.measure.slots import Adapted
+from outrider.models.tuning.measure.readings import compare_readings, compare_states, read
+from outrider.models.tuning.measure.slots import Adapted
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Backend, Source
 from outrider.types import Prompt as Input
@@ -96,7 +96,7 @@ def main_of(engine: Engine) -> Backend:
 
 
 def check_batching(main: Backend, context: int) -> Check:
-    """Whether logits have the same bits in any batch; see `outrider.models.measure.exactness`."""
+    """Whether logits have the same bits in any batch; see `outrider.models.tuning.measure.exactness`."""
     return _same_bits("batch invariance", compare_readings(main, context), context)
 
 

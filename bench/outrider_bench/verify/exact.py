@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.config import GenerationConfig
 from outrider.engine.engine import Engine
-from outrider.models.measure.readings import read
+from outrider.models.tuning.measure.readings import read
 from outrider.tokens.sampling import LogitsSampler
 from outrider.types import LogitsRow
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError
-from outrider.models.measure.readings import TAIL, longest_certified
+from outrider.models.tuning.measure.readings import TAIL, longest_certified
 from outrider_bench.prompts import Prompt
 
 CONTEXT = 256  # tokens that the check batching reads

@@ -6,5 +6,5 @@
     model = build(decoder, weights, packed)                    # an ov.Model, stateful, as optimum-intel writes it
 
 The differences of an architecture from Llama are one entry of `forms.FORMS`. Other architectures go through
-optimum-intel; see `outrider_export.convert`.
+optimum-intel; see `outrider_export.with_torch.convert`.
 """

@@ -12,7 +12,8 @@ from outrider_export.direct import fp8, mxfp4
 from outrider_export.direct.describe import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
 from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat
-from outrider_export.sources import Tensor, name_in_text, read_json, tensors_of
+from outrider_export.sources.safetensors import Tensor, tensors_of
+from outrider_export.sources.source import name_in_text, read_json
 
 
 class CheckpointWeights(Weights):
@@ -29,7 +30,7 @@ class CheckpointWeights(Weights):
     def stored(self, name: str) -> Stored | None:
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
-        is_ours = name in self._tensors  # a slice's, see `outrider_export.cut`
+        is_ours = name in self._tensors  # a slice's, see `outrider_export.forms.cut`
         if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             return self._clamped(stored)
         tensor = self._tensors.get(stored) or self._tensors.get(name)

@@ -13,7 +13,6 @@ from typing import Any
 
 from outrider.errors import ExportError
 from outrider.models.backends.attention import SLIDING, describe_windows
-from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.direct.checkpoint_weights import CheckpointWeights
 from outrider_export.direct.describe import Decoder, describe
 from outrider_export.direct.gguf_config import decoder_of
@@ -21,11 +20,12 @@ from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.save import save
 from outrider_export.direct.weights import HEAD, Weights
-from outrider_export.gguf_file import read_header
-from outrider_export.onnx_files import MODEL, import_onnx
-from outrider_export.onnx_inputs import add_extra_rows, add_rows
+from outrider_export.onnx.files import MODEL, import_onnx
+from outrider_export.onnx.inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
-from outrider_export.sources import read_config, read_json, text_part
+from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.peft_adapter import read_adapter
+from outrider_export.sources.source import read_config, read_json, text_part
 
 _ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 

@@ -18,7 +18,7 @@ from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.sizes import FULL
-from outrider_export.gguf_file import GGUFHeader, is_array
+from outrider_export.sources.gguf_file import GGUFHeader, is_array
 
 # config.json's names of what the metadata has under the architecture's name.
 _KEYS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider_export.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_file import GGUFHeader
 
 _SIGMOID = 2  # how experts are scored, in llama.cpp's numbers
 _BIAS = ".exp_probs_b.bias"

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider_export.direct.describe import SLIDING, NotDirect
 from outrider_export.direct.sizes import FULL
-from outrider_export.gguf_file import GGUFHeader, is_array
+from outrider_export.sources.gguf_file import GGUFHeader, is_array
 
 
 def varied_config(header: GGUFHeader) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from outrider_export.direct.weights import (
     Weights,
     flat,
 )
-from outrider_export.gguf_file import GGUFHeader
-from outrider_export.gguf_values import check_type, unpack
+from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_values import check_type, unpack
 
 _MODULES = {
     EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output", LAYER_EMBEDDING: "per_layer_token_embd",

@@ -21,6 +21,7 @@ from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER, ROUTER_SCALE, SHARED_GATE, Experts
+from outrider_export.direct.gguf_minima import with_sums
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
 from outrider_export.direct.masks import Masks, integer, unsqueezed
@@ -45,7 +46,6 @@ from outrider_export.direct.weights import (
     Weights,
     layer_name,
 )
-from outrider_export.gguf_minima import with_sums
 
 
 def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> tuple[ov.Model, list[Stored]]:

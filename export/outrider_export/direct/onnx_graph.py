@@ -1,7 +1,7 @@
 """The graph of a decoder in ONNX, with the operators of ONNX Runtime that fuse attention and norms.
 
 Inputs are input_ids, attention_mask (int64 [batch, tokens]) and the cache of each layer; outputs are logits float32
-[batch, tokens, vocabulary] and the cache with the new tokens; see `outrider_export.onnx_graph`. GroupQueryAttention
+[batch, tokens, vocabulary] and the cache with the new tokens; see `outrider_export.onnx.graph`. GroupQueryAttention
 rotates queries and keys, and writes the cache. The sum of a residual stream and its norm are one operator, by which
 `heads.onnx_main` finds the hidden states.
 
@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike
 from outrider_export.direct.onnx_pack import packed_name
 from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, layer_name
-from outrider_export.onnx_files import import_onnx, point_to
-from outrider_export.onnx_graph import FLOAT, INT64
-from outrider_export.onnx_matrices import ZERO
+from outrider_export.onnx.files import import_onnx, point_to
+from outrider_export.onnx.graph import FLOAT, INT64
+from outrider_export.onnx.matrices import ZERO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider_export.codes import paired, rounded
+from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, Stored, layer_name
-from outrider_export.onnx_files import alignment
-from outrider_export.onnx_matrices import BLOCK, in_blocks, quantise
+from outrider_export.onnx.files import alignment
+from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from outrider_export.codes import rounded
+from outrider_export.direct.codes import rounded
 from outrider_export.direct.weights import ATTENTION, OUTPUT_GATE, layer_of
 
 if TYPE_CHECKING:

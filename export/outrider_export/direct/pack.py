@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider_export.codes import pack as pack_codes
-from outrider_export.codes import paired, rounded
 from outrider_export.direct import mxfp4
+from outrider_export.direct.codes import pack as pack_codes
+from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
 from outrider_export.direct.weights import (
     EMBEDDING,

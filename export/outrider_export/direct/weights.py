@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.adapters.peft_format import Change, LoraAdapter, check_fits
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
 from outrider_export.direct.states import GatedDeltaNet, State
-from outrider_export.sources import name_in_text
+from outrider_export.sources.peft_adapter import Change, LoraAdapter, check_fits
+from outrider_export.sources.source import name_in_text
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]

@@ -15,8 +15,8 @@ from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider_export.distill.data import find_shards
 from outrider_export.distill.plan import Options, Plan
-from outrider_export.gguf_file import read_header
-from outrider_export.sources import locate
+from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.source import locate
 
 UNKNOWN = "unknown"
 

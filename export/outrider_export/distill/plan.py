@@ -23,16 +23,16 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.memory import system_memory
 from outrider.system.files import reading, usable, write_whole
-from outrider_export.architectures import ARCHITECTURES
+from outrider_export.bundles.drafters import check_name
+from outrider_export.describe.architectures import ARCHITECTURES
+from outrider_export.describe.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.distill.data import bytes_per_token, feature_names, needs_of, tap_names
 from outrider_export.distill.recipe import USUAL_ANSWER
+from outrider_export.distill.train.files import load
 from outrider_export.distill.writer import check_format
-from outrider_export.drafters import check_name
 from outrider_export.heads.formats import read_head
-from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.progress import Progress, Silent
-from outrider_export.sources import fetch, locate
-from outrider_export.train.files import load
+from outrider_export.sources.source import fetch, locate
 
 KINDS = ("eagle3", "dspark", "medusa", "draft")
 _USUAL_PROMPT = 128  # tokens

@@ -20,11 +20,11 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.drafters.prediction import Costs, Prediction, needed
 from outrider.engine.engine import Engine
-from outrider.models.measure.cost import NEAR
-from outrider_export.drafters import add_drafter
-from outrider_export.export import export_bundle
-from outrider_export.keep import link_or_copy
+from outrider.models.tuning.measure.cost import NEAR
+from outrider_export.bundles.drafters import add_drafter
+from outrider_export.bundles.export import export_bundle
 from outrider_export.progress import Progress
+from outrider_export.target import link_or_copy
 
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
 _BATCHES = (16, 32, 64)  # texts written at the same time

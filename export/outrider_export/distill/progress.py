@@ -17,7 +17,7 @@ from typing import Any
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import install
 from outrider_export.distill.answers import Progress as Written
-from outrider_export.train.status import Status, Watch
+from outrider_export.distill.train.status import Status, Watch
 
 _LINE_EVERY = 300.0  # seconds
 

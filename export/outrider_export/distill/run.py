@@ -28,6 +28,8 @@ from outrider.config.files import user_path
 from outrider.drafters.prediction import Costs, Prediction, predict
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
+from outrider_export.bundles.drafters import add_drafter
+from outrider_export.bundles.export import export_bundle
 from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.card import card, describe
@@ -47,11 +49,9 @@ from outrider_export.distill.prompts import read_prompts, texts_in
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.start import Drafters
 from outrider_export.distill.stopping import Stopping, signals_elsewhere
-from outrider_export.drafters import add_drafter
-from outrider_export.export import export_bundle
-from outrider_export.plan import check_extra
+from outrider_export.distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
+from outrider_export.extras import check_extra
 from outrider_export.progress import Progress, Silent
-from outrider_export.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 
 T = TypeVar("T")
 

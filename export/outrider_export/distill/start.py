@@ -15,18 +15,18 @@ from typing import Any
 from outrider.bundle import Bundle
 from outrider.drafters.prediction import Costs
 from outrider.system.files import reading, write_whole
+from outrider_export.describe.plan import Plan as Source
 from outrider_export.distill.data import Data
 from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.main_model import read_teacher
 from outrider_export.distill.plan import Options, head_folder
 from outrider_export.distill.prediction import measure_draft, measure_head
-from outrider_export.plan import Plan as Source
+from outrider_export.distill.train.files import load, save
+from outrider_export.distill.train.fit import start_head
+from outrider_export.distill.train.layers import Teacher
 from outrider_export.progress import Progress
-from outrider_export.sources import read_json
-from outrider_export.train.files import load, save
-from outrider_export.train.fit import start_head
-from outrider_export.train.layers import Teacher
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.sources.source import read_json
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 _LAYER_TOKENS, _LAYER_BATCH = 2048, 1024  # of the training data, to choose layers by
 

@@ -25,8 +25,8 @@ from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.part import Part
-from outrider.models.settled import choice_of
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.settled import choice_of
 from outrider.types import Chunk, Exactness
 from outrider_export.distill.texts import Running, Task, Text
 
@@ -263,10 +263,9 @@ def check_format(bundle: Bundle) -> None:
 def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> OpenVINOPaged:
     """The main model in the setting in which engines run it, without padding."""
     check_format(bundle)
-    part = Part("main", bundle, bundle.manifest.main, None, features)
-    own = part.options(device, device.main_device)
+    part = ModelSpec("main", bundle, bundle.manifest.main, None, features).on(device.main_device, device)
     try:
-        backend = part.compile(choice_of(part, device.main_device, device).setting.options(own), device.main_device)
+        backend = part.compile(choice_of(part).setting)
     except BundleError as error:
         if not features:
             raise

@@ -1,7 +1,7 @@
 """Child process: the checkpoint folder of an encoder-decoder model to three graphs in OpenVINO IR, through torch.
 
-Job: as for `outrider_export.convert`, with `kind`, "t5", "whisper" or "marian"; `output`, the folder for the decoder
-and its cross-attention; and `encoder`, the folder for the encoder, or None if another model's is the same.
+Job: as for `outrider_export.with_torch.convert`, with `kind`, "t5", "whisper" or "marian"; `output`, the folder for
+the decoder and its cross-attention; and `encoder`, the folder for the encoder, or None if another model's is the same.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 from outrider.bundle.manifest import CROSS_NAME, Geometry
 from outrider.system.core import new_core
-from outrider_export.convert import compress, lift
-from outrider_export.encoder_decoder.checkpoint import TASKS
+from outrider_export.describe.encoder_decoder import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.progress import Progress
+from outrider_export.with_torch.convert import compress, lift
 
 MODEL = "openvino_model.xml"
 _SPARE_POSITIONS = 64  # behind the model's context, for the padding of calls

@@ -10,8 +10,8 @@ import msgspec
 from outrider.bundle.manifest import CROSS_NAME, MODEL_NAMES, EncoderEntry, Geometry
 from outrider.errors import ExportError, OptionError
 from outrider.system.core import new_core
-from outrider_export.encoder_decoder.checkpoint import ENCODER_FOLDER, kind_of
-from outrider_export.plan import Plan
+from outrider_export.describe.encoder_decoder import ENCODER_FOLDER, kind_of
+from outrider_export.describe.plan import Plan
 from outrider_export.progress import Progress
 
 MODULE = "outrider_export.encoder_decoder.convert"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.models.backends.mixture import DOWN, GATE, UP
-from outrider_export.codes import rounded
+from outrider_export.direct.codes import rounded
 
 EXPERTS = tuple(f".{name}.weight" for name in (GATE, UP, DOWN))
 _LARGEST = 255  # code of 8 bits

@@ -17,11 +17,13 @@ from outrider.errors import ExportError
 from outrider.models.backends.heads.block import WINDOW
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
-from outrider_export.diet import read_trained
+from outrider_export.diet.diet import read_trained
 from outrider_export.direct.rope import rope_of
-from outrider_export.heads import assistant, dspark, gguf, qwen
+from outrider_export.heads import assistant, dspark, qwen
 from outrider_export.heads.rotation import in_halves
-from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
+from outrider_export.sources import gguf_drafter
+from outrider_export.sources.safetensors import read_tensors
+from outrider_export.sources.source import architectures_of, configuring, read_json
 
 EMBEDDING, MATRIX = "embed_tokens.weight", "lm_head.weight"  # where they are a drafter's own
 # By `architectures` in config.json, or `speculators_model_type`.
@@ -86,7 +88,7 @@ class Head:
 def kind_of(folder: Path) -> str | None:
     """What kind of drafter a checkpoint folder, or a GGUF file, has; None if it is a model."""
     if folder.is_file():
-        return gguf.kind_of_file(folder)
+        return gguf_drafter.kind_of_file(folder)
     config = read_json(folder / "config.json")
     if "medusa_num_heads" in config:
         return "medusa"
@@ -104,8 +106,8 @@ def read_head(folder: Path, main: Geometry) -> Head:
     if kind is None:
         raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
     if folder.is_file():
-        head = make_head(kind, *gguf.read_file(folder), main, folder)
-        return _divided(head, gguf.divisors_of(folder), folder)
+        head = make_head(kind, *gguf_drafter.read_file(folder), main, folder)
+        return _divided(head, gguf_drafter.divisors_of(folder), folder)
     return make_head(kind, read_json(folder / "config.json"), read_tensors(folder), main, folder)
 
 
@@ -116,8 +118,8 @@ def _divided(head: Head, divisors: NDArray[np.float32] | None, path: Path) -> He
     frequencies = head.tensors["rotary.frequencies"]
     if frequencies.size != divisors.size:
         raise ExportError(
-            f"{path} has {divisors.size:,} divisors of rotary frequencies ({gguf.DIVISORS}), and the drafter's heads "
-            f"have {frequencies.size:,} frequencies. Fetch it again."
+            f"{path} has {divisors.size:,} divisors of rotary frequencies ({gguf_drafter.DIVISORS}), and the drafter's "
+            f"heads have {frequencies.size:,} frequencies. Fetch it again."
         )
     return dataclasses.replace(head, tensors=head.tensors | {"rotary.frequencies": frequencies / divisors})
 
@@ -142,18 +144,6 @@ def make_head(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]
             f"{main.hidden_size:,}. Name the main model that it was trained for."
         )
     return head
-
-
-def read_tensors(folder: Path, files: str = "*.safetensors") -> dict[str, NDArray[Any]]:
-    """All tensors of a checkpoint folder's files of this name; those in half precision as float32.
-
-    Raises:
-        ExportError: when there are none, or a file is damaged.
-    """
-    paths = sorted(folder.glob(files))
-    if not paths:
-        raise ExportError(f"{folder} has no {files}. Convert its weights to that format.")
-    return {name: tensor.numbers() for path in paths for name, tensor in tensors_in(path).items()}
 
 
 def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
@@ -212,9 +202,7 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     if is_second:
         tensors, numbers = dspark.split_selector({**own, **config}, tensors)
         numbers["soft_cap"] = float(own.get("final_logit_softcapping") or 0)
-    head = _decoder(
-        "dflash2" if is_second else "dflash", qwen.of_qwen3(config), tensors, int(config["num_hidden_layers"])
-    )
+    head = _decoder("dflash2" if is_second else "dflash", _of_qwen3(config), tensors, int(config["num_hidden_layers"]))
     return dataclasses.replace(
         head,
         numbers=head.numbers | numbers | _windows(config),
@@ -236,7 +224,7 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     if "Gemma4DSparkModel" in architectures_of(config):
         config, tensors, numbers = dspark.from_gemma(config, tensors)
     else:
-        config = qwen.of_qwen3(config)
+        config = _of_qwen3(config)
     head = _decoder("dspark", config, tensors, int(config["num_hidden_layers"]))
     soft_cap = {"soft_cap": float(config.get("final_logit_softcapping") or 0)}
     return dataclasses.replace(
@@ -344,6 +332,13 @@ def _windows(config: dict[str, Any]) -> dict[str, float]:
     """The sliding windows of a block drafter's layers."""
     kinds, window = config.get("layer_types") or (), config.get("sliding_window")
     return {f"layers.{i}.{WINDOW}": window for i, kind in enumerate(kinds) if kind == "sliding_attention" and window}
+
+
+def _of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without what some take over from their main models: Qwen3's layers rotate whole heads."""
+    rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    rope.pop("partial_rotary_factor", None)
+    return config | {"rope_parameters": {"rope_theta": config.get("rope_theta") or 10_000.0} | rope}
 
 
 def _is_interleaved(config: dict[str, Any]) -> bool:

@@ -13,10 +13,10 @@ from outrider.errors import ExportError, one_line
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.heads.checks import check_features
 from outrider_export.heads.formats import EMBEDDING, MATRIX
-from outrider_export.onnx_files import Weights, load
-from outrider_export.onnx_graph import EXPORT_IT, FLOAT, find_head
-from outrider_export.onnx_inputs import rename
-from outrider_export.onnx_matrices import dequantise
+from outrider_export.onnx.files import Weights, load
+from outrider_export.onnx.graph import EXPORT_IT, FLOAT, find_head
+from outrider_export.onnx.inputs import rename
+from outrider_export.onnx.matrices import dequantise
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.describe.plan import Plan
 from outrider_export.heads import qwen
 from outrider_export.heads.formats import Head, make_head
-from outrider_export.heads.gguf import PARTS_OF_LAYER
-from outrider_export.plan import Plan
 from outrider_export.progress import Progress
-from outrider_export.sources import Located, tensors_of
+from outrider_export.sources.gguf_drafter import PARTS_OF_LAYER
+from outrider_export.sources.gguf_file import GGUFHeader, read_header
+from outrider_export.sources.safetensors import tensors_of
+from outrider_export.sources.source import Located
 
 NAME = "mtp"  # of the drafter, and its kind
 _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
@@ -84,7 +85,7 @@ class OwnModule:
 
     def _of_gguf(self, header: GGUFHeader) -> dict[str, NDArray[Any]]:
         """As in a checkpoint, where the weights of norms are less by 1."""
-        from outrider_export.gguf_values import values_of
+        from outrider_export.sources.gguf_values import values_of
 
         made = {}
         for ours, theirs in self.names.items():

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.bundle.manifest import DrafterEntry, ModelEntry
-from outrider_export.diet import choose_from
-from outrider_export.draft_cut import DraftCosts
+from outrider_export.describe.draft_costs import DraftCosts
+from outrider_export.diet.diet import choose_from
 from outrider_export.heads.checks import check_draft_vocab
 from outrider_export.heads.formats import EMBEDDING, Head, kind_of
 from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
-from outrider_export.sources import Located
+from outrider_export.sources.source import Located
 from outrider_export.target import Target
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 DEFAULT_WEIGHTS = "int8"
 

@@ -125,10 +125,3 @@ def from_qwen(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, An
     both = made[queries].reshape(heads, 2, size, hidden)
     made[queries], gates = (both[:, i].reshape(heads * size, hidden) for i in range(2))
     return config, made | {queries.replace("q_proj", OUTPUT_GATE): gates}
-
-
-def of_qwen3(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without what some take over from their main models: Qwen3's layers rotate whole heads."""
-    rope = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
-    rope.pop("partial_rotary_factor", None)
-    return config | {"rope_parameters": {"rope_theta": config.get("rope_theta") or 10_000.0} | rope}

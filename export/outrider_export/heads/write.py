@@ -24,11 +24,11 @@ from outrider.models.backends.heads import check_head
 from outrider.models.backends.heads.layers import NUM_ACTIVE
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
+from outrider_export.diet.output_matrix import cut_output
 from outrider_export.heads import assistant, container, dspark, onnx_main
 from outrider_export.heads.checks import check_features
 from outrider_export.heads.formats import MATRIX, Head
-from outrider_export.output_matrix import cut_output
-from outrider_export.sources import Located
+from outrider_export.sources.source import Located
 
 WEIGHTS = ("int8", "fp16", "fp32")
 _GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"

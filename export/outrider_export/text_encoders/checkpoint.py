@@ -10,9 +10,9 @@ import msgspec
 
 from outrider.bundle.manifest import Geometry, Pooling, TextEncoderEntry, TextEncoderKind
 from outrider.errors import ExportError
-from outrider_export.geometry import geometry_of_config
+from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.progress import Progress, Silent
-from outrider_export.sources import POOLING, Located, architectures_of, configuring, fetch, read_json
+from outrider_export.sources.source import POOLING, Located, architectures_of, configuring, fetch, read_json
 
 # What sentence-transformers writes beside config.json: its modules, the pooling, and the longest text.
 MODULES, LENGTH = "modules.json", "sentence_bert_config.json"

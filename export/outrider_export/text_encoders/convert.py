@@ -16,8 +16,8 @@ import numpy as np
 
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
-from outrider_export.convert import compress
 from outrider_export.progress import Progress
+from outrider_export.with_torch.convert import compress
 
 _TASKS = {"embedding": "feature-extraction", "rerank": "text-classification"}
 _OUTPUTS = {"embedding": "last_hidden_state", "rerank": "logits"}

@@ -19,15 +19,16 @@ from outrider.bundle.manifest import (
 )
 from outrider.errors import OptionError
 from outrider_export.child import run_child
-from outrider_export.convert_model import version_of
-from outrider_export.plan import TOKENIZER_BYTES, check_extra
+from outrider_export.describe.plan import TOKENIZER_BYTES
+from outrider_export.describe.special_tokens import token_of_config
+from outrider_export.extras import check_extra, version_of
 from outrider_export.progress import ForModel, Progress
-from outrider_export.sources import Located, count_weights, fetch, read_json
-from outrider_export.special_tokens import token_of_config
+from outrider_export.sources.safetensors import count_weights
+from outrider_export.sources.source import Located, fetch, read_json
 from outrider_export.target import Target, check_space
 from outrider_export.text_encoders.checkpoint import describe
-from outrider_export.tokenizer_files import copy_files
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.tokenizers.files import copy_files
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 _FOLDER = "main"
 _PACKAGES = ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch")
@@ -75,7 +76,7 @@ def export_text_encoder(
     job: dict[str, Any] = {"model": str(path.resolve()), "trust_remote_code": trust_remote_code}
     what = f"The tokenizer of {source.id} cannot be converted"
     reads = {"tokenizer": str(folder), "encodes_only": True, "pairs": kind == "rerank"}
-    run_child("outrider_export.tokenizer_job", job | reads, what, told)
+    run_child("outrider_export.tokenizers.job", job | reads, what, told)
     job |= {"kind": kind, "weights": weights, "output": str(folder), "scratch": str(target.scratch)}
     run_child("outrider_export.text_encoders.convert", job, f"{source.id} cannot be converted", told)
     config = read_json(folder / "tokenizer_config.json")

@@ -48,7 +48,7 @@ def open_bundle(
         return bundle
     what = f"{shown(model)} is no bundle, and the export half of outrider, which makes one of a model, is not installed"
     with needs(what, "export", ExportError):
-        from outrider_export.cached import cached_bundle
+        from outrider_export.bundles.cached import cached_bundle
     return cached_bundle(model, draft, for_this_machine=for_this_machine, progress=progress)
 
 

@@ -41,7 +41,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import add_adapter, add_drafter
-        from outrider_export.sources import fetch, locate
+        from outrider_export.sources.source import fetch, locate
     is_adapter = (usable(user_path(part)) / "adapter_config.json").is_file()
     if is_adapter:
         for option, value in {"weights": weights, **options}.items():

@@ -125,7 +125,7 @@ def bench(
     interrupted run continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
-    from outrider.models.loading import settle
+    from outrider.models.tuning.loading import settle
     from outrider_bench import benchmark
     from outrider_bench.modes.make import default_modes
     from outrider_bench.modes.name import split_modes

@@ -158,9 +158,9 @@ class Columns:
 
 def demo_bundle(folder: Path, *, quiet: bool, drafter: bool = True) -> Path:
     """The demo's bundle in `folder`, made if it is missing or damaged. drafter: whether it has one of its own."""
-    from outrider_export.bundle_cache import BundleCache, Source
-    from outrider_export.content import absolute
-    from outrider_export.demo_model import DRAFTER, FILE, SHA256, fetch_demo_model
+    from outrider_export.bundles.bundle_cache import BundleCache, Source
+    from outrider_export.bundles.demo_model import DRAFTER, FILE, SHA256, fetch_demo_model
+    from outrider_export.sources.content import absolute
 
     weights = "int8"
     drafter_files = [file.sha256 for file in list_files(DRAFTER)] if drafter else []

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.config import Config
     from outrider.models.backends.devices import Device
     from outrider.models.backends.processor import Processor
-    from outrider.models.part import Part
+    from outrider.models.tuning.model_spec import ModelSpec
 
 LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
@@ -40,7 +40,7 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
     """
     from outrider.models.backends.devices import find_devices
     from outrider.models.backends.processor import find_processor
-    from outrider.models.loading import forget
+    from outrider.models.tuning.loading import forget
 
     config = read_options(options)
     if draft and not bundle:
@@ -67,43 +67,43 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
 
 def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and the placement by the options."""
-    from outrider.models.loading import choose_devices
-    from outrider.models.part import parts_of
+    from outrider.models.tuning.loading import choose_devices
+    from outrider.models.tuning.model_spec import specs_of
 
     named = config.device.draft_bundle
     other = bundle if named is None else open_bundle(named, for_this_machine=config.device.takes_any_form)
-    main, drafts = parts_of(bundle, other)
+    main, drafts = specs_of(bundle, other)
     rows = [
-        _try_model(part, device, config)
-        for part in (main, *drafts)
+        _try_model(spec, device, config)
+        for spec in (main, *drafts)
         for device in found
-        if device.format == part.model.format and device.full_name
+        if device.format == spec.model.format and device.full_name
     ]
     return rows, asdict(choose_devices(main, drafts[0] if drafts else None, config.device))
 
 
-def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
+def _try_model(spec: ModelSpec, device: Device, config: Config) -> dict[str, Any]:
     """Whether a device runs a model, and the memory that it takes there, in bytes."""
-    from outrider.models.loading import verdict_of
+    from outrider.models.tuning.loading import verdict_of
 
-    reason = device.why_not(part.role)
+    reason = device.why_not(spec.role)
     works: bool | None = reason is None
     if works and device.name != "CPU":
-        verdict = verdict_of(part, device.name, config.device)
+        verdict = verdict_of(spec.on(device.name, config.device))
         works, reason = verdict.works, verdict.reason or None
     setting = None
     if device.name == "CPU":
-        from outrider.models.settled import choice_of
+        from outrider.models.tuning.settled import choice_of
 
-        setting = choice_of(part, device.name, config.device).setting
-    precision = setting.cache_precision if setting else _cache_precision(part, device, config)
+        setting = choice_of(spec.on(device.name, config.device)).setting
+    precision = setting.cache_precision if setting else _cache_precision(spec, device, config)
     if precision == "auto":
-        precision = _cache_precision(part, device, config)
-    geometry = part.model.geometry
+        precision = _cache_precision(spec, device, config)
+    geometry = spec.model.geometry
     return {
-        "role": part.role,
-        "weights": part.model.weights,
-        "size": part.size,
+        "role": spec.role,
+        "weights": spec.model.weights,
+        "size": spec.size,
         "device": device.name,
         "runtime": LIBRARIES[device.format],
         "works": works,
@@ -112,7 +112,7 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         "cache_bytes_per_token": None if precision is None else int(geometry.numbers_per_token * _BYTES[precision]),
         "free": device.free,
         "setting": None if setting is None else asdict(setting) | {"exact": setting.exactness.holds},
-        "says": None if setting is None else setting.description if part.is_main else str(setting),
+        "says": None if setting is None else setting.description if spec.is_main else str(setting),
     }
 
 
@@ -120,13 +120,13 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
 _BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
 
 
-def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
+def _cache_precision(spec: ModelSpec, device: Device, config: Config) -> str | None:
     """The cache's precision; None if unknown."""
 
     from outrider.models.backends.npu_sizes import CACHE_KINDS
 
     asked = config.device.cache_precision, config.device.precision
-    if part.model.format == "onnx":
+    if spec.model.format == "onnx":
         return "f32"  # as exported
     if device.fixed:  # an NPU, whose cache has a precision of its own
         return CACHE_KINDS.get(asked[0], asked[0])

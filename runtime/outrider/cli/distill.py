@@ -55,7 +55,7 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
     with needs("Training needs packages that are not installed", "distill", ExportError):
         from outrider_export.distill.plan import Options, parse_count
         from outrider_export.distill.run import distill as run
-        from outrider_export.train.fit import Stopped
+        from outrider_export.distill.train.fit import Stopped
     asked = Options(
         main,
         user_path(output).absolute(),

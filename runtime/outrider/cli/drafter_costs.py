@@ -14,9 +14,9 @@ from outrider.cli.opening import load_model
 from outrider.config import Config
 from outrider.drafters.prediction import Costs, best_draft, needed, predict, predictions
 from outrider.errors import ExportError, OutriderError
-from outrider.models.loading import choose_devices
-from outrider.models.part import parts_of
-from outrider.models.settled import is_settled
+from outrider.models.tuning.loading import choose_devices
+from outrider.models.tuning.model_spec import specs_of
+from outrider.models.tuning.settled import is_settled
 from outrider.system.files import reading
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Found
     """
     tune = f"Measure it: outrider tune {bundle.folder} --drafter {name}"
     config = Config().replace(drafter=name, adapters=(), overlap=False)
-    main, drafts = parts_of(bundle, bundle, [name], ())
+    main, drafts = specs_of(bundle, bundle, [name], ())
     try:
         placement = choose_devices(main, drafts[0], config.device)
         places = (main, placement.main), (drafts[0], placement.draft or placement.main)
-        size = sum(part.size for part, device in places if not is_settled(part, device, config.device))
+        size = sum(spec.size for spec, device in places if not is_settled(spec.on(device, config.device)))
         if size > _QUICK:
             return f"What it costs here is measured at the first load, which takes longer than this. {tune}"
         config = config.replace(enable_prefix_caching=False, keep_records=False)

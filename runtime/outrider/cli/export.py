@@ -59,8 +59,8 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import default_output, export_bundle
-        from outrider_export.bundle_cache import BundleCache
-        from outrider_export.find_draft import find_draft
+        from outrider_export.bundles.bundle_cache import BundleCache
+        from outrider_export.bundles.find_draft import find_draft
     if draft == "auto":
         with Bars(quiet=as_json) as bars:
             found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"] or "openvino")

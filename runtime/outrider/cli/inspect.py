@@ -57,7 +57,7 @@ def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
 def _inspect_file(path: Path, *, as_json: bool) -> None:
     """Describe a GGUF file by its header."""
     with needs(f"{path} is read by the export half of outrider, which is not installed", "cli", ExportError):
-        from outrider_export.describe_file import describe_gguf
+        from outrider_export.describe.describe_file import describe_gguf
     found = describe_gguf(path)
     if as_json:
         print_json(found)

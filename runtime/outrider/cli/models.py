@@ -13,7 +13,7 @@ from outrider.errors import ExportError, needs
 from outrider.system import saved
 
 if TYPE_CHECKING:
-    from outrider_export.bundle_cache import BundleCache
+    from outrider_export.bundles.bundle_cache import BundleCache
 
 
 @click.group(invoke_without_command=True)
@@ -60,7 +60,7 @@ def open_cache() -> BundleCache:
         ExportError: when the export half is not installed.
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_export.bundle_cache import BundleCache
+        from outrider_export.bundles.bundle_cache import BundleCache
     return BundleCache(saved.FOLDER)
 
 

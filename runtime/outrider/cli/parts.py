@@ -12,7 +12,7 @@ from outrider.cli.console import out, print_json, table
 from outrider.errors import ExportError, OptionError, needs
 
 if TYPE_CHECKING:
-    from outrider_export.parts import Report
+    from outrider_export.describe.parts import Report
 
 
 def is_unknown_architecture(path: Path) -> bool:
@@ -22,7 +22,7 @@ def is_unknown_architecture(path: Path) -> bool:
     if not path.is_dir() or (path / MANIFEST_NAME).is_file() or not (path / "config.json").is_file():
         return False
     with needs("Reading a checkpoint", "export", ExportError):
-        from outrider_export.parts import has_no_entry
+        from outrider_export.describe.parts import has_no_entry
     return has_no_entry(path)
 
 
@@ -37,7 +37,7 @@ def print_parts(path: Path, *, draft: str | None, check: bool, as_json: bool) ->
         option = "--draft" if draft is not None else "--check"
         raise OptionError(f"{option} is for models that can be exported, and {path} is an architecture. Leave it out.")
     with needs("Reading a configuration", "export", ExportError):
-        from outrider_export.parts import report_of
+        from outrider_export.describe.parts import report_of
     report = report_of(path)
     if as_json:
         print_json({"path": str(path), "verdict": report.verdict, **msgspec.to_builtins(report)})

@@ -175,7 +175,7 @@ def _name_of(model: str) -> str:
     if folder.is_dir() and not is_model(folder):
         return folder.name
     try:
-        from outrider_export.sources import default_name
+        from outrider_export.sources.source import default_name
     except ImportError:
         return folder.name
     return default_name(model)

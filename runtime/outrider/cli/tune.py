@@ -229,7 +229,7 @@ def _announce(work: Work, engine: Engine, drafter: str) -> None:
 
 def _print_settings(engine: Engine) -> None:
     """The models' settings and the trials that they were chosen from."""
-    from outrider.models.trials import MAX_KL
+    from outrider.models.tuning.trials import MAX_KL
 
     for role, choice in engine.choices.items():
         out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
@@ -305,9 +305,9 @@ def tune_layers(
 def tune_weights(model: str, draft: str | None, config: Config, *, as_json: bool) -> None:
     """Predict the speed of a model, and of a draft model, in each format and weights, from slices of them."""
     with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_export.form_speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, Form, Trial
-        from outrider_export.plan import make_plan
-        from outrider_export.sources import fetch, locate
+        from outrider_export.describe.plan import make_plan
+        from outrider_export.forms.speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, Form, Trial
+        from outrider_export.sources.source import fetch, locate
     if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
         raise OptionError(
             f"{model} is a bundle, whose weights are chosen already. Name the model that it was made of: a checkpoint "

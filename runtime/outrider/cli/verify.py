@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider_bench.prompts import Prompt
     from outrider_bench.verify.certify import Check, Subject
-    from outrider_export.fidelity import Fidelity
-    from outrider_export.sources import Located
+    from outrider_export.sources.source import Located
+    from outrider_export.with_torch.fidelity import Fidelity
 
 
 OWN_CHECKS = ("batching", "greedy", "coupled", "cancelled", "sampling")
@@ -238,7 +238,7 @@ def fetch_checkpoints(
         ExportError: when a checkpoint is not there, or the export half is not installed.
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_export.fidelity import fetch_checkpoint, find_holder
+        from outrider_export.with_torch.fidelity import fetch_checkpoint, find_holder
     progress = _Steps(lambda: None, quiet)
     for role in checkpoints:
         find_holder(bundle, role, config)
@@ -259,7 +259,7 @@ def check_fidelity(
     Raises:
         ExportError: when a checkpoint cannot be read.
     """
-    from outrider_export.fidelity import compare_with_checkpoint
+    from outrider_export.with_torch.fidelity import compare_with_checkpoint
 
     with progress_bar("answering", len(prompts), quiet=quiet) as advance:
         texts = []

@@ -1,4 +1,4 @@
-"""Checks a draft where it enters a round, whoever made it."""
+"""Checks the drafts of apps' drafters where they enter a round."""
 
 from __future__ import annotations
 
@@ -8,13 +8,33 @@ from typing import Any
 
 import numpy as np
 
+from outrider.errors import DrafterError
+from outrider.system.guard import Guard
 from outrider.types import Distribution, Draft
 
 _ROUNDING = 1e-6  # of probabilities, which may have been float32
 _INT = {int}
 
 
-def fault_of(draft: Any, vocab_size: int) -> str:
+def sound(draft: Any, vocab_size: int, name: str) -> Draft:
+    """A copy of a draft, with lists of its own, which its drafter cannot change any more. name: the drafter's.
+
+    Raises:
+        DrafterError: for one that breaks a rule.
+    """
+    with Guard("A draft", DrafterError, "Propose an outrider.types.Draft."):
+        if fault := _fault_of(draft, vocab_size):
+            raise DrafterError(f"The drafter {name!r} proposed {fault}")
+    confidences, parents = draft.confidences, draft.parents
+    return Draft(
+        [*draft.token_ids],
+        None if draft.probs is None else [*draft.probs],
+        None if confidences is None else [*confidences],
+        None if parents is None else [*parents],
+    )
+
+
+def _fault_of(draft: Any, vocab_size: int) -> str:
     """The value that breaks a rule of drafts, and the rule, behind "The drafter proposed"; empty for a sound draft.
 
     Too many tokens are no fault: they are cut off later. Nor are ids that the main model, with `vocab_size`, does not
@@ -45,17 +65,6 @@ def fault_of(draft: Any, vocab_size: int) -> str:
         )
     found = (_fault_of_probs(each, token_id) for each, token_id in zip(probs, token_ids, strict=True))
     return next((f"probs[{i}]={_shown(probs[i])}, which {fault}" for i, fault in enumerate(found) if fault), "")
-
-
-def copied(draft: Draft) -> Draft:
-    """A copy with lists of its own, which its drafter cannot change any more."""
-    confidences, parents = draft.confidences, draft.parents
-    return Draft(
-        [*draft.token_ids],
-        None if draft.probs is None else [*draft.probs],
-        None if confidences is None else [*confidences],
-        [*parents] if parents else None,  # no token is no tree
-    )
 
 
 def _shown(value: object) -> str:

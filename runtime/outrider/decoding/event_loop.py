@@ -1,4 +1,4 @@
-"""Reads a request's text in an event loop of asyncio."""
+"""Reads an answer's text in an event loop of asyncio."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -7,7 +7,8 @@ from queue import SimpleQueue
 from threading import Event
 from typing import TypeVar
 
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
+from outrider.decoding.delivery import Delivery
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.results import TextChunk
 from outrider.errors import EngineClosed
@@ -15,18 +16,18 @@ from outrider.errors import EngineClosed
 T = TypeVar("T")
 
 
-async def run(queue: RequestQueue, request: Request) -> AsyncGenerator[TextChunk, None]:
-    """Run a request to its end, and yield its text as it comes; as `RequestQueue.run`.
+async def run(queue: RequestQueue, answer: Answer) -> AsyncGenerator[TextChunk, None]:
+    """Run an answer to its end, and yield its text as it comes; as `RequestQueue.run`.
 
     Closing the generator, or cancelling the task that waits for it, ends the answer.
 
     Raises:
-        OutriderError: when the request fails.
+        OutriderError: when the answer fails.
     """
     queue.check_may_wait()
-    news_of_it = request.sink = _LoopQueue(request)
+    news_of_it = answer.delivery.sink = _LoopQueue(answer.delivery)
     try:
-        queue.submit(request)
+        queue.submit(answer)
         while True:
             if not news_of_it.qsize():
                 queue.wake()  # the worker may be waiting for a reader
@@ -37,7 +38,7 @@ async def run(queue: RequestQueue, request: Request) -> AsyncGenerator[TextChunk
             if news.result:
                 return
     finally:
-        queue.cancel(request)
+        queue.cancel(answer)
 
 
 async def call(thread: Executor | None, function: Callable[[Event], T]) -> T:
@@ -64,8 +65,8 @@ async def call(thread: Executor | None, function: Callable[[Event], T]) -> T:
 class _LoopQueue:
     """A sink that the worker fills, and that a task of the running event loop empties."""
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
         self._loop = asyncio.get_running_loop()
         self._news: SimpleQueue[TextChunk | BaseException] = SimpleQueue()
         self._came = asyncio.Event()
@@ -76,7 +77,7 @@ class _LoopQueue:
         try:
             self._loop.call_soon_threadsafe(self._came.set)
         except RuntimeError:  # the event loop is closed: nobody reads any more
-            self._request.abandoned = True
+            self._delivery.abandoned = True
 
     def qsize(self) -> int:
         """Pieces that were not read yet."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.errors import OutriderError
 from outrider.system.guard import Guard
 from outrider.types import CallObserver, Draft, Outcome
@@ -19,37 +19,37 @@ DraftStage: TypeAlias = Literal["choose", "propose", "draft ahead"]
 
 
 class Observer(CallObserver, Protocol):
-    """Is told of requests, of the steps of each round, and of models' calls (`called`).
+    """Is told of answers, of the steps of each round, and of models' calls (`called`).
 
     The order within a round: for each policy, `drafting` and `drafted` with the stage "choose", then with "propose" for
     each drafter that was chosen. Then the main model's call; "draft ahead" comes before its end. Then, for each
-    request in it, `verified` and `committed`; a request that read a piece of its prompt has no `verified`. If either
-    fails, it is left out, and the request has an `error`.
+    answer in it, `verified` and `committed`; one that read a piece of its prompt has no `verified`. If either
+    fails, it is left out, and the answer has an `error`.
 
     `entered` is called in any thread. All others are called in the thread that runs the rounds, and all requests wait
     for them: they must be fast, and must not raise. The observer never changes within a round.
     """
 
-    def entered(self, request: Request, drafter: str | None) -> None:
-        """A request was made; it is not queued yet. drafter: the name that was asked for."""
+    def entered(self, answer: Answer, drafter: str | None) -> None:
+        """An answer was prepared; it is not queued yet. drafter: the name that was asked for."""
 
-    def admitted(self, request: Request) -> None:
-        """A request has its slots in the caches, and takes part in the next round."""
+    def admitted(self, answer: Answer) -> None:
+        """An answer has its slots in the caches, and takes part in the next round."""
 
-    def drafting(self, stage: DraftStage, requests: Seq[Request]) -> None:
-        """A stage begins for these requests, which share a policy."""
+    def drafting(self, stage: DraftStage, answers: Seq[Answer]) -> None:
+        """A stage begins for these answers, which share a policy."""
 
     def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
         """The stage has ended, or failed with an error. drafts: those that it made, cut to what the round uses."""
 
-    def verified(self, request: Request, draft: Draft, outcome: Outcome) -> None:
+    def verified(self, answer: Answer, draft: Draft, outcome: Outcome) -> None:
         """A draft was verified by the main model's rows."""
 
-    def committed(self, request: Request) -> None:
-        """The round's tokens are in the request's sequence, and its drafter has observed them."""
+    def committed(self, answer: Answer) -> None:
+        """The round's tokens are in the answer's sequence, and its drafter has observed them."""
 
-    def left(self, request: Request) -> None:
-        """A request has ended, or failed. Its reader is told just before or after. May be called twice."""
+    def left(self, answer: Answer) -> None:
+        """An answer has ended, or failed. Its reader is told just before or after. May be called twice."""
 
 
 def guarded(observer: Observer, forget: Callable[[object], None]) -> Observer:

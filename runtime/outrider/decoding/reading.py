@@ -1,4 +1,4 @@
-"""One request's part of a round's call: the tokens that the main model reads, its rows, and what is kept of them."""
+"""What a round's call reads: of each answer the tokens, their rows, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from outrider.decoding.answer import Answer
 from outrider.decoding.observer import Observer
-from outrider.decoding.request import Request
 from outrider.errors import NoTokenLeft
+from outrider.tokens.grammar import GrammarState
 from outrider.tokens.sampling import DraftRows
 from outrider.types import NO_DRAFT, Chunk, Committed, Draft, Drafter, Outcome, Step, Turn
 
@@ -22,46 +23,58 @@ class Reading:
     the position of the first. first_row: the index of its rows among those of the call.
     """
 
-    request: Request
+    answer: Answer
     turn: Turn | None
     chunk: Chunk
     begin: int
     first_row: int
 
     @classmethod
-    def of(cls, request: Request, turn: Turn | None, num_tokens: int, first_row: int) -> Reading:
+    def of(cls, answer: Answer, turn: Turn | None, num_tokens: int, first_row: int) -> Reading:
         """num_tokens: most committed tokens to read."""
-        begin = request.slot.length
-        token_ids, generated = request.sequence.next_piece(begin, num_tokens)
+        begin, sequence = answer.slot.length, answer.sequence
+        token_ids, generated = sequence.next_piece(begin, num_tokens)
         num_rows, parents = 0, None
-        if begin + len(token_ids) == len(request.sequence):
+        if begin + len(token_ids) == len(sequence):
             draft = draft_of(turn)
             num_rows, parents = len(draft) + 1, draft.parents_behind(len(token_ids))
             token_ids = token_ids + draft.token_ids
-        chunk = Chunk(request.slot, token_ids, num_rows, request.features, parents, generated)
-        return cls(request, turn, chunk, begin, first_row)
+        chunk = Chunk(answer.slot, token_ids, num_rows, answer.features, parents, generated)
+        return cls(answer, turn, chunk, begin, first_row)
 
     @property
     def draft(self) -> Draft:
         """The draft that is verified."""
         return draft_of(self.turn)
 
-    def commit(self, target: Step, observer: Observer | None) -> list[int]:
-        """Verify the draft, commit what the answer gets, and drop the rest from the cache: the accepted path."""
-        request, draft = self.request, self.draft
-        rows = DraftRows.of(target, self.first_row, request.sampler, draft)
-        outcome = verify(request, draft, rows)
+    def commit(self, target: Step, observer: Observer | None, *, beside_prompts: bool) -> None:
+        """Verify the draft, commit what the answer gets, drop the rest from the cache, and tell the drafters."""
+        answer = self.answer
+        path = self._verify(target, observer) if self.chunk.num_rows else []
+        if (policy := answer.request.policy) is not None:
+            committed = self._committed(target, path, beside_prompts=beside_prompts)
+            for drafter in policy.drafters:
+                drafter.observe(answer.sequence, _for(answer, drafter, committed))
+            policy.observe(answer.sequence, committed)
         if observer is not None:
-            observer.verified(request, draft, outcome)
-        request.commit(rows, outcome, self.turn.author if self.turn else None)
+            observer.committed(answer)
+
+    def _verify(self, target: Step, observer: Observer | None) -> list[int]:
+        """Verify the draft, and commit. Returns the accepted path."""
+        answer, draft = self.answer, self.draft
+        rows = DraftRows.of(target, self.first_row, answer.sampler, draft)
+        outcome = verify(answer, draft, rows)
+        if observer is not None:
+            observer.verified(answer, draft, outcome)
+        answer.commit(rows, outcome, self.turn.author if self.turn else None)
         if self.chunk.parents is not None:
-            request.slot.keep(self._kept(outcome.path))
-        request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
+            answer.slot.keep(self._kept(outcome.path))
+        answer.slot.trim(len(answer.sequence) - 1)  # drops the rejected tokens
         return outcome.path
 
-    def committed(self, target: Step, path: Seq[int], *, beside_prompts: bool) -> Committed:
+    def _committed(self, target: Step, path: Seq[int], *, beside_prompts: bool) -> Committed:
         """What drafters are told: the tokens that stay in the cache, with their hidden states."""
-        read = self.request.sequence.token_ids[self.begin : self.request.slot.length]
+        read = self.answer.sequence.token_ids[self.begin : self.answer.slot.length]
         features = target.features(self.chunk)[self._kept(path)[: len(read)]] if self.chunk.features else None
         return Committed(read, [*path], features, beside_prompts)
 
@@ -73,13 +86,36 @@ class Reading:
         return [*range(num_committed), *(num_committed + i for i in path)]
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one call of the main model reads of all answers in it."""
+
+    readings: list[Reading]
+    num_prompt_rows: int = 0
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What is read, answer by answer."""
+        return [reading.chunk for reading in self.readings]
+
+    @property
+    def judged(self) -> list[tuple[GrammarState, Draft]]:
+        """The drafts to verify whose answers follow a grammar."""
+        both = [(reading.answer.grammar, reading.draft) for reading in self.readings if reading.chunk.num_rows]
+        return [(grammar, draft) for grammar, draft in both if grammar]
+
+    def is_alone(self, *, steady: bool) -> bool:
+        """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
+        return not any(each.answer.request.ahead or (each.chunk.parents and not steady) for each in self.readings)
+
+
 def draft_of(turn: Turn | None) -> Draft:
     """A turn's draft; none without a turn."""
     return NO_DRAFT if turn is None else turn.draft
 
 
-def verify(request: Request, draft: Draft, rows: DraftRows) -> Outcome:
-    """Verify a request's draft with the target pass's rows.
+def verify(answer: Answer, draft: Draft, rows: DraftRows) -> Outcome:
+    """Verify an answer's draft with the target pass's rows.
 
     If the options leave no token at a row, the draft is cut there, and only the tokens before it are verified. If
     all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
@@ -88,7 +124,7 @@ def verify(request: Request, draft: Draft, rows: DraftRows) -> Outcome:
     A tree needs no second try: its rows are read behind accepted tokens only, so the token before such a row was
     accepted, and all before it. Nor may it have one, as fewer tokens would be judged with other random numbers.
     """
-    position = len(request.sequence)
+    request, position = answer.request, len(answer.sequence)
     try:
         return request.verifier.verify(draft, rows, request.noise, position)
     except NoTokenLeft as error:
@@ -104,24 +140,12 @@ def verify(request: Request, draft: Draft, rows: DraftRows) -> Outcome:
         return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
 
-def observe(request: Request, committed: Committed) -> None:
-    """Tell a request's drafters, then the policy, what a round has committed.
-
-    Each drafter gets the hidden states that it wants.
-    """
-    policy, sequence = request.policy, request.sequence
-    if policy is not None:
-        for drafter in policy.drafters:
-            drafter.observe(sequence, _for(request, drafter, committed))
-        policy.observe(sequence, committed)
-
-
-def _for(request: Request, drafter: Drafter, committed: Committed) -> Committed:
+def _for(answer: Answer, drafter: Drafter, committed: Committed) -> Committed:
     """What a round has committed, with the hidden states that a drafter wants."""
     wanted = drafter.requirements.features
-    if committed.features is None or wanted == request.features:
+    if committed.features is None or wanted == answer.features:
         return committed
     if not wanted:
         return replace(committed, features=None)
-    parts = dict(zip(request.features, np.split(committed.features, len(request.features), axis=1), strict=True))
+    parts = dict(zip(answer.features, np.split(committed.features, len(answer.features), axis=1), strict=True))
     return replace(committed, features=np.concatenate([parts[name] for name in wanted], axis=1))

@@ -10,14 +10,16 @@ from collections.abc import Callable, Generator
 from functools import partial
 from queue import SimpleQueue
 
+from outrider.decoding.answer import Answer
 from outrider.decoding.observer import Observer, guarded
-from outrider.decoding.request import Request
+from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.results import TextChunk
+from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.worker import Inbox, News, Settle, Stop, Worker
 from outrider.errors import EngineClosed, RequestError
 from outrider.models.kv import PrefixStore
-from outrider.models.retiming import Retiming
+from outrider.models.tuning.retiming import Retiming
 from outrider.system.forks import check_process
 from outrider.types import Backend
 
@@ -35,13 +37,14 @@ class RequestQueue:
     def __init__(
         self,
         main: Backend,
-        scheduler: Scheduler,
+        rows: RowBudget,
         prefixes: PrefixStore | None = None,
         retiming: Retiming | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._inbox: Inbox = SimpleQueue()
-        self._worker = Worker(main, scheduler, self._inbox, prefixes, retiming)
+        self._scheduler = Scheduler(main, rows, prefix_check=PrefixCheck(prefixes))
+        self._worker = Worker(self._scheduler, self._inbox, prefixes, retiming)
         if prefixes is not None:
             prefixes.wake = partial(self._inbox.put, None)
         self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
@@ -73,7 +76,7 @@ class RequestQueue:
         """End all requests with an error, and the worker. A second call does nothing."""
         check_process(self._pid)
         self._stop()
-        self._worker.main = None
+        self._scheduler.main = None
 
     def settle(self) -> None:
         """Wait until the worker leaves the main model alone, if no request runs or comes."""
@@ -85,45 +88,45 @@ class RequestQueue:
     @property
     def observer(self) -> Observer | None:
         """Is told of requests and rounds, from the next round on. May be set and removed at any time."""
-        return self._worker.observer
+        return self._scheduler.observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._worker.observer = None if observer is None else guarded(observer, self._worker.forget)
+        self._scheduler.observer = None if observer is None else guarded(observer, self._scheduler.forget)
 
-    def submit(self, request: Request) -> None:
-        """Start a request. Its text and result go to its sink.
+    def submit(self, answer: Answer) -> None:
+        """Start an answer. Its text and result go to its sink.
 
         Raises:
             RequestError: after `close`, and in a process that was forked from the worker's process.
         """
         self.check_open()
-        self._inbox.put(request)
+        self._inbox.put(answer)
         if not self._stop.alive:  # closed in the meantime: the worker may not read its inbox again
             self._thread.join()
             self._worker.give_up(EngineClosed())
 
-    def cancel(self, request: Request) -> None:
-        """End a request that is not read any more, after the running round. From any thread."""
-        request.abandoned = True
+    def cancel(self, answer: Answer) -> None:
+        """End an answer that is not read any more, after the running round. From any thread."""
+        answer.delivery.abandoned = True
         self.wake()
 
     def wake(self) -> None:
         """Let the worker look at readers and cancelled requests again. From any thread."""
         self._inbox.put(None)
 
-    def run(self, request: Request) -> Generator[TextChunk, None, None]:
-        """Run a request to its end, and yield its text as it comes.
+    def run(self, answer: Answer) -> Generator[TextChunk, None, None]:
+        """Run an answer to its end, and yield its text as it comes.
 
         Raises:
-            OutriderError: when the request fails.
+            OutriderError: when the answer fails.
             RequestError: in a process that was forked from the worker's process, and in the worker's own thread.
         """
         self.check_may_wait()
         news_of_it: SimpleQueue[News] = SimpleQueue()
-        request.sink = news_of_it
+        answer.delivery.sink = news_of_it
         try:
-            self.submit(request)
+            self.submit(answer)
             while True:
                 check_process(self._pid)  # it may have been forked since
                 if news_of_it.empty():
@@ -135,28 +138,28 @@ class RequestQueue:
                 if news.result:
                     return
         finally:
-            self.cancel(request)  # may run in garbage collection, in any thread; SimpleQueue allows that
+            self.cancel(answer)  # may run in garbage collection, in any thread; SimpleQueue allows that
 
 
 class Submitted:
-    """A request whose text and result go to a function, called in the worker's thread.
+    """An answer whose text and result go to a function, called in the worker's thread.
 
     handle = engine.submit(prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news))
     handle.cancel()
     """
 
-    def __init__(self, queue: RequestQueue, request: Request, sink: Callable[[News], object]) -> None:
-        self._queue, self._request, self._sink = queue, request, sink
-        request.sink = self
+    def __init__(self, queue: RequestQueue, answer: Answer, sink: Callable[[News], object]) -> None:
+        self._queue, self._answer, self._sink = queue, answer, sink
+        answer.delivery.sink = self
 
     @property
     def done(self) -> bool:
         """Whether the result or an error was given to the sink."""
-        return self._request.done
+        return self._answer.delivery.done
 
     def cancel(self) -> None:
         """End the answer after the running round. Its result still comes. From any thread, at any time."""
-        self._queue.cancel(self._request)
+        self._queue.cancel(self._answer)
 
     def put(self, news: News, /) -> None:
         """Call the function. If it raises, the request is cancelled."""

@@ -1,186 +1,168 @@
-"""Decides how many tokens of each request a round's call reads: all that answers need, and pieces of prompts.
+"""Decides who takes part in a round: which answers wait and which run, their slots, and what each of them reads.
 
-    scheduler = Scheduler(512, "auto", cost)
-    counts = scheduler.share(wanted, decoding, contexts)    # tokens for each request, in order of arrival
-    scheduler.took(seconds)                       # of the call
-
-Answers never wait for rows. Prompts get the rest of `max_num_batched_tokens`, while answers are decoded no more than
-the round has time for: a piece of a prompt is computed in the same call, and everybody waits for its end (Agrawal et
-al. 2024, "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve"). Without answers, a piece still
-takes half a second at most: a call is never interrupted, so whoever cancels, or comes next, waits for its end.
+scheduler = Scheduler(main, RowBudget(512, "auto", cost))
+scheduler.waiting.append(answer)
+scheduler.settle()         # between rounds: answers come and go
+step(main, scheduler)      # a round of those that run
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+import warnings
+from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, field
 
-from outrider.models.measure import NEAR, PassCost
+from outrider.decoding.answer import Answer, Status, isolated
+from outrider.decoding.observer import Observer
+from outrider.decoding.prefix_check import PrefixCheck
+from outrider.decoding.reading import Reading, Round, draft_of
+from outrider.decoding.rereading import Rereading
+from outrider.decoding.row_budget import RowBudget
+from outrider.decoding.slots import admit, release
+from outrider.errors import RequestError
+from outrider.tokens.grammar import LATE
+from outrider.types import Backend, Turn
 
-SMOOTH = 0.1  # seconds: ten tokens a second are more than anyone reads
-PIECE_SECONDS = 0.5  # seconds of a piece without answers beside it
-TIMES = 2.0  # a round with a piece of a prompt may take so many times as long as one without
-LEAST_ROWS = 64  # for prompts beside answers, if these are in the budget; whatever they take
-LEAST_PIECE = 32  # tokens; shorter ones cost nearly as much, as each piece reads all keys and values before it
-SHORTEST_SHARE = 0.25  # of the rows for prompts, to those with the least left
-_LEAST_ADDED = 0.1  # least seconds that a row adds to a call, as a share of the average row's
-_MOST_CHANGES = (0.5, 4.0)  # of a row's seconds, by one measurement
-_MOST_TIMES = 16.0  # what a row takes, learned from calls, of what it takes at first; or the other way round
+_AHEAD = 8  # rounds that an answer may be ahead of its reader
+_LATE_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
 
 
+@dataclass(eq=False)
 class Scheduler:
-    """Shares the rows of each round's call.
+    """The answers that wait for room and those that run, in order of arrival.
 
-    max_num_batched_tokens: most rows of a call, unless the answers alone need more, or the rule of the model's calls
-    allows fewer. max_round_seconds: of a round in which answers are decoded; "auto": 0.1, or twice the round's time
-    without prompts if that is more. cost: of the model's calls; without it, only rows are limited. part: of these
-    seconds, for this model's calls.
-
-    In every round there is a piece of a prompt, if one is left: of `LEAST_ROWS` tokens if there is no time for more,
-    and of `LEAST_PIECE` if there is no room. Three quarters of the rows go to prompts in order of arrival, one quarter
-    to those with the least left to read. So a prompt of n tokens is read when three quarters of the rows were enough
-    for all that came before it, or when one quarter was enough for up to n tokens of each other, whichever comes first.
+    rows: shares those of a call. rereading, prefix_check: read on the main model while nothing runs.
     """
 
-    def __init__(
-        self,
-        max_num_batched_tokens: int,
-        max_round_seconds: float | str = "auto",
-        cost: PassCost | None = None,
-        part: float = 1.0,
-    ) -> None:
-        room = cost.rule.room if cost else 0
-        self._max_rows = min(max_num_batched_tokens, room or max_num_batched_tokens)
-        self._max_seconds, self._part = max_round_seconds, part
-        self._cost = replace(cost) if cost else None  # its scale follows these calls alone
-        self._shared = cost  # which learns what calls without pieces of prompts take
-        # Seconds of a prompt's row beside answers, in terms of `_added_row`. At first too many, as the longest measured
-        # call may have logits for all its rows, which a piece of a prompt has not. The calls show how many.
-        self._prompt_scale = cost(cost.rows[-1]) / cost.rows[-1] / _added_row(cost) if cost else 1.0
-        self._scales = self._prompt_scale / _MOST_TIMES, self._prompt_scale * _MOST_TIMES
-        self._reserved = 0.0  # rows for the prompts with the least left, from earlier rounds
-        # The last call
-        self._is_limited = False
-        self._answer_seconds = self._row_seconds = 0.0  # expected, for its answers alone and for each row of a prompt
-        self.num_prompt_rows = 0
-        self._answers: Seq[int] = ()
-        self._context = 0.0
-
-    def share(
-        self,
-        wanted: Seq[int],
-        decoding: Seq[bool],
-        contexts: Seq[int],
-        *,
-        begun: float = 0.0,
-        limited: bool | None = None,
-    ) -> list[int]:
-        """Tokens of each request for the next call; 0: it waits.
-
-        wanted: tokens that each request has to read, drafts included, in order of arrival. decoding: whether it is an
-        answer; else a prompt. contexts: tokens before these. begun: seconds since the round's begin. limited: whether
-        answers wait for the call's end; by default, if there are any.
-        """
-        answers = [i for i, decodes in enumerate(decoding) if decodes]
-        prompts = [i for i, decodes in enumerate(decoding) if not decodes]
-        self._is_limited = bool(answers) if limited is None else limited
-        self._expect([wanted[i] for i in answers], [contexts[i] for i in answers], [contexts[i] for i in prompts])
-        counts = [count if decodes else 0 for count, decodes in zip(wanted, decoding, strict=True)]
-        if prompts:
-            rows = max(self._rows_left([wanted[i] for i in answers], begun), self._least)
-            for i, count in zip(prompts, self._split([wanted[i] for i in prompts], rows), strict=True):
-                counts[i] = count
-        self.num_prompt_rows = sum(counts[i] for i in prompts)
-        return counts
-
-    def took(self, seconds: float, padded: int = 0, *, alone: bool | None = None) -> None:
-        """Learn from the seconds of the call that was shared last.
-
-        padded: its rows, if more than the rule says. alone: whether nothing else ran meanwhile; None: the cost does not
-        learn from the call here.
-        """
-        if not self._cost or seconds <= 0:
-            return
-        if self._shared is not None and alone is not None:
-            counts = self._answers if alone and not self.num_prompt_rows else ()
-            self._shared.observe(counts, self._context, seconds, padded)
-        added = seconds - self._answer_seconds
-        if not self.num_prompt_rows or added <= 0:  # the answers alone took no longer than a call with prompts
-            if self._is_limited:
-                self._cost.follow(self._answer_seconds, seconds)
-            return
-        # One call may have waited for other work, or have compiled kernels: no single one counts for much.
-        change = added / (self.num_prompt_rows * self._row_seconds)
-        least, most = _MOST_CHANGES
-        self._prompt_scale *= min(max(change, least), most) ** 0.5
-        least, most = self._scales
-        self._prompt_scale = min(max(self._prompt_scale, least), most)
-
-    def _expect(self, answers: Seq[int], contexts: Seq[int], prompt_contexts: Seq[int]) -> None:
-        """Estimate the seconds of answers, and of a prompt's row. Its context is that of the longest prompt."""
-        if self._cost is None:
-            return
-        self._answers, self._context = answers, sum(contexts) / max(len(contexts), 1)
-        self._answer_seconds = self._cost.together(answers, self._context) if answers else 0.0
-        self._row_seconds = self._prompt_scale * _added_row(self._cost, max(prompt_contexts, default=0))
-
-    def _rows_left(self, answers: Seq[int], begun: float) -> int:
-        """Rows for prompts beside these answers."""
-        rows = self._max_rows - (self._cost.rule.num_rows(answers) if self._cost and answers else sum(answers))
-        if self._cost is None:
-            return rows
-        if not self._is_limited:
-            return min(rows, self._doubled(int(PIECE_SECONDS / self._row_seconds)))
-        alone = begun + self._answer_seconds
-        if isinstance(self._max_seconds, str):
-            seconds = max(SMOOTH * self._part, TIMES * alone)
-        else:
-            seconds = self._max_seconds * self._part
-        return min(rows, max(int((seconds - alone) / self._row_seconds), LEAST_ROWS))
-
-    def _doubled(self, rows: int) -> int:
-        """The most rows up to these that are the least piece, doubled some times: few sizes, however times vary."""
-        return self._least << max(rows // self._least, 1).bit_length() - 1
-
-    def _split(self, wanted: Seq[int], rows: int) -> list[int]:
-        """Share rows among prompts."""
-        counts = [0] * len(wanted)
-
-        def give(order: Iterable[int], rows: int) -> int:
-            """Give rows to prompts in this order. Returns those that are left."""
-            for i in order:
-                count = self._piece(wanted[i] - counts[i], rows)
-                counts[i] += count
-                rows -= self._padded(count)
-            return rows
-
-        self._reserved += SHORTEST_SHARE * rows
-        reserved = min(int(self._reserved), rows)
-        taken = reserved - give(sorted(range(len(wanted)), key=wanted.__getitem__), reserved)
-        self._reserved = min(self._reserved - taken, self._least)
-        give(range(len(wanted)), rows - taken)
-        return counts
-
-    def _piece(self, wanted: int, rows: int) -> int:
-        """Tokens of a prompt's next piece in so many rows: all, or whole multiples of the least piece."""
-        if self._padded(wanted) <= rows:
-            return wanted
-        return rows - rows % self._least
-
-    def _padded(self, count: int) -> int:
-        """Rows of a piece."""
-        return self._cost.rule.sequence(count) if self._cost and count else count
+    main: Backend | None  # None: the engine is closed
+    rows: RowBudget
+    running: list[Answer] = field(default_factory=list)
+    waiting: deque[Answer] = field(default_factory=deque)
+    observer: Observer | None = None
+    rereading: Rereading = field(default_factory=Rereading)
+    prefix_check: PrefixCheck = field(default_factory=PrefixCheck)
+    _refused: Answer | None = None  # there was no room for it, and none was freed since
 
     @property
-    def _least(self) -> int:
-        """Tokens of the least piece: rows that the machine's rule does not pad."""
-        return self._cost.rule.sequence(LEAST_PIECE) if self._cost else LEAST_PIECE
+    def is_far_ahead(self) -> bool:
+        """Whether no answer waits for room, and no reader waits for text."""
+        return not self.waiting and all(each.delivery.sink.qsize() >= _AHEAD for each in self.running)
+
+    def forget(self, observer: object) -> None:
+        """Tell an observer that has failed no more."""
+        if self.observer is observer:
+            self.observer = None
+
+    def settle(self) -> None:
+        """Between rounds: send texts, release ended answers, admit waiting ones."""
+        for answer in (*self.running, *self.waiting):
+            answer.end_if_cancelled()
+            # Release first: a reader that is told of the end may rely on the room.
+            if answer.ended:
+                self._leave(answer)
+            self._publish(answer)
+            if answer.delivery.done:  # a tokenizer error may have ended it
+                self._leave(answer)
+        while self.waiting:
+            answer = self.waiting[0]
+            if not answer.delivery.done and (answer is self._refused or not self._admit(answer)):
+                if self.running and not answer.error:
+                    self._refused = answer
+                    break  # there is room once these have ended
+                answer.fail(
+                    RequestError("The cache is too small for this request, although no other request is running.")
+                )
+                self._publish(answer)
+            self.waiting.popleft()
+            if not answer.delivery.done:
+                self.running.append(answer)
+
+    def give_up(self, error: BaseException) -> None:
+        """End all answers with an error."""
+        running, given_up = self.running, (*self.running, *self.waiting)
+        self.running = []
+        self.waiting.clear()
+        for answer in given_up:
+            answer.fail(error)  # before it is released, so that its tokens are not published
+        for answer in running:
+            self._release(answer)
+        for answer in given_up:
+            self._publish(answer)
+
+    def ready(self) -> list[Answer]:
+        """The answers that take part in a round. Waits a moment if the masks of all of them are late."""
+        running = [answer for answer in self.running if not answer.ended]
+        ready = [answer for answer in running if answer.is_ready]
+        if running and not ready and not any(answer.ended for answer in running):
+            LATE.wait(_LATE_SECONDS)
+        return ready
+
+    def round(self, answers: Seq[Answer], turns: Seq[Turn | None], began: float) -> Round:
+        """What each answer reads in this round's call, with its turn's draft. began: the round."""
+        for answer in answers:
+            answer.end_if_cancelled()  # while drafting
+        sound = [(answer, turn) for answer, turn in zip(answers, turns, strict=True) if not answer.ended]
+        counts = self.rows.share(
+            [_num_wanted(answer, turn) for answer, turn in sound],
+            [answer.status is Status.DECODING and not answer.request.waits for answer, _ in sound],
+            [answer.slot.length for answer, _ in sound],
+            begun=time.perf_counter() - began,
+        )
+        readings, row = list[Reading](), 0
+        for (answer, turn), count in zip(sound, counts, strict=True):
+            if count and turn is not None and answer.request.waits:
+                turn.draft = turn.draft.cut(count - 1)
+            if count:  # else it waits
+                readings.append(Reading.of(answer, turn, count, row))
+                row += readings[-1].chunk.num_rows
+        return Round(readings, self.rows.num_prompt_rows)
+
+    def took(self, done: Round, seconds: float) -> None:
+        """Learn from the seconds of a round's call."""
+        steady = self.main.capabilities.steady if self.main is not None else None
+        alone = done.is_alone(steady=steady is not None)
+        self.rows.took(seconds, steady.current if steady else 0, alone=alone)
+
+    def _admit(self, answer: Answer) -> bool:
+        admitted = False
+        with isolated(answer):
+            admitted = self.main is not None and admit(answer, self.main)
+        if admitted:
+            self.prefix_check.note(answer.sequence, answer.stats.num_cached_tokens)
+            if (observer := self.observer) is not None:
+                observer.admitted(answer)
+        return admitted
+
+    def _leave(self, answer: Answer) -> None:
+        if answer in self.running:
+            self.running.remove(answer)
+            self._release(answer)
+
+    def _release(self, answer: Answer) -> None:
+        self._refused = None
+        try:
+            release(answer)
+            if self.main and self.main.capabilities.marks_answers and answer.request.reuse and not answer.error:
+                self.rereading.add(answer.sequence)
+        except BaseException as error:  # whatever it is: the answer itself has ended, and its reader waits
+            with isolated(answer):  # if the app turns warnings into errors, or has its own `showwarning`
+                warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
+
+    def _publish(self, answer: Answer) -> None:
+        """Send an answer's news. The observer is told first that it has ended."""
+        has_ended, observer = answer.ended, self.observer
+        if has_ended and observer is not None:
+            observer.left(answer)
+        answer.publish()
+        if answer.delivery.done and not has_ended and observer is not None:  # a tokenizer error has ended it
+            observer.left(answer)
 
 
-def _added_row(cost: PassCost, context: float = NEAR) -> float:
-    """Seconds that a row adds to a call, at this context."""
-    first, last = cost.rows[0], cost.rows[-1]
-    average = cost(last, context) / last
-    added = (cost(last, context) - cost(first, context)) / max(last - first, 1)
-    return max(added, _LEAST_ADDED * average)
+def _num_wanted(answer: Answer, turn: Turn | None) -> int:
+    """Most rows of an answer in one call: its newest tokens and draft, or its prompt up to the next boundary."""
+    begin, length = answer.slot.length, len(answer.sequence)
+    if answer.status is Status.READING:
+        return len(answer.sequence.next_piece(begin, length)[0])
+    return length - begin - 1 + draft_of(turn).num_rows

@@ -1,55 +1,55 @@
-"""A request's slots: opened in the caches of main model and drafters when it is admitted, closed when it ends."""
+"""An answer's slots: opened in the caches of main model and drafters when it is admitted, closed when it ends."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
 
+from outrider.decoding.answer import Answer, Status
 from outrider.decoding.request import Request
 from outrider.errors import RequestError
-from outrider.types import Backend, Drafter, Prompt
+from outrider.types import Backend, Drafter
 
 
-def admit(request: Request, main: Backend) -> bool:
-    """Open a request's slots in the caches of main and draft model. False, with no slot open, while there is no room.
+def admit(answer: Answer, main: Backend) -> bool:
+    """Open an answer's slots in the caches of main and draft model. False, with no slot open, while there is no room.
 
     Raises:
         RequestError: when the main model or the verifier lacks what the drafter requires.
     """
+    request = answer.request
     # All hidden states are equally wide, and each is asked for once.
     wanted = [name for drafter in request.drafters for name in _check_needs(request, drafter, main)]
-    request.features = tuple(dict.fromkeys(wanted))
-    request.trees = main.capabilities.trees and request.verifier.trees
-    max_tokens = request.sequence.num_prompt_tokens + request.max_new_tokens
-    sequence = request.sequence
-    prompt = Prompt((), adapter=sequence.adapter, source=sequence.source, embeds=sequence.embeds)
-    if request.reuse:
-        prompt = replace(prompt, token_ids=sequence.token_ids, scope=sequence.scope, answers=sequence.answers)
-    for fetched in request.fetched:
+    answer.features = tuple(dict.fromkeys(wanted))
+    answer.trees = main.capabilities.trees and request.verifier.trees
+    max_tokens = answer.sequence.num_prompt_tokens + request.max_new_tokens
+    for fetched in answer.fetched:
         fetched.restore(max_tokens)
-    request.fetched = ()
+    answer.fetched = ()
+    # Of a prompt without tokens nothing is found in the prefix cache.
+    prompt = request.prompt if request.reuse else replace(request.prompt, token_ids=(), scope=b"", answers=())
     slot = main.open(max_tokens, prompt)
     if slot is None:
         return False
     try:
-        if not _reserve(request, max_tokens, slot.length):
+        if not _reserve(answer, max_tokens, slot.length):
             slot.close()
             return False
     except BaseException:
         slot.close()
         raise
-    request.slot = slot
-    request.stats.num_cached_tokens = slot.length
+    answer.slot, answer.status = slot, Status.READING
+    answer.stats.num_cached_tokens = slot.length
     return True
 
 
-def _reserve(request: Request, max_tokens: int, num_cached: int) -> bool:
+def _reserve(answer: Answer, max_tokens: int, num_cached: int) -> bool:
     """Reserve room with every drafter. False, with nothing reserved, while one has no room."""
     with ExitStack() as taken:
-        for drafter in request.drafters:
-            if not drafter.reserve(request.sequence, max_tokens, num_cached):
+        for drafter in answer.request.drafters:
+            if not drafter.reserve(answer.sequence, max_tokens, num_cached):
                 return False
-            taken.callback(drafter.release, request.sequence)
+            taken.callback(drafter.release, answer.sequence)
         taken.pop_all()
     return True
 
@@ -70,13 +70,14 @@ def _check_needs(request: Request, drafter: Drafter, main: Backend) -> tuple[str
     return needs.features
 
 
-def release(request: Request) -> None:
+def release(answer: Answer) -> None:
     """Publish the committed tokens and close the slots. After an error nothing is published."""
+    policy = answer.request.policy
     with ExitStack() as slots:  # all are closed, even if one fails
-        if request.policy is not None:
-            slots.callback(request.policy.release, request.sequence)
-            for drafter in request.drafters:
-                slots.callback(drafter.release, request.sequence)
-        slots.callback(request.slot.close)
-        if request.reuse and request.error is None:
-            request.slot.publish(request.sequence.token_ids)
+        if policy is not None:
+            slots.callback(policy.release, answer.sequence)
+            for drafter in policy.drafters:
+                slots.callback(drafter.release, answer.sequence)
+        slots.callback(answer.slot.close)
+        if answer.request.reuse and answer.error is None:
+            answer.slot.publish(answer.sequence.token_ids)

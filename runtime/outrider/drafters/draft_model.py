@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Self
 
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters.draft_state import MaskedState
 from outrider.drafters.vocabulary import Vocabulary
 from outrider.models.calls import submit
-from outrider.models.measure import SHORT
+from outrider.models.tuning.measure import SHORT
 from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Drafter, Prompt
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.draft_state import DraftState
     from outrider.drafters.vocabulary import Subset
-    from outrider.models.measure import PassCost
+    from outrider.models.tuning.measure import PassCost
     from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, Sequence
 
 _PART = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's
@@ -74,7 +74,7 @@ class DraftModel(Drafter):
         self._states: dict[Sequence, DraftState] = {}
         # In fixed shapes, a short piece of a prompt takes as long as a long one.
         limited = None if backend.capabilities.fixed else cost
-        self._scheduler = Scheduler(self._max_num_batched_tokens, self._max_round_seconds, limited, part=_PART)
+        self._rows = RowBudget(self._max_num_batched_tokens, self._max_round_seconds, limited, part=_PART)
 
     @property
     def seconds(self) -> float:  # type: ignore[override]
@@ -126,7 +126,7 @@ class DraftModel(Drafter):
         active = [state for state, count in zip(active, counts, strict=True) if count]
         if active:
             self._read(active, pieces)
-            self._scheduler.took(self.backend.seconds - began)
+            self._rows.took(self.backend.seconds - began)
             active = _wanted(state for state in active if state.wants_more)
         while active:
             self._read(active, [self._max_num_batched_tokens] * len(active))
@@ -177,7 +177,7 @@ class DraftModel(Drafter):
         unread = [state.num_unread for state in states]
         limited = any(state.request.together > 1 for state in states)
         contexts = [state.slot.length for state in states]
-        return self._scheduler.share(unread, [count <= SHORT for count in unread], contexts, limited=limited)
+        return self._rows.share(unread, [count <= SHORT for count in unread], contexts, limited=limited)
 
     def _read(self, states: Seq[DraftState], pieces: Seq[int], *, is_alone: bool = True) -> None:
         """Read up to `pieces` tokens of each sequence. Choose the next ones of those that are read to the end.

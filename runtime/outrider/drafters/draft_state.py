@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.drafters.choices import Choices
-from outrider.models.measure import SHORT
+from outrider.models.tuning.measure import SHORT
 from outrider.types import Chunk, Committed, Draft, DraftRequest, Guess, LogitsRow, Sequence, Slot, num_common_tokens
 
 

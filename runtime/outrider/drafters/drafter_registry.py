@@ -6,16 +6,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
-from outrider import __version__
 from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING, GenerationConfig
 from outrider.decoding import own
 from outrider.drafters import AnswerStore, Ngram, References, Suffix
 from outrider.drafters.controller import Controller, Fixed, Record, Records
 from outrider.errors import OptionError, nearest
-from outrider.models.loading import LoadedModel
-from outrider.models.measure import ALONE, LONGEST, Contention
-from outrider.models.part import Part
+from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.measure import ALONE, LONGEST, Contention
 from outrider.system import saved
 from outrider.types import Drafter, DraftPolicy, Proposer, Source
 
@@ -212,9 +210,13 @@ def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[st
     return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))
 
 
-def records_of(keep: bool, parts: Seq[Part], adapters: Mapping[str, str]) -> Records:
+# What a model proposes, and what is accepted of it, hardly depends on how it is run.
+_FACTS_OF_CALLS = ("device", "options", "machine", "features", "cuts", "adapters")
+
+
+def records_of(keep: bool, models: Mapping[str, LoadedModel], adapters: Mapping[str, str]) -> Records:
     """The records of drafters with these models, in a file if `keep`. adapters: their hashes, by name."""
     if not keep:
         return Records(adapters=adapters)
-    key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
+    key = {role: model.spec.identity.key(_FACTS_OF_CALLS) for role, model in models.items()}
     return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]), adapters)

@@ -14,12 +14,12 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.models.measure.cost import LONGEST, NEAR
+from outrider.models.tuning.measure.cost import LONGEST, NEAR
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.models.measure import PassCost
+    from outrider.models.tuning.measure import PassCost
     from outrider.types import Drafter
 
 _UNREAD = 2  # committed tokens that a drafter reads before it drafts: about a round's

@@ -16,7 +16,7 @@ from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.request_queue import RequestQueue
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import (
     AnswerStore,
     AssistantModel,
@@ -33,12 +33,12 @@ from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
-from outrider.models.costs import contention_of, cost_of
 from outrider.models.kv import PREFIXES, PrefixStore, Stored
-from outrider.models.loading import LoadedModel, Placement, load_parts
-from outrider.models.measure import pays
-from outrider.models.part import parts_of
-from outrider.models.retiming import Retiming
+from outrider.models.tuning.costs import contention_of, cost_of
+from outrider.models.tuning.loading import LoadedModel, Placement, load_parts
+from outrider.models.tuning.measure import pays
+from outrider.models.tuning.model_spec import specs_of
+from outrider.models.tuning.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
@@ -80,7 +80,7 @@ class Parts:
         main, draft = self.loaded["main"], able[0]
         if wanted == "auto" and main.backend.device == draft.backend.device:
             return False
-        contention = contention_of(main.part, main.backend, draft.part, draft.backend)
+        contention = contention_of(main.spec, main.backend, draft.spec, draft.backend)
         self.registry.expect(contention)
         return wanted is True or pays(main.cost, draft.cost, contention)
 
@@ -118,7 +118,7 @@ def assemble(
             if entry.vocabulary != "same" and entry.tokenizer:
                 check_tokenizer(draft_bundle.folder / entry.tokenizer.folder)
 
-    main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
+    main, drafts = specs_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
     names = main.adapters.names if main.adapters else ()
     adapters = {each.name: bundle.sha256_of(each.folder) for each in manifest.adapters if each.name in names}
     check_adapter(config.generation.adapter, names)
@@ -129,16 +129,17 @@ def assemble(
     prepare_arrays()
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
         made = pool.submit(_tokenizers_of, bundle, tokenizer, config.scheduler)
-        backends, placement = load_parts(main, drafts, device)
+        compiled, placement = load_parts(main, drafts, device)
     public, tokenizer = made.result()
     config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
-    admission = Admission(manifest, backends, scheduler.cache_size)
+    admission = Admission(manifest, {role: backend for role, (_, backend) in compiled.items()}, scheduler.cache_size)
     admission.allocate()
-    loaded = {"main": LoadedModel(main, backends["main"], cost_of(main, backends["main"]))}
-    for part in drafts:
+    main, backend = compiled["main"]
+    loaded = {"main": LoadedModel(main, backend, cost_of(main, backend))}
+    for spec, backend in (compiled[spec.role] for spec in drafts):
         # On the main model's processor its speed today is known, too. The first draft packs the weights.
-        known = loaded["main"].cost.scale if {backends["main"].device, backends[part.role].device} == {"CPU"} else None
-        loaded[part.role] = LoadedModel(part, backends[part.role], cost_of(part, backends[part.role], scale=known))
+        known = loaded["main"].cost.scale if main.device == spec.device == "CPU" else None
+        loaded[spec.role] = LoadedModel(spec, backend, cost_of(spec, backend, scale=known))
 
     make = functools.partial(
         as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
@@ -150,7 +151,7 @@ def assemble(
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,
         store=store,
-        records=functools.partial(records_of, scheduler.keep_records, (main, *drafts), adapters),
+        records=functools.partial(records_of, scheduler.keep_records, dict(loaded), adapters),
     )
     prefixes = _prefix_store(scheduler, bundle, loaded)
     preparation = Preparation(
@@ -169,7 +170,7 @@ def assemble(
     main_backend, main_cost = loaded["main"].backend, loaded["main"].cost
     # A main model in fixed shapes runs one request at a time.
     cost = None if main_backend.capabilities.fixed else main_cost
-    rows = Scheduler(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
+    rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
     return Parts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
 

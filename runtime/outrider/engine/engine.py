@@ -17,7 +17,7 @@ from outrider.config import Config, GenerationConfig
 from outrider.config.files import load_config
 from outrider.config.generation_options import GenerationOptions
 from outrider.decoding import event_loop
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import Submitted
 from outrider.decoding.results import Result, TextChunk, Transcription
 from outrider.engine import scoring
@@ -101,9 +101,9 @@ class Engine(CompiledBundle):
                 ban tokens leave none to choose, when `cancel` fails, or in a fork of the process that has the engine.
             DeviceError: when a device fails.
         """
-        request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options)
-        *_, last = self._queue.run(request)
-        return last.result or request.result()
+        answer = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options)
+        *_, last = self._queue.run(answer)
+        return last.result or answer.result()
 
     def transcribe(
         self,
@@ -197,9 +197,9 @@ class Engine(CompiledBundle):
         """
         if not callable(sink):
             raise OptionError(f"sink={sink!r} cannot be called. Pass a function that takes a TextChunk or an error.")
-        request = self.prepare(prompt, config, chat_template=chat_template, **options)
-        submitted = Submitted(self._queue, request, sink)
-        self._queue.submit(request)
+        answer = self.prepare(prompt, config, chat_template=chat_template, **options)
+        submitted = Submitted(self._queue, answer, sink)
+        self._queue.submit(answer)
         return submitted
 
     async def astream(
@@ -220,10 +220,10 @@ class Engine(CompiledBundle):
         Closing the generator, or cancelling the task that reads it, ends the answer. at_once: the text comes at
         the end.
         """
-        request = await self._aprepare(
+        answer = await self._aprepare(
             prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, **options
         )
-        async with aclosing(event_loop.run(self._queue, request)) as chunks:
+        async with aclosing(event_loop.run(self._queue, answer)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -237,14 +237,14 @@ class Engine(CompiledBundle):
         **options: Unpack[GenerationOptions],
     ) -> Result:
         """Answer a prompt, in an event loop of asyncio; as `generate`. Cancelling the task ends the answer."""
-        request = await self._aprepare(
+        answer = await self._aprepare(
             prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options
         )
-        async with aclosing(event_loop.run(self._queue, request)) as chunks:
+        async with aclosing(event_loop.run(self._queue, answer)) as chunks:
             *_, last = [chunk async for chunk in chunks]
-        return last.result or request.result()
+        return last.result or answer.result()
 
-    async def _aprepare(self, prompt: AnyPrompt, config: GenerationConfig | None, **options: Any) -> Request:
+    async def _aprepare(self, prompt: AnyPrompt, config: GenerationConfig | None, **options: Any) -> Answer:
         """`prepare` in threads: a long prompt takes a while to tokenize, and a grammar may take seconds to compile."""
         prompt = await self.aread_images(prompt, config, **options)
         make = functools.partial(self.prepare, prompt, config, **options)
@@ -287,8 +287,8 @@ class Engine(CompiledBundle):
     def _score(
         self, prompt: AnyPrompt, token_ids: Seq[int], config: GenerationConfig, *, chat_template: bool = True
     ) -> list[float]:
-        request = self.prepare(prompt, config, chat_template=chat_template, at_once=True)
-        return scoring.score(self._queue, request, token_ids)
+        answer = self.prepare(prompt, config, chat_template=chat_template, at_once=True)
+        return scoring.score(self._queue, answer, token_ids)
 
     def count_tokens(
         self,
@@ -346,17 +346,17 @@ class Engine(CompiledBundle):
         compiles: bool = True,
         fits: bool = False,
         **options: Any,
-    ) -> Request:
-        """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end.
+    ) -> Answer:
+        """The answer of `generate`, checked and ready for the loop. at_once: its text is only read at the end.
 
         fits: an answer for which there is less room than max_new_tokens gets as many as there are.
 
-        Raises as `generate`, and Uncompiled as `Preparation.request`.
+        Raises as `generate`, and Uncompiled as `Preparation.answer`.
         """
         self._queue.check_open()
         config = self._config_of(config, options)
         try:
-            request = self._preparation.request(
+            answer = self._preparation.answer(
                 prompt,
                 config,
                 chat_template=chat_template,
@@ -370,8 +370,8 @@ class Engine(CompiledBundle):
             self._queue.check_open()  # another thread may have closed the engine meanwhile, and dropped what this needs
             raise
         if (observer := self._queue.observer) is not None:
-            observer.entered(request, config.drafter)
-        return request
+            observer.entered(answer, config.drafter)
+        return answer
 
     def _config_of(self, config: GenerationConfig | None, options: Mapping[str, Any]) -> GenerationConfig:
         """A request's options."""

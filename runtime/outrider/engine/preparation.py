@@ -1,4 +1,4 @@
-"""Makes requests for the loop from prompts and options."""
+"""Makes answers for the loop from prompts and options."""
 
 import secrets
 import time
@@ -11,6 +11,8 @@ from typing import Any, TypeAlias, cast
 from outrider.bundle.manifest import TokenizerEntry
 from outrider.config import GenerationConfig
 from outrider.decoding.admission import Admission
+from outrider.decoding.answer import Answer
+from outrider.decoding.delivery import Delivery
 from outrider.decoding.request import Request
 from outrider.drafters import AnswerStore
 from outrider.drafters.controller import ConfidenceThreshold
@@ -24,7 +26,7 @@ from outrider.inputs.tools.stream import joined
 from outrider.inputs.vision import Vision, check_images, has_images
 from outrider.inputs.vision.prompts import PartsTokenizer
 from outrider.models.kv import Fetched, PrefixStore
-from outrider.models.loading import LoadedModel
+from outrider.models.tuning.loading import LoadedModel
 from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
@@ -43,9 +45,9 @@ class Uncompiled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Checks a prompt and its options, and makes a request.
+    """Checks a prompt and its options, and makes the answer that is to be decoded.
 
-        request = preparation.request("Why is the sky blue?", config)
+        answer = preparation.answer("Why is the sky blue?", config)
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
     requests. adapters: by name a hash of each adapter that is loaded. store, prefixes: where answers and prefixes are
@@ -65,7 +67,7 @@ class Preparation:
     reuse: bool = True
     vision: Vision | None = None
 
-    def request(
+    def answer(
         self,
         prompt: AnyPrompt,
         config: GenerationConfig,
@@ -76,8 +78,8 @@ class Preparation:
         overlaps: bool = False,
         compiles: bool = True,
         fits: bool = False,
-    ) -> Request:
-        """Make a request. at_once: its text is only read at the end. overlaps: draft models draft ahead.
+    ) -> Answer:
+        """Make an answer. at_once: its text is only read at the end. overlaps: draft models draft ahead.
 
         fits: an answer for which there is less room than max_new_tokens gets as many as there are.
 
@@ -89,7 +91,7 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
-        encoder = self.loaded["main"].part.model.encoder
+        encoder = self.loaded["main"].spec.model.encoder
         if encoder is not None:
             prompt = read_prompt(prompt, encoder, self.tokenizer)
             config = adapt_config(config, encoder, prompt.token_ids)
@@ -141,47 +143,42 @@ class Preparation:
         if encoder is not None:
             decode = decode_text(encoder, decode)
         request = Request(
-            sequence=Sequence(
-                token_ids,
-                len(token_ids),
-                self.registry.texts(config, policy, whole.source),
-                scope=scope,
-                answers=whole.answers,
-                adapter=config.adapter,
-                source=whole.source,
-                embeds=whole.embeds,
-                earlier_answers=config.earlier_answers,
-            ),
-            sampler=LogitsSampler(
-                config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget
-            ),
+            Prompt(token_ids, scope, whole.embeds, whole.answers, adapter=config.adapter, source=whole.source),
             verifier=_verifier(config),
             noise=Noise(seed),
-            text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
             max_new_tokens=max_new_tokens,
             eos_token_ids=end_token_ids,
-            grammar=grammar,
             policy=policy,
-            sampled=config.temperature > 0,
-            exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
             num_assistant_tokens=num_assistant_tokens,
             ahead=overlaps and policy is not None and policy.goes_ahead,
             rule=None if threshold is None else ConfidenceThreshold(threshold),
-            logprobs=None if config.logprobs is None else [],
-            cancel=cancel,
-            thinks=reasoning is not None and reasoning.is_open,
-            save=self.store.add_soon if self.store else None,
+            sampled=config.temperature > 0,
+            exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
             reuse=self.reuse,
             name_of=self.registry.name_of,
             created=created,
         )
-        request.stats.num_prompt_tokens = len(token_ids)
+        references = self.registry.texts(config, policy, whole.source)
+        answer = Answer(
+            request,
+            Sequence.of(request.prompt, references, earlier_answers=config.earlier_answers),
+            LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget),
+            Delivery(
+                TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
+                cancel,
+                thinks=reasoning is not None and reasoning.is_open,
+                save=self.store.add_soon if self.store else None,
+            ),
+            grammar,
+            logprobs=None if config.logprobs is None else [],
+        )
+        answer.stats.num_prompt_tokens = len(token_ids)
         if self.reuse and self.loaded["main"].backend.capabilities.states:
             opening = whole.opening if whole is prompt else self._opening(prompt, token_ids, given)
-            request.fetched = self._noted(request, opening)
+            answer.fetched = self._noted(request.prompt, opening)
         if self.prefixes is not None:
-            request.fetched += self._fetch(self.prefixes, request)
-        return request
+            answer.fetched += self._fetch(self.prefixes, answer)
+        return answer
 
     def count_tokens(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> int:
         """The tokens of a prompt as `request` lays it out."""
@@ -205,21 +202,19 @@ class Preparation:
         except (OptionError, RequestError):  # a template that refuses it alone
             return 0
 
-    def _noted(self, request: Request, opening: int) -> tuple[Fetched, ...]:
-        """Tells the main model's prefix cache that other prompts may begin with a request's first tokens, too."""
-        prefixes, sequence = self.loaded["main"].backend.prefixes, request.sequence
+    def _noted(self, prompt: Prompt, opening: int) -> tuple[Fetched, ...]:
+        """Tells the main model's prefix cache that other prompts may begin with a prompt's first tokens, too."""
+        prefixes = self.loaded["main"].backend.prefixes
         if prefixes is None or not opening:
             return ()
-        common = embed_keys(sequence.token_ids[:opening], sequence.embeds)
-        return (Fetched(prefixes, (), sequence.scope, [], common=common),)
+        common = embed_keys(prompt.token_ids[:opening], prompt.embeds)
+        return (Fetched(prefixes, (), prompt.scope, [], common=common),)
 
-    def _fetch(self, prefixes: PrefixStore, request: Request) -> tuple[Fetched, ...]:
-        """What files have of a request's prompt, for the main model and its draft models."""
-        sequence = request.sequence
-        prompt = Prompt(sequence.token_ids, sequence.scope, sequence.embeds, sequence.answers)
-        found = [prefixes.fetch("main", prompt)]
+    def _fetch(self, prefixes: PrefixStore, answer: Answer) -> tuple[Fetched, ...]:
+        """What files have of an answer's prompt, for the main model and its draft models."""
+        found = [prefixes.fetch("main", answer.request.prompt)]
         for name, model in self.registry.models.items():
-            if model in request.drafters and (own := model.prompt_of(sequence)) is not None:
+            if model in answer.request.drafters and (own := model.prompt_of(answer.sequence)) is not None:
                 found.append(prefixes.fetch(name, own))
         return tuple(each for each in found if each is not None)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outrider.config import GenerationConfig
 from outrider.config.checks import are_ids, shown_value
-from outrider.decoding.request import Request
+from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
 from outrider.errors import OptionError, RequestError
 from outrider.types import Distribution, Draft, DraftPolicy, DraftRequest, Noise, Outcome, Rows, Turn
@@ -42,27 +42,32 @@ def options(token_ids: Seq[int], vocab_size: int) -> GenerationConfig:
     )
 
 
-def score(queue: RequestQueue, request: Request, token_ids: Seq[int]) -> list[float]:
-    """Natural log-probabilities, one for each of `token_ids`, which follow the request's prompt.
+def score(queue: RequestQueue, answer: Answer, token_ids: Seq[int]) -> list[float]:
+    """Natural log-probabilities, one for each of `token_ids`, which follow the answer's prompt.
 
-    request: made with `options`. Source: teacher forcing; the rounds are those of
+    answer: made with `options`. Source: teacher forcing; the rounds are those of
     speculative decoding with every token accepted.
 
     Raises:
-        OutriderError: when the request fails.
+        OutriderError: when the answer fails.
     """
-    give(request, token_ids)
-    for _ in queue.run(request):
+    give(answer, token_ids)
+    for _ in queue.run(answer):
         pass
-    return [each.logprob for each in request.logprobs or ()]
+    return [each.logprob for each in answer.logprobs or ()]
 
 
-def give(request: Request, token_ids: Seq[int]) -> None:
-    """Have a request read this answer, in pieces that wait for rows as those of a prompt do."""
-    begin = request.sequence.num_prompt_tokens
-    request.policy, request.num_assistant_tokens = _Given(begin, tuple(token_ids)), PIECE - 1
-    request.verifier = _Accepting(begin, tuple(token_ids))
-    request.save, request.waits = None, True
+def give(answer: Answer, token_ids: Seq[int]) -> None:
+    """Have these tokens read as the answer, in pieces that wait for rows as those of a prompt do."""
+    begin = answer.sequence.num_prompt_tokens
+    answer.request = replace(
+        answer.request,
+        policy=_Given(begin, tuple(token_ids)),
+        verifier=_Accepting(begin, tuple(token_ids)),
+        num_assistant_tokens=PIECE - 1,
+        waits=True,
+    )
+    answer.delivery.save = None
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ class SavedValue(Generic[T]):
     """A value in a file of its own. key: everything that the value depends on. kind: the value's type.
 
     A value that was saved when the type had other fields is not read: it would lack what they say. A file that is not
-    what was written, or not under its name, is deleted, and the log says so. earlier: an earlier form of the type, as
-    files have it, whose values can be read as this type.
+    what was written, or not under its name, is deleted, and the log says so.
 
     value = SavedValue(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
     value.read() or value.write(find_out())
@@ -45,7 +44,6 @@ class SavedValue(Generic[T]):
     folder: Path
     key: Mapping[str, Any]
     kind: type[T]
-    earlier: str | None = None
 
     @property
     def path(self) -> Path:
@@ -55,7 +53,7 @@ class SavedValue(Generic[T]):
     @functools.cached_property
     def _key(self) -> str:
         schema = msgspec.json.encode(msgspec.json.schema(self.kind))
-        fields = self.earlier or hashlib.sha256(schema).hexdigest()[:8]
+        fields = hashlib.sha256(schema).hexdigest()[:8]
         return json.dumps({**self.key, "fields": fields, "format": _FORMAT}, sort_keys=True, default=str)
 
     def read(self) -> T | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.models.divided import DividedCall, divide
+from outrider.models.backends.divided import DividedCall, divide
 from outrider.types import (
     NO_PROMPT,
     Capabilities,

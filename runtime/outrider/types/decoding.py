@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.types.backend import LogitsRow
-    from outrider.types.prompt import Source, Span
+    from outrider.types.prompt import Prompt, Source, Span
     from outrider.types.randomness import Distribution, Noise
 
 
@@ -34,6 +34,21 @@ class Sequence:
     source: Source | None = None
     embeds: tuple[Span, ...] = ()
     earlier_answers: bool = True
+
+    @classmethod
+    def of(cls, prompt: Prompt, references: tuple[Any, ...] = (), *, earlier_answers: bool = True) -> Sequence:
+        """The sequence that begins with a prompt."""
+        return cls(
+            [*prompt.token_ids],
+            len(prompt.token_ids),
+            references,
+            prompt.scope,
+            prompt.answers,
+            prompt.adapter,
+            prompt.source,
+            prompt.embeds,
+            earlier_answers,
+        )
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -92,6 +107,9 @@ class Draft:
                 f"A draft of {len(self)} tokens has {len(self.parents)} parents. Give one for each token, or parents="
                 "None for a chain."
             )
+        if len(self.token_ids) == 0:  # no token is no tree
+            object.__setattr__(self, "parents", None)
+            return
         for i, parent in enumerate(self.parents):
             if not -1 <= parent < i:
                 raise DrafterError(
@@ -174,7 +192,7 @@ class Draft:
         """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
-        parents = self.parents[:length] if self.parents and length else None  # no token is no tree
+        parents = None if self.parents is None else self.parents[:length]
         return Draft(self.token_ids[:length], probs, confidences, parents)
 
     def check_chain(self, reader: object) -> None:

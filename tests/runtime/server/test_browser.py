@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from browsing import answer_with, ask, asked, chromium, events_of, opened, send, set_options, show_menu
-from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.row_budget import RowBudget
 from outrider.server import Settings
 from serving import CONFIG, serving, wait_until
 
@@ -50,13 +50,13 @@ def page(browser: Browser, endless: Live) -> Iterator[Page]:
 @pytest.fixture
 def slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A toy's answer is still being written when a browser on a busy machine looks."""
-    share = Scheduler.share
+    share = RowBudget.share
 
     def slowly(*args: Any, **named: Any) -> list[int]:
         time.sleep(0.01)
         return share(*args, **named)
 
-    monkeypatch.setattr(Scheduler, "share", slowly)
+    monkeypatch.setattr(RowBudget, "share", slowly)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "sampled"])

@@ -20,18 +20,18 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.errors import VocabularyMismatch
-from outrider_export.convert import load_model
-from outrider_export.convert_model import copy_tokenizer
-from outrider_export.diet import TRAINED_NAME, choose_by_counts
+from outrider_export.describe.plan import Plan, check_route, make_plan
+from outrider_export.describe.special_tokens import eos_of
+from outrider_export.diet.diet import TRAINED_NAME, choose_by_counts
 from outrider_export.distill.data import Batch
 from outrider_export.distill.draft.layers import Cut, choose_layers, cut_layers
 from outrider_export.distill.draft.model import DraftModel
-from outrider_export.plan import Plan, check_route, make_plan
+from outrider_export.distill.train.fit import find_device
 from outrider_export.progress import Progress
-from outrider_export.sources import fetch, locate
-from outrider_export.special_tokens import eos_of
-from outrider_export.train.fit import find_device
-from outrider_export.vocabulary import Vocabulary
+from outrider_export.sources.source import fetch, locate
+from outrider_export.tokenizers.copy import copy_tokenizer
+from outrider_export.tokenizers.vocabulary import Vocabulary
+from outrider_export.with_torch.convert import load_model
 
 
 def open_source(
@@ -73,7 +73,7 @@ def save_draft(head: DraftModel, source: Plan, folder: Path, training: dict[str,
     new = folder.with_name(folder.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    copy_tokenizer(source, new)
+    copy_tokenizer(source.header, source.path, new)
     half = copy.deepcopy(head.model).half()
     half.generation_config = GenerationConfig(eos_token_id=list(eos_of(source)))
     half.save_pretrained(new)

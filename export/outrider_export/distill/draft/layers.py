@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError, OptionError
-from outrider_export.train.places import Targets, kl_of_top
+from outrider_export.distill.train.places import Targets, kl_of_top
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,8 +16,8 @@ import torch
 
 from outrider.errors import ExportError
 from outrider_export.distill.draft.layers import columns_of, decoder_of, logits_of
-from outrider_export.train.layers import Module
-from outrider_export.train.places import Targets, draft_loss, mean_over
+from outrider_export.distill.train.layers import Module
+from outrider_export.distill.train.places import Targets, draft_loss, mean_over
 
 if TYPE_CHECKING:
     from outrider_export.distill.data import Batch

@@ -12,8 +12,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from outrider.decoding.answer import Answer
 from outrider.decoding.observer import DraftStage
-from outrider.decoding.request import Request
 from outrider.decoding.trace.events import REQUESTS, Lane, TraceFile
 from outrider.types import Call, CompiledModel, Draft, Outcome
 
@@ -25,7 +25,7 @@ class Trace(TraceFile):
     """Records a trace of an engine, as its observer; see `outrider.decoding.observer`.
 
         trace = Trace(Path("out.json"), {"main": main, "draft": draft})
-        step(main, requests, Scheduler(512), trace)
+        step(main, Scheduler(main, RowBudget(512), answers), trace)
         trace.close()
 
     models: by role, "main" and the drafters' names. Requests that were made before the trace have no lane. The
@@ -48,7 +48,7 @@ class Trace(TraceFile):
         self._counts = _Counts()
         self._numbers = itertools.count(1)
         self._free_lanes: SimpleQueue[Lane] = SimpleQueue()
-        self._lives: dict[Request, _Life] = {}
+        self._lives: dict[Answer, _Life] = {}
         # Used only by the thread that runs the rounds
         self._drafting: _Drafting | None = None
         self._drawing_since = 0.0  # the end of a draft model's call; 0 if no token is being drawn
@@ -57,34 +57,34 @@ class Trace(TraceFile):
     def close(self) -> None:
         """End the trace and its file. Spans of running requests end here."""
         self.stop()  # first, so that no event is later than these ends
-        for request in [*self._lives]:
-            self._finish(request, "goes on")
+        for answer in [*self._lives]:
+            self._finish(answer, "goes on")
         super().close()
 
-    def entered(self, request: Request, drafter: str | None) -> None:
+    def entered(self, answer: Answer, drafter: str | None) -> None:
         """Give a request a number and a free lane."""
         number = next(self._numbers)
         try:
             lane = self._free_lanes.get_nowait()
         except Empty:
             lane = self.lane("request", REQUESTS)
-        name = "plain" if request.policy is None else str(drafter)
+        name = "plain" if answer.request.policy is None else str(drafter)
         began, label = _now(), f"request {number}: {name}"
-        args = {"prompt": request.sequence.num_prompt_tokens, "limit": request.num_assistant_tokens}
+        args = {"prompt": answer.sequence.num_prompt_tokens, "limit": answer.request.num_assistant_tokens}
         self.begin(lane, "request", label, began, **args)
         # Of two spans that begin at the same time, the viewer may take either for the outer one.
-        self._lives[request] = _Life(number, lane, label, name, since=began + 2e-6)
+        self._lives[answer] = _Life(number, lane, label, name, since=began + 2e-6)
 
-    def admitted(self, request: Request) -> None:
+    def admitted(self, answer: Answer) -> None:
         """The request was queued until now."""
-        if life := self._lives.get(request):
+        if life := self._lives.get(answer):
             self._stage(life, "queued", _now())
 
-    def drafting(self, stage: DraftStage, requests: Seq[Request]) -> None:
+    def drafting(self, stage: DraftStage, answers: Seq[Answer]) -> None:
         """Begin a span, which contains the draft model's calls."""
-        known = [life for request in requests if (life := self._lives.get(request))]
+        known = [life for answer in answers if (life := self._lives.get(answer))]
         began = self._turn()
-        self._drafting = _Drafting(stage, requests, known[0].drafter, began) if known else None
+        self._drafting = _Drafting(stage, answers, known[0].drafter, began) if known else None
 
     def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
         """End the span."""
@@ -92,8 +92,8 @@ class Trace(TraceFile):
         drafting, self._drafting = self._drafting, None
         if drafting is None:
             return
-        requests = drafting.requests
-        args = {"drafter": drafting.drafter, "limit": drafting.limit, "sequences": len(requests)}
+        answers = drafting.answers
+        args = {"drafter": drafting.drafter, "limit": drafting.limit, "sequences": len(answers)}
         if error is not None:
             args["error"] = type(error).__name__
         elif drafting.stage != "draft ahead":
@@ -123,37 +123,37 @@ class Trace(TraceFile):
         self._free_since = call.ended
         self._drawing_since = call.ended if device.drafts else 0.0
 
-    def verified(self, request: Request, draft: Draft, outcome: Outcome) -> None:
+    def verified(self, answer: Answer, draft: Draft, outcome: Outcome) -> None:
         """Add a span since the call's end, or since the commit of the request before."""
         began, ended = self._free_since, self._turn()
-        if life := self._lives.get(request):
+        if life := self._lives.get(answer):
             counts = {"drafted": len(draft), "accepted": outcome.num_accepted}
             self.span(self._host, "host", "verify", began, ended, request=life.number, **counts)
-            life.before = _counted(request)
+            life.before = _counted(answer)
 
-    def committed(self, request: Request) -> None:
+    def committed(self, answer: Answer) -> None:
         """Add a span since `verified`, and the round's counts: the change of the request's statistics."""
         began, ended = self._free_since, self._turn()
-        life = self._lives.get(request)
+        life = self._lives.get(answer)
         if life is None or life.before is None:  # a piece of its prompt was read
             return
         before, life.before = life.before, None
-        tokens, drafted, accepted = (now - then for now, then in zip(_counted(request), before, strict=True))
+        tokens, drafted, accepted = (now - then for now, then in zip(_counted(answer), before, strict=True))
         self.span(self._host, "host", "commit", began, ended, request=life.number, tokens=tokens)
         counts = {"tokens": tokens, "drafted": drafted, "accepted": accepted}
-        self._stage(life, "round" if before[0] else "prompt", ended, **counts, context=len(request.sequence))
+        self._stage(life, "round" if before[0] else "prompt", ended, **counts, context=len(answer.sequence))
         share, rate = self._counts.add(ended, tokens, drafted, accepted)
         self.count("draft", ended, tokens=drafted, accepted=accepted)
         self.count("acceptance", ended, percent=100 * share)
         self.count("tokens", ended, **{"per second": rate})
 
-    def left(self, request: Request) -> None:
+    def left(self, answer: Answer) -> None:
         """End a request's span. A second call does nothing."""
-        self._finish(request, type(request.error).__name__ if request.error else str(request.finish_reason))
+        self._finish(answer, type(answer.error).__name__ if answer.error else str(answer.finish_reason))
 
-    def _finish(self, request: Request, reason: str) -> None:
-        if life := self._lives.pop(request, None):
-            counts = {"tokens": request.stats.num_generated_tokens, "rounds": request.stats.num_rounds}
+    def _finish(self, answer: Answer, reason: str) -> None:
+        if life := self._lives.pop(answer, None):
+            counts = {"tokens": answer.stats.num_generated_tokens, "rounds": answer.stats.num_rounds}
             self.end(life.lane, life.label, _now(), finish_reason=reason, **counts)
             self._free_lanes.put(life.lane)
 
@@ -210,9 +210,9 @@ class _Life:
 class _Drafting:
     """A running stage of drafting. drafter: the name that was asked for."""
 
-    def __init__(self, stage: DraftStage, requests: Seq[Request], drafter: str, began: float) -> None:
-        self.stage, self.requests, self.drafter, self.began = stage, requests, drafter, began
-        self.limit = max(request.limit for request in requests)
+    def __init__(self, stage: DraftStage, answers: Seq[Answer], drafter: str, began: float) -> None:
+        self.stage, self.answers, self.drafter, self.began = stage, answers, drafter, began
+        self.limit = max(answer.limit for answer in answers)
 
 
 class _Counts:
@@ -233,7 +233,7 @@ class _Counts:
         return share, lately / (at - since) if at > since else 0.0
 
 
-def _counted(request: Request) -> tuple[int, int, int]:
+def _counted(answer: Answer) -> tuple[int, int, int]:
     """Tokens generated, drafted and accepted so far."""
-    stats = request.stats
+    stats = answer.stats
     return stats.num_generated_tokens, stats.num_draft_tokens, stats.num_accepted_tokens

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
-from outrider.models.measure import LONGEST, PassCost
+from outrider.models.tuning.measure import LONGEST, PassCost
 from outrider.types import Drafter, SteadyRows
 
 _ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many

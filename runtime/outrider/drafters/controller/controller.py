@@ -20,14 +20,14 @@ from outrider.drafters.controller.batch import Batch, ModelPrice, best_length, r
 from outrider.drafters.controller.copy_budget import CopyBudget
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.rules import WorthCopying, WorthIt
-from outrider.models.measure import ALONE, LONGEST, NEAR
+from outrider.models.tuning.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.models.measure import Contention, PassCost
+    from outrider.models.tuning.measure import Contention, PassCost
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
 
 _SIMILAR = 32  # tokens by which contexts may differ that are priced alike

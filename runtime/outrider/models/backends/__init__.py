@@ -10,13 +10,20 @@ from outrider.errors import BundleError, DeviceError, needs
 from outrider.models.backends.attention import SLIDING, describe_windows
 
 if TYPE_CHECKING:
+    import openvino as ov
+
     from outrider.models.backends.openvino_paged import OpenVINOPaged
-    from outrider.models.backends.support import ModelSpec
+    from outrider.models.tuning.model_spec import ModelSpec
+    from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
 
 
-def load_model(spec: ModelSpec) -> CompiledModel:
-    """Load a model on a device. Raises as the backends say."""
+def load_model(spec: ModelSpec, setting: Setting | None = None, graph: ov.Model | bytes | None = None) -> CompiledModel:
+    """Load a model on its device. Raises as the backends say.
+
+    setting: how it is compiled; None: as its options say. graph: is evaluated instead of the file's, such as a slice of
+    it; bytes for a model in ONNX.
+    """
     geometry, support = spec.model.geometry, spec.support
     if refusal := refusal_of(geometry.architecture):
         raise BundleError(f"The model {spec.path} cannot be run. {refusal}")
@@ -33,16 +40,16 @@ def load_model(spec: ModelSpec) -> CompiledModel:
             f"format on a CPU or GPU alone. {remedy}."
         )
     if spec.model.encoder is not None and spec.encoder_path is not None:
-        return _load_encoder_decoder(spec)
+        return _load_encoder_decoder(spec, setting)
     if support.fixed_shapes:
-        return _load_fixed(spec)
+        return _load_fixed(spec, setting)
     if support.paged:
-        return _load_paged(spec)
-    shared = spec.shared
+        return _load_paged(spec, setting, graph)
+    shared = spec.arguments(setting)
     with needs(f"The model {spec.path} is in ONNX, and onnxruntime cannot be imported", "onnx", DeviceError):
         from outrider.models.backends.onnxruntime import OnnxRuntime
-    if isinstance(spec.graph, bytes):  # a slice gives no hidden states
-        return OnnxRuntime(spec.path, **shared, graph=spec.graph)
+    if isinstance(graph, bytes):  # a slice gives no hidden states
+        return OnnxRuntime(spec.path, **shared, graph=graph)
     return OnnxRuntime(spec.path, **shared, features=spec.features)
 
 
@@ -52,10 +59,10 @@ def load_beside(spec: ModelSpec, main: OpenVINOPaged) -> CompiledModel:
 
     if spec.head is None:
         raise AssertionError("the manifest was checked")
-    return load_assistant(spec.path, spec.head, main, spec.shared)
+    return load_assistant(spec.path, spec.head, main, spec.arguments(None))
 
 
-def _load_encoder_decoder(spec: ModelSpec) -> CompiledModel:
+def _load_encoder_decoder(spec: ModelSpec, setting: Setting | None) -> CompiledModel:
     from outrider.models.backends.encoder_decoder import EncoderDecoder
 
     if spec.support.fixed_shapes or spec.features or spec.head or spec.cuts or spec.adapters:
@@ -65,13 +72,13 @@ def _load_encoder_decoder(spec: ModelSpec) -> CompiledModel:
         )
     if spec.encoder_path is None or spec.model.encoder is None:
         raise AssertionError("it was asked for before")
-    return EncoderDecoder(spec.path, spec.encoder_path, spec.model.encoder, **spec.shared)
+    return EncoderDecoder(spec.path, spec.encoder_path, spec.model.encoder, **spec.arguments(setting))
 
 
-def _load_fixed(spec: ModelSpec) -> CompiledModel:
+def _load_fixed(spec: ModelSpec, setting: Setting | None) -> CompiledModel:
     from outrider.models.backends.openvino_npu import OpenVINONpu
 
-    shared, options = spec.shared, spec.options
+    shared, options = spec.arguments(setting), spec.options
     if spec.model.source.recipe.get("route") == "keep":
         raise BundleError(
             f"The model {spec.path} has the weights of its GGUF file, {spec.model.weights}, which NPUW does not take. "
@@ -88,16 +95,16 @@ def _load_fixed(spec: ModelSpec) -> CompiledModel:
     )
 
 
-def _load_paged(spec: ModelSpec) -> CompiledModel:
+def _load_paged(spec: ModelSpec, setting: Setting | None, graph: ov.Model | bytes | None) -> CompiledModel:
     from outrider.models.backends.heads import load_head
     from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.paged_graph import read_decoder
 
-    shared, graph, geometry = spec.shared, spec.graph, spec.model.geometry
+    shared, geometry, columns = spec.arguments(setting), spec.model.geometry, setting.columns if setting else 0
     if spec.head is not None:
         return load_head(spec.path, spec.head, shared)
     if graph is not None and not isinstance(graph, bytes):  # other slices read the same pages
-        return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), columns=spec.columns, releases=False)
+        return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), columns=columns, releases=False)
     build = functools.partial(
         read_decoder,
         features=spec.features,
@@ -113,6 +120,6 @@ def _load_paged(spec: ModelSpec) -> CompiledModel:
         build=build,
         cuts=spec.cuts,
         adapters=spec.adapters,
-        columns=spec.columns,
+        columns=columns,
         long_from=geometry.long_from,
     )

@@ -21,6 +21,7 @@ from outrider.models.backends.adapters import ADAPTERS, Adapters
 from outrider.models.backends.columns import append_columns
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
+from outrider.models.backends.divided import DividedCall, divide
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.memory import release_pages
@@ -32,7 +33,6 @@ from outrider.models.backends.paged_step import Outputs, PagedPending, PagedStep
 from outrider.models.backends.paged_tensors import BoundInputs, bytes_of
 from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
-from outrider.models.divided import DividedCall, divide
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, Prefixes
 from outrider.system.core import new_core
 from outrider.types import (

@@ -1,0 +1,1 @@
+"""Bundles, written: exported, imported, cached and added to."""

@@ -1,0 +1,288 @@
+"""What is known of an architecture that has no entry in `direct.forms`, from its config.json and its tensors' names.
+
+    report = report_of(path)        # a config.json, or a checkpoint folder
+    report.parts                    # what the configuration says of each part, and whether the table has it
+    report.unread                   # keys of the configuration that no entry reads
+
+`outrider inspect CONFIG.json` prints it; docs/new-architecture.md says what to do with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from outrider.bundle.architectures import REFUSED
+from outrider.errors import ExportError
+from outrider_export.direct.describe import ACTIVATIONS, NotDirect, describe_as, settled
+from outrider_export.direct.forms import FORMS, Form
+from outrider_export.direct.latent import KV_A, KV_B, KV_NORM, QUERIES
+from outrider_export.direct.rope import rope_of
+from outrider_export.direct.states import STATES
+from outrider_export.extras import has_pytorch
+from outrider_export.sources.safetensors import tensors_of
+from outrider_export.sources.source import architectures_of, configuring, name_in_text, read_json, text_part
+
+_FIRST = "llama"  # the entry that a new one is compared with, if no name is like its own
+_MINIMAL = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 96,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+# Other names of the keys that an entry needs: `keys` of the entry maps them.
+_SYNONYMS = {
+    "hidden_size": ("n_embd", "d_model", "dim"), "num_attention_heads": ("n_head", "num_heads", "n_heads"),
+    "num_hidden_layers": ("n_layer", "num_layers", "n_layers"), "intermediate_size": ("n_inner", "d_ff", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "seq_length", "max_sequence_length"),
+}  # fmt: skip
+# What changes the computation in a way that no entry has, by the key that says so.
+_MISSING = {
+    "index_topk": "sparse attention with an indexer",
+    "attention_chunk_size": "attention within chunks", "alibi": "position biases",
+    "mamba_expand": "states of Mamba",
+    "parallel_attn": "attention beside the feed-forward part",
+    "use_parallel_residual": "attention beside the feed-forward part",
+}  # fmt: skip
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_MULTIPLIERS = (
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "output_multiplier",
+    "qk_scale_factor", "query_pre_attn_scalar", "final_logit_softcapping",
+)  # fmt: skip
+# Keys that change no number of an answer, or that the weights say again.
+_HARMLESS = re.compile(
+    r"_name_or_path|architectures|model_type|auto_map|transformers_version|(torch_)?dtype|vocab_size|use_cache|"
+    r"initializer_range|attn_implementation|(attention|mlp|qkv|use|conv|proj)_bias|bias|use_qkv_bias|use_qk_norm|"
+    r"pretraining_tp|output_.*|return_dict.*|.*_token_id|.*_token_index|.*dropout.*|.*_pdrop|.*_coef|"
+    r"max_window_layers|cache_implementation|is_.*|tie_encoder_decoder|bos_token|eos_token|_.*|unsloth.*"
+)
+_ALWAYS = ("rope_scaling", "rope_parameters", "full_attn_idxs", "full_attention_interval", "tie_word_embeddings")
+_PARTS_OF_LAYER = re.compile(r"^model\.layers\.\d+\.(.+?)\.?(weight|bias)?$")
+_EXPERT = re.compile(r"experts\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a decoder. says: what the configuration has of it. known: whether entries can have that."""
+
+    name: str
+    says: str
+    known: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """architecture: its `model_type`. like: the entry to begin with. obstacle: the first thing that `describe` refuses
+    when it reads the configuration by that entry; "" if it reads all. elsewhere: keys that this entry does not read and
+    another one does, which is named; unread: that none does. tensors: of layers, that this entry has not. refused: why
+    the architecture does not run; "" if nothing is against it.
+    """
+
+    architecture: str
+    has_entry: bool
+    like: str
+    parts: tuple[Part, ...]
+    elsewhere: Mapping[str, str]
+    unread: tuple[str, ...]
+    obstacle: str
+    tensors: tuple[str, ...]
+    refused: str
+
+    @property
+    def missing(self) -> list[Part]:
+        """The parts that need more than an entry."""
+        return [part for part in self.parts if not part.known]
+
+    @property
+    def verdict(self) -> str:
+        """What the entry takes, in a sentence."""
+        if self.has_entry and not self.obstacle:
+            return "It has an entry."
+        if self.missing:
+            return f"More than an entry: {', '.join(part.name for part in self.missing)} has to be built first."
+        counts = {
+            "names of tensors": len(self.tensors), "keys that other entries read": len(self.elsewhere),
+            "keys to look up": len(self.unread),
+        }  # fmt: skip
+        what = [f"{count} {name}" for name, count in counts.items() if count]
+        what += [f"a way round '{self.obstacle}'"] if self.obstacle else []
+        return f"It needs an entry with {', '.join(what)}." if what else "It needs an entry of one line."
+
+
+class _Asked(dict[str, Any]):
+    """A configuration that records which keys are asked for."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self.keys_asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_asked.add(str(key))
+        return super().__contains__(key)
+
+
+def has_no_entry(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of a decoder that no list here has, and nothing else may convert it."""
+    from outrider_export.describe.architectures import ARCHITECTURES
+
+    try:
+        config = text_part(read_json(folder / "config.json"))
+    except (ExportError, LookupError, TypeError, AttributeError):
+        return False  # an export says what is wrong
+    names, name = architectures_of(config), str(config.get("model_type", ""))
+    is_decoder = bool(name and names) and all(each.endswith("ForCausalLM") for each in names)
+    return is_decoder and name not in {*FORMS, *ARCHITECTURES, *REFUSED} and not has_pytorch()
+
+
+def report_of(path: Path) -> Report:
+    """What is known of the architecture of a config.json, or of a checkpoint folder.
+
+    Raises:
+        ExportError: when there is none, or it is damaged.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ExportError(f"There is no {file}. Name a config.json, or a checkpoint folder that has one.")
+    with configuring(file):
+        config = {key: value for key, value in text_part(read_json(file)).items() if value is not None}
+        name = str(config.get("model_type") or "")
+        if not name:
+            raise ExportError(f"{file} has no model_type, so it is no decoder's configuration.")
+        form = FORMS[name] if name in FORMS else _like(name)
+        asked = _Asked(settled(form, config))
+        obstacle = ""
+        try:
+            describe_as(form, asked)
+        except NotDirect as error:
+            obstacle = str(error)
+        left = sorted({*config} - asked.keys_asked - {*_asked_by(form.name), *_ALWAYS})
+        left = [key for key in left if not _HARMLESS.fullmatch(key)]
+        readers = {key: other for other in reversed(FORMS) for key in _asked_by(other)}
+        elsewhere = {key: readers[key] for key in left if key in readers}
+        unread = [key for key in left if key not in elsewhere]
+        parts = tuple(_parts(config, form))
+        tensors = tuple(_unknown_tensors(file.parent, form)) if any(file.parent.glob("*.safetensors")) else ()
+        return Report(
+            name, name in FORMS, form.name, parts, elsewhere, tuple(unread), obstacle, tensors, REFUSED.get(name, "")
+        )
+
+
+def _like(name: str) -> Form:
+    """The entry whose name is most like this one."""
+    bare = {known.removesuffix("_text"): known for known in FORMS}
+    near = get_close_matches(name.removesuffix("_text"), bare, n=1, cutoff=0.7)
+    return FORMS[bare[near[0]] if near else _FIRST]
+
+
+@functools.cache
+def _asked_by(name: str) -> frozenset[str]:
+    """The keys that an entry reads."""
+    form = FORMS[name]
+    config = _Asked(settled(form, _MINIMAL))
+    with contextlib.suppress(NotDirect):
+        describe_as(form, config)
+    return frozenset({*config.keys_asked, *form.keys.values()})
+
+
+def _parts(config: Mapping[str, Any], form: Form) -> Iterator[Part]:
+    """What a configuration says of each part of a decoder."""
+    lacking = {
+        key: next((name for name in names if name in config), "")
+        for key, names in _SYNONYMS.items()
+        if key not in config and key not in form.keys
+    }
+    said = [f"{key} {config[key]}" for key in _SYNONYMS if key in config]
+    said += [f"no {key}" + (f", but {other}: map it in `keys`" if other else "") for key, other in lacking.items()]
+    yield Part("sizes", ", ".join(said), all(lacking.values()))
+    eps = next((key for key in ("rms_norm_eps", "norm_eps") if key in config), "")
+    if eps:
+        yield Part("norm", f"root mean square ({eps})", True)
+    else:
+        is_layer = any("layer_norm" in key for key in config)
+        yield Part("norm", 'mean and variance (`norm` is "layer")' if is_layer else "no eps of a norm", is_layer)
+    yield _rotation(config)
+    yield _attention(config)
+    yield from _layers(config)
+    activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
+    yield Part("activation", activation, activation in ACTIVATIONS)
+    yield from _experts(config)
+    if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
+        yield Part("multipliers and caps", factors, True)
+    for key, what in _MISSING.items():
+        if config.get(key) and config[key] != 1:
+            yield Part(what, f"{key} is {config[key]}", False)
+
+
+def _rotation(config: Mapping[str, Any]) -> Part:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    by_kind = [each for each in given.values() if isinstance(each, dict)] or [given]
+    whole = {"rope_theta": config.get("rope_theta", 1e4), "original_max_position_embeddings": 512}
+    kinds = [str(each.get("rope_type") or each.get("type") or "default") for each in by_kind]
+    partial = f", {config['partial_rotary_factor']} of a head" if "partial_rotary_factor" in config else ""
+    not_all = [key for key in ("no_rope_layers", "no_rope_layer_interval", "layer_rope_theta") if config.get(key)]
+    said = " and ".join(dict.fromkeys(kinds)) + partial + (f", not in all layers ({not_all[0]})" if not_all else "")
+    try:
+        for each in by_kind:
+            rope_of(whole | each, 64, int(config.get("max_position_embeddings", 512)))
+    except (KeyError, ValueError, TypeError) as error:
+        return Part("rotation", f"{said}: {error}", False)
+    return Part("rotation", said, True)
+
+
+def _attention(config: Mapping[str, Any]) -> Part:
+    heads = config.get("num_attention_heads", "?")
+    shared = config.get("num_key_value_heads", heads)
+    size = f" of {config['head_dim']} numbers" if config.get("head_dim") else ""
+    cap = ", cap of scores (left out, as in Transformers' default)" if config.get("attn_logit_softcapping") else ""
+    return Part("attention", f"{heads} heads{size}, {shared} of keys and values{cap}", True)
+
+
+def _layers(config: Mapping[str, Any]) -> Iterator[Part]:
+    kinds = config.get("layer_types") or []
+    counted = {str(kind): kinds.count(kind) for kind in kinds} if isinstance(kinds, list) else {}
+    window = config.get("sliding_window")
+    known = ("full_attention", "attention", "sliding_attention", *STATES)
+    if counted:
+        said = ", ".join(f"{count} {kind}" for kind, count in counted.items())
+        said += f", window {window}" if window and "sliding_attention" in counted else ""
+        yield Part("layers", said, all(kind in known for kind in counted))
+    elif window:
+        yield Part("layers", f"window {window}; which layers have it is for `windows` to say", True)
+
+
+def _experts(config: Mapping[str, Any]) -> Iterator[Part]:
+    key = next((key for key in _EXPERTS if config.get(key) and config[key] != 1), None)
+    if key is None:
+        return
+    router = config.get("scoring_func") or "softmax or sigmoid, as the modelling code says"
+    said = f"{config[key]} ({key}), router: {router}"
+    yield Part("experts", said, str(router) in ("softmax", "sigmoid") or "as the" in str(router))
+
+
+def _unknown_tensors(folder: Path, form: Form) -> Iterator[str]:
+    """The names of layers' tensors that an entry does not know, without the layer's number."""
+    norms = {form.norms.before_attention, form.norms.after_attention, form.norms.before_mlp, form.norms.after_mlp}
+    known = {
+        *norms, *form.names.values(), *(f"self_attn.{name}" for name in ("q_norm", "k_norm", "rotary_emb.inv_freq")),
+        *(f"self_attn.{name}_proj" for name in (("qkv", "o") if form.fused else ("q", "k", "v", "o"))),
+        *(f"mlp.{name}_proj" for name in (("gate_up", "down") if form.fused_mlp else ("gate", "up", "down"))),
+        *((*QUERIES, KV_A, KV_NORM, KV_B) if form.latent else ()),
+    }  # fmt: skip
+    seen: dict[str, None] = {}
+    for name in tensors_of(folder):
+        if found := _PARTS_OF_LAYER.match(name_in_text(name)):
+            seen.setdefault(_EXPERT.sub("experts.{}.", found[1]))
+    states = ("conv", "linear_attn", "mamba")
+    return (name for name in seen if name not in known and not name.startswith(tuple(f"{each}." for each in states)))

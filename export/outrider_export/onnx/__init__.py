@@ -1,0 +1,1 @@
+"""Models in ONNX: their files, graphs, inputs and matrices."""

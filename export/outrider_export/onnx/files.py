@@ -1,0 +1,232 @@
+"""The files of a model in ONNX: its graph, and the weights beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ExportError, needs, one_line
+from outrider.system.files import FAULTS, reading, shown, why
+from outrider_export.onnx.graph import graphs_of
+from outrider_export.target import link_or_copy
+
+MODEL = "model.onnx"
+PIECE = 1 << 24  # bytes of weights that are read or written at a time
+# Large tensors are aligned so that they can be mapped on every system: to 64 KiB for Windows.
+_SMALL = 1 << 10  # bytes
+_LARGE, _PAGE, _LINE = 1 << 20, 1 << 16, 64
+
+
+def import_onnx() -> Any:
+    """The package `onnx`.
+
+    Raises:
+        ExportError: with the command that installs it.
+    """
+    with needs("Models in ONNX need onnx, which is not installed", "onnx", ExportError):
+        import onnx
+    return onnx
+
+
+def load(path: Path) -> Any:
+    """The `onnx.ModelProto` at `path`, without weights in separate files.
+
+    Raises:
+        ExportError: if it is missing or damaged, or the package `onnx` is missing.
+    """
+    onnx = import_onnx()
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf's DecodeError, whose name depends on the version
+        raise ExportError(f"{path} is not an ONNX model that can be read: {one_line(error)}") from error
+
+
+def data_files(model: Any, folder: Path) -> list[str]:
+    """The names of the files in `folder` with the model's weights, in the order of their first use.
+
+    Raises:
+        ExportError: if one lies elsewhere, is missing or cut short.
+    """
+    ends: dict[str, int] = {}
+    for tensor in _tensors(model):
+        name, offset, length = _place_of(tensor, folder)
+        ends[name] = max(ends.get(name, 0), offset + length)
+    for name, end in ends.items():
+        with reading(str(folder / name), "Download it again.", ExportError):
+            if not (folder / name).is_file():
+                raise ExportError(
+                    f"{shown(folder / name)} is missing, which holds the model's weights. Download it, too."
+                )
+            size = (folder / name).stat().st_size
+        if size < end:
+            raise ExportError(f"{folder / name} has {size:,} bytes of {end:,}. Download it again.")
+    return list(ends)
+
+
+def _place_of(tensor: Any, folder: Path) -> tuple[str, int, int]:
+    """The file in `folder` with a tensor's values, and where they begin and how many bytes they have; 0 if unknown.
+
+    Raises:
+        ExportError: if it is not inside the folder, or the numbers are none.
+    """
+    entry = {each.key: each.value for each in tensor.external_data}
+    name = entry.get("location", "")
+    if not name or PurePosixPath(name).is_absolute() or {"..", "\\", ":"} & {*PurePosixPath(name).parts, *name}:
+        raise ExportError(
+            f"{folder} has weights in {shown(repr(name))}, which is not inside it. They are not read from there."
+        )
+    numbers = [entry.get(key, "0") for key in ("offset", "length")]
+    if not all(re.fullmatch("[0-9]{1,19}", number) for number in numbers):
+        raise ExportError(
+            f"{folder / name} holds the weights {shown(repr(tensor.name))} from byte {shown(numbers[0])} on, "
+            f"{shown(numbers[1])} bytes: these have to be numbers from 0 on. Download the model again."
+        )
+    return name, int(numbers[0]), int(numbers[1])
+
+
+def save(model: Any, source: Path, folder: Path, copy_file: Callable[[Path, Path], object] = link_or_copy) -> None:
+    """Write model.onnx into `folder`, and its weights from `source` as model.onnx.data, model.onnx.data_1, ….
+
+    copy_file: links or copies a file of weights to a path. Afterwards the model refers to the new files.
+
+    Raises:
+        ExportError: if a file of weights is missing or cut short.
+    """
+    import onnx
+
+    names = {name: f"{MODEL}.data" + (f"_{i}" if i else "") for i, name in enumerate(data_files(model, source))}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, ours in names.items():
+        copy_file(source / name, folder / ours)
+    for tensor in _tensors(model):
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = names[entry.value]
+    onnx.save(model, folder / MODEL)
+
+
+def _tensors(model: Any) -> Iterator[Any]:
+    """Every constant tensor in the model, including those with data in another file."""
+    from onnx.external_data_helper import uses_external_data
+
+    for graph in graphs_of(model.graph):
+        held = [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
+        yield from (tensor for tensor in (*graph.initializer, *held) if uses_external_data(tensor))
+
+
+class Weights:
+    """A graph (`onnx.ModelProto`, changed in place) and its initializers, which are in the folder of its file.
+
+    `read(name)` maps one of them. `put(name, array)` adds or replaces one. `save(folder)` writes the used ones.
+    """
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._new: dict[str, NDArray[Any]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an initializer."""
+        return tuple(self._tensors[name].dims)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """An initializer, read-only.
+
+        Raises:
+            ExportError: if its values are not in the folder, or not as many as its shape says.
+        """
+        from onnx import helper, numpy_helper
+
+        if name in self._new:
+            return self._new[name]
+        tensor = self._tensors[name]
+        try:
+            if not tensor.external_data:
+                return np.asarray(numpy_helper.to_array(tensor))
+            file, offset, _ = _place_of(tensor, self.folder)
+            dtype, shape = helper.tensor_dtype_to_np_dtype(tensor.data_type), self.shape(name)
+            if offset + prod(shape) * dtype.itemsize > (self.folder / file).stat().st_size:
+                raise ValueError(f"{file} is too short for their shape")
+            return np.memmap(self.folder / file, dtype, mode="r", offset=offset, shape=shape)
+        except (*FAULTS, LookupError, TypeError) as error:
+            raise ExportError(
+                f"{self.folder / MODEL} has weights {shown(repr(name))} that cannot be read: {why(error)}. Export it "
+                "again."
+            ) from error
+
+    def put(self, name: str, array: NDArray[Any]) -> str:
+        """Add or replace an initializer, and return its name."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        if name not in self._tensors:
+            self._tensors[name] = self.model.graph.initializer.add(name=name)
+        tensor = self._tensors[name]
+        if array.nbytes < _SMALL:  # shapes and axes have to be inside the graph
+            tensor.CopyFrom(numpy_helper.from_array(array, name))
+            return name
+        tensor.CopyFrom(TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)))
+        tensor.dims.extend(array.shape)
+        self._new[name] = array
+        return name
+
+    def save(self, folder: Path) -> None:
+        """Write model.onnx and model.onnx.data into `folder`, without the initializers that no node reads.
+
+        Afterwards the graph refers to the files in `folder`.
+        """
+        import onnx
+
+        folder.mkdir(parents=True, exist_ok=True)
+        graph = self.model.graph
+        used = {name for node in graph.node for name in node.input}
+        used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
+        spans = {}
+        with (folder / f"{MODEL}.data").open("wb") as file:
+            for tensor in used_tensors:
+                if tensor.external_data or tensor.name in self._new:
+                    spans[tensor.name] = _write(file, self.read(tensor.name))
+        for tensor in used_tensors:
+            if tensor.name in spans:
+                point_to(tensor, *spans[tensor.name])
+        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in used_tensors]
+        del graph.initializer[:]
+        graph.initializer.extend(copies)
+        onnx.save(self.model, folder / MODEL)
+        self.folder, self._new = folder, {}
+        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+
+
+def alignment(num_bytes: int) -> int:
+    """Where an array of so many bytes begins in the file of weights: at a multiple of this."""
+    return _PAGE if num_bytes >= _LARGE else _LINE
+
+
+def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
+    """Append an array to a file. Returns its offset and its number of bytes."""
+    unit = alignment(array.nbytes)
+    offset = -(-file.tell() // unit) * unit
+    file.write(bytes(offset - file.tell()))
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for begin in range(0, len(flat), PIECE):
+        file.write(flat[begin : begin + PIECE].data)
+    return offset, array.nbytes
+
+
+def point_to(tensor: Any, offset: int, length: int) -> None:
+    """Have a tensor's values in the file of weights, model.onnx.data."""
+    from onnx import TensorProto
+
+    del tensor.external_data[:]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", f"{MODEL}.data"), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))

@@ -1,0 +1,1 @@
+"""Where models come from: the hub, checkpoint folders and GGUF files."""

@@ -1,0 +1,225 @@
+"""Drafters in GGUF files, as llama.cpp's converter writes them: EAGLE-3, DFlash, DFlash 2 and DSpark.
+
+    if kind_of_file(path) is not None:
+        config, tensors = read_file(path)    # as a checkpoint has them
+
+`general.architecture` is `eagle3` or `dflash`; of the latter, DFlash 2 has a selector, and DSpark a Markov head.
+`target_layers` are layers of the main model whose inputs are read, where DFlash's checkpoints name those whose outputs
+are. The tokens of a reduced vocabulary (`d2t`) are ids, where checkpoints have differences. Queries and keys of EAGLE-3
+are stored for rotating neighbours.
+
+Source: llama.cpp, conversion/llama.py and qwen.py, src/models/eagle3.cpp and dflash.cpp, by their state of August 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ExportError
+from outrider_export.sources.gguf_file import GGUFHeader, read_header
+
+DIVISORS = "rope_freqs.weight"  # of rotary frequencies, as Llama 3 scales them
+_EAGLE, _DFLASH = "eagle3", "dflash"
+_MARKOV, _SELECTOR, _CONFIDENCE, _D2T = "markov_w1.weight", "selector_hidden.weight", "conf_proj.weight", "d2t"
+_CLASSES = {
+    "eagle3": "LlamaForCausalLMEagle3", "dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel",
+    "dspark": "Qwen3DSparkModel",
+}  # fmt: skip
+_NAME = re.compile(r"(?:blk\.(\d+)\.)?(.+?)(\.weight|\.bias)?\Z")
+_TENSORS = {
+    "fc": "fc", "enc.output_norm": "hidden_norm", "output_norm": "norm", "output": "lm_head",
+    "token_embd": "embed_tokens",
+}  # fmt: skip
+_OF_KIND = {
+    "dspark": {
+        "markov_w1": "markov_head.markov_w1", "markov_w2": "markov_head.markov_w2", "conf_proj": "confidence_head.proj"
+    },
+    "dflash2": {
+        "selector_hidden": "candidate_selector.hidden_projection",
+        "selector_predecessor": "candidate_selector.predecessor_codebook",
+        "selector_successor": "candidate_selector.successor_codebook",
+    },
+}  # fmt: skip
+PARTS_OF_LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_PARTS = PARTS_OF_LAYER | {"ffn_norm": "post_attention_layernorm"}
+_PARTS_OF_KIND = {
+    "eagle3": {"attn_norm_2": "hidden_norm"},
+    "dflash2": {
+        "attn_conv_base": "attention_conv.base_kernel", "attn_conv_proj": "attention_conv.kernel_projection",
+        "ffn_conv_base": "mlp_conv.base_kernel", "ffn_conv_proj": "mlp_conv.kernel_projection",
+    },
+}  # fmt: skip
+_INTEGERS = {
+    "hidden_size": "embedding_length", "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv", "max_position_embeddings": "context_length",
+    "num_hidden_layers": "block_count",
+}  # fmt: skip
+_SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_SCALES = {
+    "input_embedding_scale": "embedding_scale", "output_multiplier": "logit_scale",
+    "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+_ROPE_KEYS = {
+    "factor": "factor", "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow",
+}  # fmt: skip
+
+
+def kind_of_file(path: Path) -> str | None:
+    """What kind of drafter a GGUF file has; None if it is a model.
+
+    Raises:
+        ExportError: when it is damaged.
+    """
+    header = read_header(path)
+    if header.architecture == _EAGLE:
+        return "eagle3"
+    if header.architecture != _DFLASH:
+        return None
+    return "dspark" if _MARKOV in header.tensors else "dflash2" if _SELECTOR in header.tensors else "dflash"
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The configuration and the tensors of a drafter, as its checkpoint has them.
+
+    Raises:
+        ExportError: when it is damaged, or computed in a way that is not known.
+    """
+    header, kind = read_header(path), kind_of_file(path)
+    if kind is None:
+        raise ExportError(f"{path} has a model of the architecture {header.architecture!r}, and no drafter.")
+    config, tensors = _config(header, kind), _tensors(header, kind)
+    if kind == "eagle3":
+        config |= _of_eagle(header)
+        if _D2T in tensors:
+            tensors[_D2T] = tensors[_D2T] - np.arange(len(tensors[_D2T]))
+    else:
+        config |= _of_block(header, kind, tensors, config["hidden_size"])
+    return config, tensors
+
+
+def _config(header: GGUFHeader, kind: str) -> dict[str, Any]:
+    """What all kinds have in config.json."""
+    config: dict[str, Any] = {
+        ours: header.integer(header.of_architecture(theirs), least=1) for ours, theirs in _INTEGERS.items()
+    }
+    whole = config["hidden_size"] // config["num_attention_heads"]
+    size = header.integer(header.of_architecture("attention.key_length"), whole, least=1)
+    rotated = header.integer(header.of_architecture("rope.dimension_count"), size, least=1)
+    if rotated != size:
+        raise _unknown(header, f"rope.dimension_count is {rotated:,}, of heads of {size:,} numbers", kind)
+    if header.flag(header.of_architecture("attention.causal"), False) and kind != "eagle3":
+        raise _unknown(header, "attention.causal is true", kind)
+    scaling = header.text(header.of_architecture("rope.scaling.type"), "none")
+    rope: dict[str, Any] = {"rope_theta": _real(header, "rope.freq_base", 10_000.0)}
+    if scaling != "none":
+        found = {ours: _real(header, f"rope.scaling.{theirs}", 0.0) for ours, theirs in _ROPE_KEYS.items()}
+        rope |= {"rope_type": scaling} | {ours: value for ours, value in found.items() if value}
+    return config | {
+        "architectures": [_CLASSES[kind]],
+        "head_dim": size,
+        "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_parameters": rope,
+    }
+
+
+def _of_eagle(header: GGUFHeader) -> dict[str, Any]:
+    """What EAGLE-3's have besides."""
+    names = [header.of_architecture(name) for name in ("target_layers", "extract_layers")]
+    name = next((name for name in names if name in header.metadata), names[0])
+    return {
+        "eagle_aux_hidden_state_layer_ids": [*map(int, header.integers(name))],
+        "norm_before_residual": header.flag(header.of_architecture("norm_before_residual"), False),
+        "vocab_size": header.integer(header.of_architecture("vocab_size"), 0),
+        "rope_is_neox_style": False,
+    }
+
+
+def _of_block(header: GGUFHeader, kind: str, tensors: dict[str, NDArray[Any]], hidden: int) -> dict[str, Any]:
+    """What those have besides that fill in a block."""
+    of_file = "tokenizer.ggml.mask_token_id"
+    mask = header.integer(of_file if of_file in header.metadata else header.of_architecture("mask_token_id"), least=0)
+    layers = header.integers(header.of_architecture("target_layers"))
+    own: dict[str, Any] = {"mask_token_id": mask, "target_layer_ids": [int(i) - 1 for i in layers]}
+    config: dict[str, Any] = {"block_size": header.integer(header.of_architecture("block_size"), least=2)}
+    scales = {ours: _real(header, theirs, 0.0) for ours, theirs in _SCALES.items()}
+    if kind == "dflash2":
+        own |= {name: header.integer(header.of_architecture(name), least=1) for name in _SELECTOR_KEYS} | scales
+        config["vocab_size"] = len(tensors.get("candidate_selector.predecessor_codebook.weight", ()))
+    elif scales["input_embedding_scale"] not in (0, 1) or scales["output_multiplier"] not in (0, 1):
+        raise _unknown(header, "embedding_scale or logit_scale is not 1", kind)
+    if kind == "dspark":
+        if not header.flag(header.of_architecture("sample_from_anchor"), True):
+            raise _unknown(header, "sample_from_anchor is false, so the newest token drafts nothing", kind)
+        first, read = tensors["markov_head.markov_w1.weight"], tensors.get("confidence_head.proj.weight")
+        config |= {
+            "vocab_size": len(first), "markov_rank": first.shape[-1], "enable_confidence_head": read is not None,
+            "confidence_head_with_markov": read is not None and read.size > hidden,
+            "final_logit_softcapping": scales["final_logit_softcapping"],
+        }  # fmt: skip
+        if read is not None:
+            tensors["confidence_head.proj.weight"] = read.reshape(1, -1)
+            tensors.setdefault("confidence_head.proj.bias", np.zeros(1, np.float32))
+    if window := header.integer(header.of_architecture("attention.sliding_window"), 0):
+        pattern = header.metadata.get(header.of_architecture("attention.sliding_window_pattern"), True)
+        count = header.integer(header.of_architecture("block_count"))
+        slides = [*pattern] if isinstance(pattern, (list, memoryview)) else [bool(pattern)]
+        slides *= count if len(slides) == 1 else 1
+        kinds = ["sliding_attention" if each else "full_attention" for each in slides]
+        config |= {"sliding_window": window, "layer_types": kinds}
+    return config | {"dflash_config": own}
+
+
+def _tensors(header: GGUFHeader, kind: str) -> dict[str, NDArray[Any]]:
+    """The tensors by a checkpoint's names, float32 but for `d2t`, which is int64."""
+    from outrider_export.sources.gguf_values import values_of
+
+    made: dict[str, NDArray[Any]] = {}
+    top, parts = _TENSORS | _OF_KIND.get(kind, {}), _PARTS | _PARTS_OF_KIND.get(kind, {})
+    for name, tensor in header.tensors.items():
+        if name == DIVISORS:
+            continue
+        if name == _D2T and kind == "eagle3" and tensor.type == "I64":
+            made[_D2T] = tensor.stored().view("<i8").astype(np.int64)
+            continue
+        layer, part, suffix = ((found := _NAME.match(name)) and found.groups()) or (None, name, None)
+        known = top.get(part) if layer is None else parts.get(part)
+        if known is None:
+            raise _unknown(header, f"it has a tensor {name!r}", kind)
+        prefix = "" if layer is None else f"layers.{layer}."
+        made[f"{prefix}{known}{suffix or ''}"] = np.array(values_of(header, name))
+    return made
+
+
+def divisors_of(path: Path) -> NDArray[np.float32] | None:
+    """By which a file's rotary frequencies are divided, float32 [n]; None if it has none."""
+    header = read_header(path)
+    if DIVISORS not in header.tensors:
+        return None
+    from outrider_export.sources.gguf_values import values_of
+
+    return values_of(header, DIVISORS).reshape(-1)
+
+
+def _real(header: GGUFHeader, key: str, default: float) -> float:
+    value = header.metadata.get(header.of_architecture(key), default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ExportError(f"{header.path}: {header.of_architecture(key)} is no number. Fetch it again.")
+    return float(value)
+
+
+def _unknown(header: GGUFHeader, what: str, kind: str) -> ExportError:
+    return ExportError(
+        f"{header.path} cannot be read as a drafter of the kind {kind}: {what}, which is not known here. Add the "
+        "drafter's checkpoint in place of the GGUF file."
+    )

@@ -1,0 +1,391 @@
+"""Reads the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
+
+Reads nothing but the header (0.2 s for a vocabulary of 151,936), without the package gguf. Every length in the file is
+checked before it is used, and every value's type when it is accessed. So a cut or damaged file raises an `ExportError`,
+and does not crash. Of arrays, which may be as long as the file, only the needed ones are read.
+
+Source: the GGUF specification, ggml/docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import reprlib
+import struct
+from collections import Counter
+from collections.abc import Sequence as Seq
+from collections.abc import Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ExportError
+from outrider_export.sources.gguf_shards import check_split, complete_shards, shards_of
+
+# id: name, weights per block, bytes per block
+TENSOR_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+}  # fmt: skip
+_BLOCKS = {name: (count, size) for name, count, size in TENSOR_TYPES.values()}
+# general.file_type: the name under which people know a mixture of tensor types
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
+}  # fmt: skip
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MAX_DEPTH = 4  # arrays in arrays; real files have at most two
+# The arrays that are read, and the types that their items may have.
+_INTEGERS = frozenset(type_id for type_id, code in _SCALARS.items() if code not in "fd?")
+_READ = {
+    "tokenizer.ggml.tokens": frozenset((_STRING,)),
+    "tokenizer.ggml.token_type": _INTEGERS,
+    "tokenizer.ggml.merges": frozenset((_STRING,)),
+    "tokenizer.ggml.scores": frozenset((6,)),  # float32
+}
+
+# Of models whose layers differ, and the layers that drafters read.
+_BY_LAYER = {
+    ".target_layers": _INTEGERS,
+    ".extract_layers": _INTEGERS,
+    ".attention.head_count_kv": _INTEGERS,
+    ".feed_forward_length": _INTEGERS,
+    ".attention.sliding_window_pattern": _INTEGERS | {7},
+}
+
+
+@dataclass(frozen=True)
+class UnreadArray:
+    """An array of the metadata that is not needed, or has items of a wrong type."""
+
+    num_items: int
+
+    def __len__(self) -> int:
+        return self.num_items
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of the file."""
+
+    type: str  # "F32", "Q4_K", …
+    shape: tuple[int, ...]  # rows first, as in NumPy; GGUF stores the reverse order
+    path: Path  # the file that has its data
+    begin: int  # of its data in that file, in bytes
+
+    @property
+    def num_weights(self) -> int:
+        """The number of weights."""
+        return math.prod(self.shape)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of weights."""
+        return _BLOCKS[self.type][1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its data."""
+        return self.num_weights // _BLOCKS[self.type][0] * self.block_bytes
+
+    def stored(self) -> NDArray[np.uint8]:
+        """Its bytes, as the file has them: uint8 [num_bytes], mapped."""
+        return np.memmap(self.path, np.uint8, "r", self.begin, (self.num_bytes,))
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """The header of a GGUF file; of a model in several files, the first one's with the tensors of all."""
+
+    path: Path
+    metadata: dict[str, Any]  # arrays as lists of str, memoryviews of numbers, or `UnreadArray`
+    tensors: dict[str, TensorInfo]
+    entries: dict[str, tuple[int, int]]  # where each key with its value lies in the file: first byte, one past the last
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in shards_of(self.path))
+
+    @property
+    def alignment(self) -> int:
+        """Alignment of tensors, in bytes."""
+        return self.integer("general.alignment", 32, least=1)
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`: llama, qwen2, …"""
+        return self.text("general.architecture")
+
+    @property
+    def num_modules(self) -> int:
+        """How many blocks behind the model's layers are MTP modules."""
+        return self.integer(self.of_architecture("nextn_predict_layers"), 0, least=0)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers, without MTP modules."""
+        count = self.integer(self.of_architecture("block_count"), least=1)
+        if self.num_modules >= count:
+            raise ExportError(
+                f"{self.path} has {count:,} blocks, and {self.num_modules:,} of them are MTP modules. There has to be "
+                "a layer before them: fetch it again."
+            )
+        return count - self.num_modules
+
+    def of_architecture(self, key: str) -> str:
+        """The full name of a key that begins with the architecture: "llama.block_count" for "block_count"."""
+        return f"{self.architecture}.{key}"
+
+    # The typed values of keys. All raise ExportError if there is no such key and no default, or one of another type.
+
+    def integer(self, key: str, default: int | None = None, least: int | None = None) -> int:
+        """An integer, of at least `least`."""
+        value = self._require(key, default)
+        if type(value) is not int or (least is not None and value < least):  # isinstance would accept bools
+            raise self._wrong(key, value, "an integer" if least is None else f"an integer of at least {least}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A bool."""
+        value = self._require(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text, in UTF-8."""
+        value = self._require(key, default)
+        if not (isinstance(value, str) and _is_utf8(value)):
+            raise self._wrong(key, value, "text in UTF-8")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """An array of texts in UTF-8, one of the arrays that are read."""
+        value = self._require(key)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self._wrong(key, value, "an array of texts")
+        if not _is_utf8("".join(value)):
+            raise ExportError(f"{self.path}: {key} has a text that is not UTF-8, which tokenizer.json cannot hold.")
+        return value
+
+    def integers(self, key: str) -> Seq[int]:
+        """An array of integers, one of the arrays that are read."""
+        value = self._require(key)
+        if not isinstance(value, (list, memoryview)) or getattr(value, "format", "") == "f":
+            raise self._wrong(key, value, "an array of integers")
+        return value
+
+    def floats(self, key: str) -> Seq[float]:
+        """An array of float32, one of the arrays that are read."""
+        value = self._require(key)
+        if not isinstance(value, memoryview) or value.format != "f":
+            raise self._wrong(key, value, "an array of float32")
+        return value
+
+    def _require(self, key: str, default: Any = None) -> Any:
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise ExportError(f"{self.path} has no {key} in its metadata, so it is not a whole language model.")
+        return value
+
+    def _wrong(self, key: str, value: Any, rule: str) -> ExportError:
+        found = f"an array of {len(value):,}" if is_array(value) else reprlib.repr(value)
+        return ExportError(
+            f"{self.path}: {key} is {found}; it has to be {rule}. Fetch the file again, or convert its model again."
+        )
+
+    @property
+    def quantisation(self) -> str:
+        """The file's quantisation as people name it: "Q4_K_M", or the type that most weights have."""
+        named = FILE_TYPES.get(self.integer("general.file_type", -1))
+        if named:
+            return named
+        weights: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            weights[tensor.type] += tensor.num_weights
+        return weights.most_common(1)[0][0]
+
+
+def is_array(value: object) -> bool:
+    """Whether a value of the metadata is an array, read or not."""
+    return isinstance(value, (list, memoryview, UnreadArray))
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether `text` was read from UTF-8. The reader turns other bytes into surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Read the header of the GGUF file at `path`; if it is one part of several, of all of them.
+
+    Raises:
+        ExportError: if it is not a GGUF file, is damaged or cut short, or a part is missing or of another model.
+    """
+    paths = complete_shards(path)
+    headers = [_read_one(each) for each in paths]
+    for number, header in enumerate(headers):
+        said = header.integer("split.count", 1), header.integer("split.no", number)
+        check_split(header.path, number, len(paths), *said)
+    first, tensors = headers[0], {name: each for header in headers for name, each in header.tensors.items()}
+    if not tensors:
+        raise ExportError(f"{path} holds no tensors, so it is not a model.")
+    promised = first.integer("split.tensors.count", len(tensors))
+    if len(tensors) != sum(len(header.tensors) for header in headers) or promised not in (0, len(tensors)):
+        raise ExportError(
+            f"{path} and its other parts hold {len(tensors):,} tensors, and {promised:,} belong to the model: they are "
+            "not of one model. Download all parts again."
+        )
+    return replace(first, tensors=tensors)
+
+
+def _read_one(path: Path) -> GGUFHeader:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).header()
+    except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+        raise ExportError(f"{path} cannot be read: {error}.") from error
+
+
+def aligned(position: int, alignment: int) -> int:
+    """The next position that is a multiple of `alignment`."""
+    return -(-position // alignment) * alignment
+
+
+class _Reader:
+    """Walks the file from the front; every read is checked against the file's end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+
+    def header(self) -> GGUFHeader:
+        if self.data[:4] != b"GGUF":
+            raise ExportError(f"{self.path} is not a GGUF file: it starts with {bytes(self.data[:4])!r}.")
+        self.at = 4
+        version = self.scalar("I")
+        if version not in (2, 3):
+            raise ExportError(f"{self.path} has GGUF version {version}; versions 2 and 3 (little-endian) are read.")
+        num_tensors, num_keys = self.count(12), self.count(12)
+        metadata: dict[str, Any] = {}
+        entries: dict[str, tuple[int, int]] = {}
+        for _ in range(num_keys):
+            entry = self.at
+            key = self.string()
+            read = next((types for end, types in _BY_LAYER.items() if key.endswith(end)), _READ.get(key, frozenset()))
+            metadata[key] = self.value(self.scalar("I"), read)
+            entries[key] = (entry, self.at)
+        tensors: dict[str, TensorInfo] = {}
+        for _ in range(num_tensors):
+            name = self.string()
+            dimensions = self.scalar("I")
+            if dimensions > 8:
+                raise self.damaged(f"tensor {name!r} has {dimensions} dimensions")
+            shape = tuple(self.scalar("Q") for _ in range(dimensions))[::-1]
+            type_id, offset = self.scalar("I"), self.scalar("Q")
+            if type_id not in TENSOR_TYPES:
+                raise ExportError(f"{self.path} stores {name} in tensor type {type_id}, which is not known here.")
+            type_name, _, _ = TENSOR_TYPES[type_id]
+            if name in tensors:
+                raise self.damaged(f"it has two tensors {name!r}")
+            tensors[name] = TensorInfo(type_name, shape, self.path, offset)
+        header = GGUFHeader(self.path, metadata, {}, entries)
+        start = aligned(self.at, header.alignment)
+        tensors = {name: replace(each, begin=start + each.begin) for name, each in tensors.items()}
+        spans = [(each.begin, each.begin + each.num_bytes) for each in tensors.values()]
+        if (end := max((end for _, end in spans), default=0)) > len(self.data):
+            raise ExportError(
+                f"{self.path} is cut short: it has {len(self.data):,} bytes and its header promises {end:,}. Fetch it "
+                "again."
+            )
+        # Tensors that share bytes could take many times the file's size in memory.
+        for (_, end), (begin, _) in pairwise(sorted(span for span in spans if span[0] < span[1])):
+            if end > begin:
+                raise self.damaged(f"two tensors have the bytes from {begin:,} on")
+        return replace(header, tensors=tensors)
+
+    def damaged(self, why: str) -> ExportError:
+        return ExportError(f"{self.path} is damaged: {why} (at byte {self.at:,}). Fetch it again.")
+
+    def take(self, size: int) -> int:
+        """Advance by `size` bytes, and return the position before."""
+        if size > len(self.data) - self.at:
+            raise self.damaged("its header continues past the end of the file")
+        self.at += size
+        return self.at - size
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self.data, self.take(struct.calcsize("<" + code)))[0]
+
+    def count(self, least: int) -> int:
+        """A number of items that take at least `least` bytes each."""
+        count = int(self.scalar("Q"))
+        if count * least > len(self.data) - self.at:
+            raise self.damaged(f"it promises {count:,} items where {len(self.data) - self.at:,} bytes are left")
+        return count
+
+    def string(self) -> str:
+        size = self.count(1)
+        start = self.take(size)
+        return self.data[start : start + size].decode("utf-8", "surrogateescape")
+
+    def value(self, type_id: int, read: Set[int]) -> Any:
+        """A value of the metadata; an array is read if the type of its items is in `read`."""
+        if type_id == _STRING:
+            return self.string()
+        if type_id != _ARRAY:
+            return self.scalar(self.code(type_id))
+        start, item = self.at, self.scalar("I")
+        if item not in read:
+            self.at = start
+            return UnreadArray(self.skip_array())
+        if item == _STRING:
+            return [self.string() for _ in range(self.count(8))]
+        code: Any = self.code(item)
+        size = struct.calcsize("<" + code)
+        num_bytes = self.count(size) * size
+        first = self.take(num_bytes)
+        return memoryview(self.data[first : first + num_bytes]).cast(code)
+
+    def code(self, type_id: int) -> str:
+        """The `struct` code of a scalar type."""
+        if type_id not in _SCALARS:
+            raise self.damaged(f"its metadata has a value of type {type_id}")
+        return _SCALARS[type_id]
+
+    def skip_array(self, depth: int = 1) -> int:
+        """Advance past an array, and return its number of items."""
+        if depth > _MAX_DEPTH:
+            raise self.damaged("its metadata nests arrays too deeply")
+        item = self.scalar("I")
+        if item not in (_STRING, _ARRAY):
+            size = struct.calcsize("<" + self.code(item))
+            count = self.count(size)
+            self.take(count * size)
+            return count
+        count = self.count(8 if item == _STRING else 12)
+        for _ in range(count):
+            if item == _STRING:
+                self.take(self.count(1))
+            else:
+                self.skip_array(depth + 1)
+        return count

@@ -1,0 +1,1 @@
+"""Tokenizers of checkpoints and GGUF files, their vocabularies and special tokens."""

@@ -1,0 +1,99 @@
+"""Child process: a checkpoint that reads images to two models in OpenVINO's format, its decoder and its vision encoder.
+
+Job: as `outrider_export.with_torch.convert`, for a checkpoint folder, and `vision`, the folder for the encoder.
+
+The decoder is exported as a model of text, as optimum-intel does it: it reads token ids, and the runtime adds the input
+for embeddings (`outrider.models.backends.embeds`). optimum-intel 2.2 exports the encoder with transformers before 4.58
+only, so it is traced here: whole square tiles, without the mask for padding that it would have, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outrider_export.progress import Progress
+from outrider_export.with_torch.convert import convert_loaded
+
+
+def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Convert the model that `job` describes. All files are written when this returns."""
+    progress.phase("read")
+    Path(job["scratch"]).mkdir(parents=True, exist_ok=True)
+    whole = load_whole(Path(job["model"]), job["weights"])
+    write_encoder(whole, Path(job["vision"]), job["weights"])
+    return convert_loaded(decoder_of(whole), job, progress)
+
+
+def load_whole(folder: Path, weights: str) -> Any:
+    """The torch model with its vision encoder, in the precision in which it is converted."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    dtype: Any = {"fp32": torch.float32, "fp16": torch.float16}.get(weights, "auto")
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+
+
+def decoder_of(whole: Any) -> Any:
+    """The language model, with the weights of the whole."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):  # no memory for weights that are replaced
+        made = AutoModelForCausalLM.from_config(whole.config.text_config, dtype=whole.dtype)
+    made.model, made.lm_head = whole.model.text_model, whole.lm_head
+    if whole.generation_config is not None:
+        made.generation_config = whole.generation_config
+    return made.eval()
+
+
+def write_encoder(whole: Any, folder: Path, weights: str) -> None:
+    """Write the vision encoder: pixel_values float32 [tiles, 3, size, size] → image_embeds [tiles, tokens, hidden]."""
+    import nncf
+    import openvino
+    import torch
+
+    config = whole.config.vision_config
+    tile = torch.zeros(1, config.num_channels, config.image_size, config.image_size)
+    encoder = _encoder(whole, tile).eval()
+    with torch.no_grad():
+        model = openvino.convert_model(encoder, example_input=tile, input=[-1, *tile.shape[1:]])
+    model.inputs[0].set_names({"pixel_values"})
+    model.outputs[0].set_names({"image_embeds"})
+    if weights in ("int8", "int4"):
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    folder.mkdir(parents=True)
+    openvino.save_model(model, folder / "openvino_model.xml", compress_to_fp16=weights == "fp16")
+
+
+def _encoder(whole: Any, tile: Any) -> Any:
+    """A module of the vision model and the connector, in single precision.
+
+    The positions of a whole tile's patches are those that the checkpoint's own code finds: they are rounded, and not in
+    every version of transformers alike.
+    """
+    import torch
+
+    vision, connector = whole.model.vision_model.float(), whole.model.connector.float()
+    seen: list[Any] = []
+    hook = vision.embeddings.position_embedding.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    side = tile.shape[-1] // vision.patch_size
+    vision.embeddings(pixel_values=tile, patch_attention_mask=torch.ones(1, side, side, dtype=torch.bool))
+    hook.remove()
+
+    def forward(pixel_values: Any) -> Any:
+        patches = vision.embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        states = patches + vision.embeddings.position_embedding(encoder.positions)
+        states = vision.encoder(inputs_embeds=states, attention_mask=None).last_hidden_state
+        return connector(vision.post_layernorm(states))
+
+    encoder: Any = torch.nn.Module()
+    encoder.vision, encoder.connector, encoder.forward = vision, connector, forward
+    encoder.register_buffer("positions", seen[0])
+    return encoder
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(convert)

@@ -1,0 +1,128 @@
+"""The costs of models' calls: saved, or measured at the first load."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.measure import (
+    DRAFT_ROWS,
+    MAIN_ROWS,
+    Contention,
+    PassCost,
+    check_pass,
+    contexts_of,
+    measure_change,
+    measure_contention,
+    measure_pass,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+
+    from outrider.models.tuning.model_spec import ModelSpec
+    from outrider.system.saved import SavedValue
+    from outrider.types import Backend, CompiledModel
+
+
+# Hidden states are given by calls that ask for them, and those that are timed do not. So a drafter that reads some does
+# not have the main model timed again.
+_UNMEASURED = ("features",)
+
+
+def cost_of(
+    spec: ModelSpec, backend: CompiledModel, repeats: int | None = None, scale: float | None = None
+) -> LearnedCost:
+    """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
+
+    The backend then keeps the number of rows of its calls where that saves time.
+
+    It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
+    the machine's speed today is known; by default a few calls are timed.
+
+    Calls correct it, see `LearnedCost`.
+    """
+    if backend.capabilities.steady:
+        backend.use(backend.exactness)  # calls that are timed keep no rows
+    file = _file(spec, backend)
+    known = file.read()
+    rows = rows_of(spec.role, backend)
+    longest = spec.model.geometry.context_length
+    far = contexts_of(backend, rows, longest)[1]
+    if known is not None and not _can_be(known, backend, rows, longest):
+        known = None
+    fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
+    stored = True
+    if known is not None and fits and not repeats:
+        cost = known
+        if scale is None:
+            check_pass(backend, cost)
+        else:
+            cost.scale = scale
+    else:
+        cost = measure_pass(backend, rows, repeats, max_tokens=longest)
+        cost.change = measure_change(backend, rows)
+        stored = bool(repeats) or known is None or known.contexts[1] <= far
+        if stored:  # a cost that was measured with a larger cache stays
+            file.write(cost)
+    if cost.change is None:  # it was measured on slices
+        cost.change = measure_change(backend, rows) / cost.scale
+        file.write(dataclasses.replace(cost, scale=1.0))
+    cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
+    backend.keep_rows(cost, cost.scale * cost.change)
+    learned = LearnedCost.of(cost)
+    learned.file, learned.stored = file, dataclasses.replace(cost, scale=1.0) if stored else None
+    learned.told = partial(_tell, weakref.ref(backend))
+    return learned
+
+
+def _tell(backend: weakref.ref[CompiledModel], cost: PassCost) -> None:
+    """Have a backend keep the rows of its calls by a cost that has changed."""
+    found = backend()
+    if found is not None and (steady := found.capabilities.steady) is not None:
+        steady.price(cost, cost.scale * (cost.change or 0.0))
+
+
+def save_cost(spec: ModelSpec, backend: CompiledModel, cost: PassCost) -> None:
+    """Save a cost that was measured on slices of the model, for `cost_of`."""
+    _file(spec, backend).write(cost)
+
+
+def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
+    """Capacity in tokens that the caches need for timing the models' calls. backends: by the models' roles."""
+    return max(backend.tokens_for(rows_of(role, backend)[-1]) for role, backend in backends.items())
+
+
+def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
+    """The numbers of rows for timing a model's calls."""
+    rule = backend.capabilities.rows
+    return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
+
+
+def contention_of(main: ModelSpec, backend: CompiledModel, draft: ModelSpec, other: CompiledModel) -> Contention:
+    """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
+
+    The main model's calls must not run in the background before, and do not run there afterwards.
+    """
+    identity = main.identity.compiled(backend)
+    file = identity.saved("costs", Contention, _UNMEASURED, beside=draft.identity.compiled(other).key(_UNMEASURED))
+    contention = file.read()
+    if contention is None:
+        contention = measure_contention(backend, other)
+        file.write(contention)
+    return contention
+
+
+def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:
+    return spec.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
+
+
+def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:
+    """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
+    fixed = backend.capabilities.fixed
+    alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
+    return alike and known.contexts[1] < max(longest, backend.max_tokens)

@@ -1,0 +1,166 @@
+"""What is measured of a model is measured again when a fact that it depends on is another."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from outrider.bundle import Bundle
+from outrider.bundle.manifest import DrafterEntry, VisionEntry
+from outrider.config import DeviceConfig
+from outrider.drafters.drafter_registry import records_of
+from outrider.models.backends.devices import Device
+from outrider.models.backends.processor import Processor
+from outrider.models.tuning import costs, identity, loading, model_spec, settled
+from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.probe import Verdict
+from outrider.models.tuning.setting import Choice, Setting
+from outrider.system import saved
+from outrider.testing import FakeBackend, save_toy_bundle
+from outrider.types import Exactness, Rounding, RowRule
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle")
+
+
+@pytest.fixture
+def part(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
+    """A main model, whose bundle has a vision encoder, too."""
+    monkeypatch.setattr(saved, "FOLDER", tmp_path)
+    return ModelSpec("main", bundle, bundle.manifest.main)
+
+
+def has_driver(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    gpu = Device(name="GPU", format="openvino", full_name="one", driver=driver)
+    for module in (model_spec, loading):
+        monkeypatch.setattr(module, "find_device", lambda *_: gpu)
+
+
+def compiled() -> Any:
+    made: Any = FakeBackend(24)
+    made.fingerprint, made.cache_precision, made.bytes_per_token = {"fake": "yes"}, "f32", 4.0
+    return made
+
+
+def with_changed(bundle: Bundle, file: str) -> Bundle:
+    """The bundle with another file in this place."""
+    files = tuple(
+        msgspec.structs.replace(entry, sha256="f" * 64) if entry.path == file else entry
+        for entry in bundle.manifest.files
+    )
+    assert files != bundle.manifest.files
+    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, files=files))
+
+
+def test_a_setting_that_is_exact_with_one_driver_is_measured_with_another(
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_driver(monkeypatch, "1")
+    settled._file(part.on("GPU", DeviceConfig())).write(Choice(Setting("f32", "f32")))
+    assert settled.is_settled(part.on("GPU", DeviceConfig()))
+    has_driver(monkeypatch, "2")
+    assert not settled.is_settled(part.on("GPU", DeviceConfig()))
+
+
+def test_a_setting_is_one_for_all_drafters_and_folders(part: ModelSpec) -> None:
+    """Else texts would depend on the drafter."""
+    settled._file(part).write(Choice(Setting("f32", "f32")))
+    assert settled.is_settled(replace(part, features=("hidden.1",)))
+    assert settled.is_settled(part.on("CPU", DeviceConfig(properties={"CACHE_DIR": "anywhere"})))
+    assert settled.is_settled(part.on("CPU", DeviceConfig(properties={"session.intra_op.allow_spinning": "0"})))
+    assert not settled.is_settled(replace(part, cuts=(1, 2)))
+    assert not settled.is_settled(part.on("CPU", DeviceConfig(properties={"ENABLE_CPU_PINNING": False})))
+
+
+def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder may be on a disk that several machines share."""
+    tried = list[str]()
+
+    def try_apart(job: Any) -> Verdict:
+        tried.append(job.device)
+        return Verdict(works=True)
+
+    has_driver(monkeypatch, "1")
+    monkeypatch.setattr(loading, "try_apart", try_apart)
+    for name in ("one", "one", "other"):
+        monkeypatch.setattr(identity, "this_processor", lambda name=name: Processor(name))
+        assert loading.verdict_of(part.on("GPU", DeviceConfig())).works
+    assert len(tried) == 2
+
+
+def in_eights(part: ModelSpec, backend: Any) -> tuple[ModelSpec, Any]:
+    backend.use(Exactness(rule=RowRule(call=Rounding(8, 8))))
+    return part, backend
+
+
+@pytest.mark.parametrize(
+    ("device", "change"),
+    [
+        pytest.param("CPU", in_eights, id="padding"),
+        pytest.param(
+            "CPU",
+            lambda part, made: (part.on("CPU", DeviceConfig(properties={"SCHEDULING_CORE_TYPE": "ECORE_ONLY"})), made),
+            id="properties",
+        ),
+        pytest.param(
+            "NPU",
+            lambda part, made: (part.on("NPU", DeviceConfig(npu_max_prompt_tokens=2048)), made),
+            id="sizes of an NPU",
+        ),
+    ],
+)
+def test_a_cost_is_of_calls_that_were_timed(
+    part: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    change: Callable[[ModelSpec, Any], tuple[ModelSpec, Any]],
+) -> None:
+    monkeypatch.setattr(model_spec, "find_device", lambda *_: None)
+    here, backend = part.on(device, DeviceConfig()), compiled()
+    known = costs._file(here, backend).path
+    assert costs._file(replace(here, features=("hidden.1",)), backend).path == known
+    assert costs._file(*change(here, backend)).path != known
+
+
+def test_the_cost_of_a_head_is_with_the_matrix_that_it_shares(part: ModelSpec) -> None:
+    """It has the main model's embedding and output matrix, which may be exported in other weights."""
+    bundle, backend = part.bundle, compiled()
+    entry = DrafterEntry("draft", "eagle3", bundle.manifest.drafters[0].model)
+    ours, other = (
+        ModelSpec("draft", each, entry.model, entry)
+        for each in (bundle, with_changed(bundle, "main/openvino_model.bin"))
+    )
+    assert ours.files == other.files
+    assert costs._file(ours, backend).path != costs._file(other, backend).path
+
+
+def test_saved_prefixes_are_of_one_vision_encoder(part: ModelSpec) -> None:
+    """An image's key is that of its pixels."""
+    around = {"image_token": "i", "around_token": "a", "global_token": "g", "mean": (0.0,) * 3, "std": (1.0,) * 3}
+    sizes = {"tile_size": 8, "tokens_per_tile": 1, "longest_edge": 8, "splits": False, "image_token_id": 0}
+    vision = VisionEntry("draft", "fp32", **sizes, **around, rescale_factor=1.0, resample=1)  # type: ignore[arg-type]
+    seeing = replace(part, model=msgspec.structs.replace(part.model, vision=vision))
+    other = replace(seeing, bundle=with_changed(part.bundle, "draft/openvino_model.bin"))
+    cost = PassCost((1,), (0.1,), (0.1,))
+    ours, theirs = (LoadedModel(each, compiled(), cost).identity for each in (seeing, other))
+    assert ours != theirs
+
+
+def test_what_was_accepted_of_some_layers_says_nothing_of_others(part: ModelSpec) -> None:
+    def made_of(*layers: int) -> Path:
+        entry = DrafterEntry("self", "self", part.model, layers=layers)
+        drafter = ModelSpec("self", part.bundle, part.model, entry)
+        models = {each.role: LoadedModel(each, compiled(), PassCost((1,), (0.1,), (0.1,))) for each in (part, drafter)}
+        file = records_of(True, models, {})._file
+        assert file is not None
+        return file.path
+
+    assert made_of(0) == made_of(0)
+    assert made_of(0) != made_of(0, 1)
