@@ -229,7 +229,7 @@ def test_a_tokenizer_that_is_not_there_is_named_at_once(with_tokenizer: Path, na
 def test_a_draft_models_own_tokenizer_is_missed_before_models_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.assembly.load_parts", lambda *_, **__: pytest.fail("models are loaded"))
+    monkeypatch.setattr("outrider.engine.assembly.load_models", lambda *_, **__: pytest.fail("models are loaded"))
     opened = save_toy_bundle(tmp_path / "bundle", draft_tokens=[b"a", b"b", b"c", b"<end>"])
     with pytest.raises(BundleError, match=r"The tokenizer in .*draft-tokenizer has no openvino_tokenizer\.xml"):
         outrider.Engine(opened, tokenizer=ToyTokenizer())

@@ -12,7 +12,7 @@ from outrider.bundle import Bundle
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import output_matrix_of, result
-from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting

@@ -237,7 +237,7 @@ class TestVerdicts:
         monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=False, reason="it was tried"))
         emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
         with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
-            loading.load_part(part.on("GPU", emulated))
+            loading.compile_checked(part.on("GPU", emulated))
 
     def test_what_cannot_be_tried_is_no_verdict(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

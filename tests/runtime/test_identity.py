@@ -15,7 +15,7 @@ from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import Processor
 from outrider.models.tuning import costs, identity, loading, model_spec, settled
-from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict
@@ -157,8 +157,7 @@ def test_what_was_accepted_of_some_layers_says_nothing_of_others(part: ModelSpec
     def made_of(*layers: int) -> Path:
         entry = DrafterEntry("self", "self", part.model, layers=layers)
         drafter = ModelSpec("self", part.bundle, part.model, entry)
-        models = {each.role: LoadedModel(each, compiled(), PassCost((1,), (0.1,), (0.1,))) for each in (part, drafter)}
-        file = records_of(True, models, {})._file
+        file = records_of(True, {each.role: each for each in (part, drafter)}, {})._file
         assert file is not None
         return file.path
 

@@ -176,8 +176,8 @@ def retiming_of(
     main: FakeBackend, cost: PassCost, draft: FakeBackend, draft_cost: PassCost, **options: Any
 ) -> Retiming:
     models = {
-        "main": SimpleNamespace(backend=main, cost=cost, part=SimpleNamespace(role="main", is_main=True)),
-        "draft": SimpleNamespace(backend=draft, cost=draft_cost, part=SimpleNamespace(role="draft", is_main=False)),
+        "main": SimpleNamespace(backend=main, cost=cost, spec=SimpleNamespace(role="main", is_main=True)),
+        "draft": SimpleNamespace(backend=draft, cost=draft_cost, spec=SimpleNamespace(role="draft", is_main=False)),
     }
     return Retiming(cast("Any", models), **options)
 

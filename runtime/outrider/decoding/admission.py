@@ -16,26 +16,27 @@ from outrider.types import CompiledModel
 class Admission:
     """Checks requests before they are queued. A request that can never fit fails at once, and says what would fit.
 
-        admission = Admission(manifest, backends, cache_size=1.5)
-        admission.allocate()
+        admission = Admission(manifest, cache_size=1.5)
+        admission.allocate(backends)
         max_new_tokens = admission.check(prompt_token_ids, config)
 
-    backends: by role, "main" among them. cache_size: GB, for the caches of all of them.
+    cache_size: GB, for the caches of all models.
     """
 
-    def __init__(self, manifest: Manifest, backends: dict[str, CompiledModel], cache_size: float) -> None:
+    def __init__(self, manifest: Manifest, cache_size: float) -> None:
         self._context_length = manifest.main.geometry.context_length
         self._vocab_size = manifest.main.vocab_size
         self._cache_size = cache_size
-        self.backends = backends
+        self.backends: dict[str, CompiledModel] = {}  # by role, "main" among them
 
-    def allocate(self) -> None:
-        """Allocate the caches. Each model's cache holds the same number of tokens.
+    def allocate(self, backends: dict[str, CompiledModel]) -> None:
+        """Allocate the caches of these models. Each cache holds the same number of tokens.
 
         Raises:
             OptionError: when `cache_size` is less than an engine needs.
             DeviceError: when a device has no room for it.
         """
+        self.backends = backends
         max_tokens = int(self._cache_size * 1e9 / self._bytes_per_token)
         check_room(self.backends.values(), max_tokens)
         for backend in self.backends.values():

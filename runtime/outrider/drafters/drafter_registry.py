@@ -12,8 +12,9 @@ from outrider.decoding import own
 from outrider.drafters import AnswerStore, Ngram, References, Suffix
 from outrider.drafters.controller import Controller, Fixed, Record, Records
 from outrider.errors import OptionError, nearest
-from outrider.models.tuning.loading import LoadedModel
+from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import ALONE, LONGEST, Contention
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
 from outrider.types import Drafter, DraftPolicy, Proposer, Source
 
@@ -214,9 +215,9 @@ def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[st
 _FACTS_OF_CALLS = ("device", "options", "machine", "features", "cuts", "adapters")
 
 
-def records_of(keep: bool, models: Mapping[str, LoadedModel], adapters: Mapping[str, str]) -> Records:
+def records_of(keep: bool, specs: Mapping[str, ModelSpec], adapters: Mapping[str, str]) -> Records:
     """The records of drafters with these models, in a file if `keep`. adapters: their hashes, by name."""
     if not keep:
         return Records(adapters=adapters)
-    key = {role: model.spec.identity.key(_FACTS_OF_CALLS) for role, model in models.items()}
+    key = {role: spec.identity.key(_FACTS_OF_CALLS) for role, spec in specs.items()}
     return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]), adapters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from outrider.bundle import Bundle
@@ -34,15 +34,16 @@ from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, Stored
-from outrider.models.tuning.costs import contention_of, cost_of
-from outrider.models.tuning.loading import LoadedModel, Placement, load_parts
+from outrider.models.tuning.costs import contention_of
+from outrider.models.tuning.loaded import LoadedModel, load_models
+from outrider.models.tuning.loading import Placement
 from outrider.models.tuning.measure import pays
 from outrider.models.tuning.model_spec import specs_of
 from outrider.models.tuning.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
-from outrider.types import TextTokenizer
+from outrider.types import CompiledModel, TextTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Parts:
         main, draft = self.loaded["main"], able[0]
         if wanted == "auto" and main.backend.device == draft.backend.device:
             return False
-        contention = contention_of(main.spec, main.backend, draft.spec, draft.backend)
+        contention = contention_of(main, draft)
         self.registry.expect(contention)
         return wanted is True or pays(main.cost, draft.cost, contention)
 
@@ -127,19 +128,18 @@ def assemble(
     if device.npu_window is None and not isinstance(count, str):
         device = dataclasses.replace(device, npu_window=count + 1)
     prepare_arrays()
+    admission = Admission(manifest, scheduler.cache_size)
     with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
         made = pool.submit(_tokenizers_of, bundle, tokenizer, config.scheduler)
-        compiled, placement = load_parts(main, drafts, device)
+
+        def allocate(backends: dict[str, CompiledModel]) -> None:
+            """Calls are timed after this, and nothing else is to run meanwhile."""
+            wait([made])
+            admission.allocate(backends)
+
+        loaded, placement = load_models(main, drafts, device, allocate)
     public, tokenizer = made.result()
     config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
-    admission = Admission(manifest, {role: backend for role, (_, backend) in compiled.items()}, scheduler.cache_size)
-    admission.allocate()
-    main, backend = compiled["main"]
-    loaded = {"main": LoadedModel(main, backend, cost_of(main, backend))}
-    for spec, backend in (compiled[spec.role] for spec in drafts):
-        # On the main model's processor its speed today is known, too. The first draft packs the weights.
-        known = loaded["main"].cost.scale if main.device == spec.device == "CPU" else None
-        loaded[spec.role] = LoadedModel(spec, backend, cost_of(spec, backend, scale=known))
 
     make = functools.partial(
         as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
@@ -151,7 +151,9 @@ def assemble(
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,
         store=store,
-        records=functools.partial(records_of, scheduler.keep_records, dict(loaded), adapters),
+        records=functools.partial(
+            records_of, scheduler.keep_records, {spec.role: spec for spec in (main, *drafts)}, adapters
+        ),
     )
     prefixes = _prefix_store(scheduler, bundle, loaded)
     preparation = Preparation(

@@ -18,10 +18,8 @@ from outrider.errors import OptionError
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import Vision
-from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.measure import Contention, PassCost, measure_contention
 from outrider.models.tuning.setting import Choice
-from outrider.models.tuning.settled import choice_of
 from outrider.system.forks import spare
 from outrider.system.progress import report
 from outrider.types import Backend, CacheUse, CompiledModel, Drafter, Proposer, TextTokenizer
@@ -166,7 +164,7 @@ class CompiledBundle:
     @property
     def choices(self) -> dict[str, Choice]:
         """Each model's setting, and the settings that it was chosen from."""
-        return {role: choice_of(model.spec) for role, model in list(self.loaded.items())}
+        return {role: model.choice for role, model in list(self.loaded.items())}
 
     @property
     def costs(self) -> dict[str, PassCost]:
@@ -245,7 +243,7 @@ class CompiledBundle:
         self.settle()
         for role, model in list(self.loaded.items()):
             report(f"The {role} model is timed.")
-            model.cost.take(cost_of(model.spec, model.backend, repeats))
+            model.time_again(repeats)
 
     def measure_contention(self, drafter: str) -> Contention:
         """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.

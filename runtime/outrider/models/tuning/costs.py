@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
+    from outrider.models.tuning.loaded import LoadedModel
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel
@@ -103,16 +104,16 @@ def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
-def contention_of(main: ModelSpec, backend: CompiledModel, draft: ModelSpec, other: CompiledModel) -> Contention:
+def contention_of(main: LoadedModel, draft: LoadedModel) -> Contention:
     """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
 
     The main model's calls must not run in the background before, and do not run there afterwards.
     """
-    identity = main.identity.compiled(backend)
-    file = identity.saved("costs", Contention, _UNMEASURED, beside=draft.identity.compiled(other).key(_UNMEASURED))
+    one, other = (model.spec.identity.compiled(model.backend) for model in (main, draft))
+    file = one.saved("costs", Contention, _UNMEASURED, beside=other.key(_UNMEASURED))
     contention = file.read()
     if contention is None:
-        contention = measure_contention(backend, other)
+        contention = measure_contention(main.backend, draft.backend)
         file.write(contention)
     return contention
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
@@ -17,7 +17,6 @@ from outrider.models.backends import load_beside
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.model_spec import ModelSpec, specs_of, support_of
 from outrider.models.tuning.probe import Job, Verdict, try_apart
 from outrider.models.tuning.settled import compile_settled, is_settled
@@ -38,39 +37,12 @@ class Placement:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A bundle's model on a device. cost: the seconds of its calls."""
-
-    spec: ModelSpec
-    backend: CompiledModel
-    cost: PassCost
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """All that its keys and values depend on besides what it reads."""
-        key = self.spec.identity.compiled(self.backend).key()
-        return key | {"cache": self.backend.cache_precision, "bytes": self.backend.bytes_per_token}
-
-    @property
-    def setting(self) -> str:
-        """Where and how precisely it runs; of a main model, whether drafts cannot change its text."""
-        backend, exact, facts = self.backend, "", self.backend.fingerprint
-        group_size = facts.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
-        groups = f" in groups of {group_size}" if group_size else ""
-        if self.spec.is_main:
-            exact = ", bit-exact" if backend.exactness.holds else ", not bit-exact"
-        cache = f"cache {backend.cache_precision}"
-        threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
-        threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
-        columns = f", products of {int(facts['columns']):,} columns" if "columns" in facts else ""
-        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}{columns}, {backend.runtime}"
-
-
 Compiled: TypeAlias = tuple[ModelSpec, CompiledModel]  # the spec says where
 
 
-def load_parts(main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig) -> tuple[dict[str, Compiled], Placement]:
+def compile_models(
+    main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig
+) -> tuple[dict[str, Compiled], Placement]:
     """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
@@ -114,12 +86,12 @@ def _load_at_once(parts: Seq[ModelSpec], placement: Placement, options: DeviceCo
     here = [spec.on("CPU", options) for spec in parts]
     if len(parts) == 1 or devices != {"CPU"} or not all(map(is_settled, here)):
         return None
-    loading = together([partial(load_part, spec) for spec in here])
+    loading = together([partial(compile_checked, spec) for spec in here])
     return {spec.role: (spec, each.result()) for spec, each in zip(here, loading, strict=True)}
 
 
-def load_part(spec: ModelSpec) -> CompiledModel:
-    """Compile one model on its device, and validate it against the manifest. Raises as `load_parts`."""
+def compile_checked(spec: ModelSpec) -> CompiledModel:
+    """Compile one model on its device, and validate it against the manifest. Raises as `compile_models`."""
     own, support, device = spec.options, spec.support, spec.device
     emulated = support.fixed_shapes and own.properties.get("NPUW_DEVICES") == "CPU"
     is_doubtful = support.tries_settings and may_divide_by_zero(
@@ -223,7 +195,7 @@ def _load_first(
     first, *others = dict.fromkeys(devices)
     here = spec.on(first, options)
     try:
-        return here, load_part(here)
+        return here, compile_checked(here)
     except failures as error:
         if first == "CPU" or not others:
             raise

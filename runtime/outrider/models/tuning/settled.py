@@ -74,8 +74,10 @@ def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
         return found, None
     choice, measured = choose(spec)
     file.write(choice)
-    if measured is None or measured.slices is None:
-        return choice, None if measured is None else measured.main
+    if measured is None:
+        return choice, None
+    if measured.slices is None:
+        return choice, measured.main
     report(f"{spec} is timed.")
     cost, whole = measured.cost(), measured.whole
     del measured  # frees the slices
