@@ -214,6 +214,7 @@ def test_it_takes_no_cache_of_its_own(clustered: Made, engine: outrider.Engine) 
     assert (entry.kind, entry.features, entry.uses_main_cache) == ("assistant", ("last_hidden_state",), True)
     assert engine.cache["assistant"].bytes_per_token == 0
     assert engine.loaded["assistant"].cost.near
+    assert engine.choices["assistant"].trials == ()  # it cannot be compiled alone
 
 
 def test_a_packed_one_can_be_added(clustered: Made, tmp_path: Path) -> None:

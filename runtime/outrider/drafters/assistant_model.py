@@ -15,7 +15,7 @@ from outrider.types import Chunk, Requirements
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from outrider.models.measure import PassCost
+    from outrider.models.tuning.measure import PassCost
     from outrider.types import Backend, Committed, DraftRequest, LogitsRow, Sequence, Slot
 
 
