@@ -10,7 +10,7 @@ from typing import Any
 from outrider.bundle import Bundle
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import draft_models_of
-from outrider.bundle.manifest import DrafterEntry
+from outrider.bundle.manifest import READING_KINDS, DrafterEntry
 from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
@@ -18,6 +18,7 @@ from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import (
     AnswerStore,
+    AssistantModel,
     DraftModel,
     HiddenModel,
     MarkovHead,
@@ -249,6 +250,8 @@ def as_drafter(
         return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
     if entry.kind == "self":
         return SelfModel(backend, **shared)
+    if entry.kind in READING_KINDS:
+        return AssistantModel(backend, features, **shared)
     if entry.kind in ("dspark", "dflash2"):
         head = MarkovHead.read(bundle.model_path(entry.model), shared.pop("subset"), entry.model.vocab_size)
         return HiddenModel.block(backend, features, [entry.mask_token_id or 0] * num_places, head, **shared)
