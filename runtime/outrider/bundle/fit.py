@@ -149,7 +149,7 @@ def _check_layers(manifest: Manifest, drafter: DrafterEntry) -> None:
     if not known or len(layers) == main.geometry.num_layers or drafter.model != main or main.format != "openvino":
         raise BundleError(
             f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' has to be some of the {main.geometry.num_layers} "
-            "layers of a main model in OpenVINO's format, ascending. Find them again with 'outrider tune --layers'."
+            "layers of a main model in OpenVINO's format, ascending. Find them again with 'outrider tune-layers'."
         )
 
 

@@ -28,7 +28,7 @@ from outrider.bundle.manifest import (
     DrafterEntry,
     Manifest,
 )
-from outrider.errors import BundleError
+from outrider.errors import BundleError, OptionError
 from outrider.system.files import FAULTS, check_seal, reading, shown, why
 from outrider.system.nesting import check_json
 
@@ -145,6 +145,15 @@ class Bundle:
                 f"{path} is not the file that was exported: its sha256 differs from {MANIFEST_NAME}. Restore it, or "
                 "export the bundle again."
             )
+
+
+def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
+    """Raise OptionError if a draft model is named for a bundle, which has those that it was made with."""
+    if draft not in (None, "auto"):
+        raise OptionError(
+            f"draft={shown(draft)!r} is for models, and {bundle} is a bundle already. Add the draft model to it: "
+            f"outrider add {bundle} {shown(draft)}"
+        )
 
 
 def as_folder(name: str | Path) -> Path:

@@ -11,7 +11,6 @@ from outrider.bundle import Bundle
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.manifest import DrafterEntry
-from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
@@ -27,6 +26,7 @@ from outrider.drafters import (
     load_vocabulary,
 )
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
+from outrider.engine.opening import open_bundle
 from outrider.engine.preparation import Preparation, check_adapter
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
