@@ -223,6 +223,7 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
 - Logits are within float error of Transformers' in float32, with and without shared keys, embeddings by layer and
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
+- Google's [assistants](drafters.md#gemma-4s-assistants) draft for it, and DSpark drafters.
 
 ## Latent attention
 

@@ -1,4 +1,4 @@
-"""Finds layers that a drafter made of the main model's own can do without: `outrider tune --layers`.
+"""Finds layers that a drafter made of the main model's own can do without: `outrider tune-layers`.
 
 One run of layers is left out, so that the model is cut into three segments at most. A search for it reads plain
 decoding's own answers without these layers, all tokens of one answer in one call, and counts how many of the likeliest
@@ -70,7 +70,7 @@ def probe_engine(bundle: Bundle, config: Config) -> closing[Engine]:
     num_layers = main.geometry.num_layers
     if main.format != "openvino" or num_layers < 2:
         raise OptionError(
-            f"--layers is for main models of several layers in OpenVINO's format, and that of {bundle.folder} has "
+            f"tune-layers is for main models of several layers in OpenVINO's format, and that of {bundle.folder} has "
             f"{num_layers} in {main.format}. Export it with '--format openvino', or use another drafter."
         )
     parts = {_HALF: tuple(range(0, num_layers, 2)), _ONE: (0,)}

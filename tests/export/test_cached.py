@@ -20,9 +20,9 @@ from exports import Recorder
 from in_process import run_here
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.hashes import sha256_of
-from outrider.bundle.opening import open_bundle
 from outrider.cli import run
 from outrider.cli.serve import name_bundles
+from outrider.engine.opening import open_bundle
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider_export.bundles import bundle_cache
@@ -401,7 +401,7 @@ def test_damaged_notes_cost_no_bundle(file: Path, folder: Path) -> None:
 
 CHILD = """
 import sys
-from outrider.bundle.opening import open_bundle
+from outrider.engine.opening import open_bundle
 class Progress:
     def phase(self, name, total=None):
         print(name, flush=True)
@@ -548,7 +548,7 @@ def test_commands_take_a_file(file: Path, files: list[Path], capsys: pytest.Capt
     again = capsys.readouterr()
     assert again.out == printed.out
     assert "Making a bundle" not in again.err
-    for command in (["inspect"], ["devices"], ["tune", "--dry-run", "--layers"]):
+    for command in (["inspect"], ["devices"], ["tune-layers", "--dry-run"]):
         assert run([command[0], str(file), *command[1:], "--json"]) == 0
         assert json.loads(capsys.readouterr().out)
 

@@ -57,7 +57,7 @@ def test_export_names_other_weights_where_8_bits_are_slow(
 ) -> None:
     monkeypatch.setattr("outrider.models.backends.processor.find_processor", lambda: Processor("another", instructions))
     assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b")]) == 0
-    assert ("outrider tune MODEL --weights" in capsys.readouterr().out) == says
+    assert ("outrider tune-weights MODEL" in capsys.readouterr().out) == says
 
 
 def test_export_speaks_json(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Slices of checkpoints, and the weights that are fastest by them: `outrider tune --weights`."""
+"""Slices of checkpoints, and the weights that are fastest by them: `outrider tune-weights`."""
 
 from __future__ import annotations
 
@@ -109,18 +109,15 @@ def test_auto_is_no_slower_than_plain_and_gains_where_rows_are_cheap() -> None:
 
 def test_the_command(make_checkpoint: Any, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(make_checkpoint("of-9", num_hidden_layers=9))
-    assert run(["tune", checkpoint, "--weights", "--draft", checkpoint, "--json"]) == 0
+    assert run(["tune-weights", checkpoint, "--draft", checkpoint, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["format"] for row in said["drafts"]} == {row["format"] for row in said["forms"]}
     made = {(row["format"], row["weights"]) for row in said["forms"]}
     assert made >= {("openvino", "int8"), ("openvino", "int4")}
     assert {"onnx", *(form for form, _ in made)} == {"openvino", "onnx"} | said["left_out"].keys()
     assert said["plain"].startswith(f"outrider export {checkpoint} --format ")
-    assert run(["tune", str(tiny), "--weights"]) == 2
+    assert run(["tune-weights", str(tiny)]) == 2
     assert "is a bundle, whose weights are chosen already" in capsys.readouterr().err
-    for option in (["--layers"], ["--drafter", "ngram"], ["--top-k", "0"]):
-        assert run(["tune", checkpoint, "--weights", *option]) == 2
-        assert f"{option[0]} does not go with --weights" in capsys.readouterr().err
 
 
 @pytest.mark.slow

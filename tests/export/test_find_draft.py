@@ -6,8 +6,8 @@ import pytest
 
 from exports import Recorder
 from outrider.bundle import read_bundle
-from outrider.bundle.opening import open_bundle
 from outrider.cli import run
+from outrider.engine.opening import open_bundle
 from outrider.system import saved
 from outrider_export.bundles import find_draft as module
 from outrider_export.bundles.bundle_cache import BundleCache

@@ -11,7 +11,7 @@ from huggingface_hub import errors
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from exports import Recorder
-from outrider.bundle.opening import open_bundle
+from outrider.engine.opening import open_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.sources.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf

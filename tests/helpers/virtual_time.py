@@ -53,7 +53,7 @@ class ClockedBackend(FakeBackend):
         self._rows_before: int | None = None
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
-        rows, steady = [max(sum(map(len, chunk.branches)), 1) for chunk in chunks], self.capabilities.steady
+        rows, steady = [max(sum(map(len, chunk.layout.branches)), 1) for chunk in chunks], self.capabilities.steady
         rows = [steady.next(sum(rows))] if steady else rows
         self.seconds += self.cost.together(rows, before=self._rows_before)
         self._rows_before = sum(rows)

@@ -280,7 +280,6 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "tune varies --num-assistant-tokens", ["tune", "b", "--num-assistant-tokens", "3"]),
         (2, "is plain", ["generate", "b", "p", "--compare", "--drafter", "none"]),
         (1, "is not a folder's name", ["devices", "x" * 5000]),
-        (2, "--minutes does not go with --layers", ["tune", "b", "--layers", "--minutes", "1"]),
         (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
         (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
         (1, "There is no folder b", ["generate", "b", "p"]),

@@ -53,7 +53,7 @@ def _readable(chunk: Chunk) -> Chunk:
 
     class Blocks:
         length, first_position, adapter = 0, 0, None
-        blocks, state_calls = np.arange(10, dtype=np.int32), ()
+        blocks, branch_blocks, state_calls = np.arange(10, dtype=np.int32), (), ()
 
     return Chunk(Blocks(), chunk.token_ids, chunk.num_rows, generated=chunk.generated)
 

@@ -1,4 +1,4 @@
-"""`outrider tune --layers` finds layers to draft with, and adds that drafter."""
+"""`outrider tune-layers` finds layers to draft with, and adds that drafter."""
 
 import itertools
 import json
@@ -167,8 +167,8 @@ def test_a_model_in_onnx_or_of_one_layer_is_refused(layered: Bundle) -> None:
 def test_the_command(layered: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "the quick brown fox"}), encoding="utf-8")
-    options = ["--layers", "--prompts", str(prompts), "--max-new-tokens", "24", "--cache-size", "0.02"]
-    given = ["tune", str(layered.folder), *options]
+    options = ["--prompts", str(prompts), "--max-new-tokens", "24", "--cache-size", "0.02"]
+    given = ["tune-layers", str(layered.folder), *options]
     assert run([*given, "--dry-run"]) == 0
     assert "agreement" in capsys.readouterr().out
     assert not read_bundle(layered.folder).manifest.drafters
@@ -178,9 +178,3 @@ def test_the_command(layered: Bundle, tmp_path: Path, capsys: pytest.CaptureFixt
     assert (entry.name, list(entry.layers)) == ("mine", said["found"][0]["layers"])
     assert run(["inspect", str(layered.folder)]) == 0
     assert f"layers {describe_layers(entry.layers)} of the main model" in capsys.readouterr().out
-
-
-def test_options_of_the_search_need_it(layered: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
-    for option in (["--name", "x"], ["--dry-run"]):
-        assert run(["tune", str(layered.folder), *option]) == 2
-        assert f"{option[0]} is for --layers" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from outrider.bundle.folder import Bundle, draft_models_of
 from outrider.bundle.manifest import DrafterEntry, ModelEntry
-from outrider.bundle.opening import open_bundle
 from outrider.config import Config
+from outrider.engine.opening import open_bundle
 from outrider.errors import OptionError
 from outrider.types import TextTokenizer
 from outrider_bench.modes.name import ModeName

@@ -11,8 +11,7 @@ import contextlib
 from pathlib import Path
 
 from outrider import __version__
-from outrider.bundle.folder import Bundle
-from outrider.bundle.opening import check_no_draft
+from outrider.bundle.folder import Bundle, check_no_draft
 from outrider.config.files import user_path
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved

@@ -27,7 +27,7 @@ _CODEBOOKS = {"predecessor_codebook": BEFORE, "successor_codebook": AFTER}
 _COPIES = ("embed_tokens.weight", "lm_head.weight")  # of the main model's
 # What f reads besides W1's row, by markov_head_type: its tensor's name, its outputs and its own state, in ranks.
 _JOINTS = {"vanilla": None, "gated": ("gate_proj", 1, 0), "rnn": ("joint_proj", 3, 1)}
-_GEMMA_NORMS = {
+GEMMA_NORMS = {
     "post_attention_layernorm": BEHIND_ATTENTION,
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": BEHIND_FEED_FORWARD,
@@ -60,7 +60,7 @@ def split_heads(config: Mapping[str, Any], tensors: Tensors) -> Tensors:
         raise ExportError(f"config.json has markov_head_type {kind!r}, and known are {', '.join(_JOINTS)}.")
 
     def get(name: str, *shape: int) -> NDArray[np.float32]:
-        return _floats(tensors, name, *shape)
+        return floats(tensors, name, *shape)
 
     of_block = [(np.zeros((0, hidden), np.float32), np.zeros(0, np.float32))]
     made = {name: each for name, each in tensors.items() if name not in _COPIES and not name.startswith(_HEADS)}
@@ -112,12 +112,12 @@ def split_selector(config: Mapping[str, Any], tensors: Tensors) -> tuple[Tensors
     made = {name: each for name, each in tensors.items() if name not in _COPIES and not name.startswith(_SELECTOR)}
     for name, ours in _CODEBOOKS.items():
         full = next((each for each in (f"{_SELECTOR}{name}", f"{_SELECTOR}{name}.weight") if each in tensors), name)
-        made[ours] = _floats(tensors, full, vocab, rank)
-    made[f"{BLOCK_STATES}.weight"] = _floats(tensors, f"{_SELECTOR}hidden_projection.weight", rank, hidden)
+        made[ours] = floats(tensors, full, vocab, rank)
+    made[f"{BLOCK_STATES}.weight"] = floats(tensors, f"{_SELECTOR}hidden_projection.weight", rank, hidden)
     for i in range(int(config["num_hidden_layers"])):
         for part in ("attention_conv", "mlp_conv"):
-            _floats(tensors, f"layers.{i}.{part}.base_kernel", 2, taps, hidden)
-            _floats(tensors, f"layers.{i}.{part}.kernel_projection.weight", 2 * taps * (hidden // group), hidden)
+            floats(tensors, f"layers.{i}.{part}.base_kernel", 2, taps, hidden)
+            floats(tensors, f"layers.{i}.{part}.kernel_projection.weight", 2 * taps * (hidden // group), hidden)
     return made, {
         TOP_K: top_k,
         SCALE: float(config.get("output_multiplier") or 1.0),
@@ -125,7 +125,7 @@ def split_selector(config: Mapping[str, Any], tensors: Tensors) -> tuple[Tensors
     }
 
 
-def _floats(tensors: Tensors, name: str, *shape: int) -> NDArray[np.float32]:
+def floats(tensors: Tensors, name: str, *shape: int) -> NDArray[np.float32]:
     """A tensor of floats of this shape."""
     found = tensors.get(name)
     if found is None or found.shape != shape or found.dtype != np.float32:
@@ -146,8 +146,8 @@ def from_gemma(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any]
     made: Tensors = {}
     for name, values in tensors.items():
         layer, _, rest = name.rpartition(".")[0].rpartition(".")
-        if rest in _GEMMA_NORMS:
-            name = f"{layer}.{_GEMMA_NORMS[rest]}.weight"
+        if rest in GEMMA_NORMS:
+            name = f"{layer}.{GEMMA_NORMS[rest]}.weight"
         if rest == "q_norm":
             values = values * np.float32(size**0.5)
         if rest == "k_proj":

@@ -19,7 +19,7 @@ from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.diet.diet import read_trained
 from outrider_export.direct.rope import rope_of
-from outrider_export.heads import dspark, qwen
+from outrider_export.heads import assistant, dspark, qwen
 from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import gguf_drafter
 from outrider_export.sources.safetensors import read_tensors
@@ -42,6 +42,8 @@ KINDS = {
     "Gemma4DSparkModel": "dspark",
     "Lfm2DSparkDraftModel": "dspark",
     "DSparkDraftModel": "dspark",  # SpecForge's
+    "Gemma4AssistantForCausalLM": "assistant",
+    "Gemma4UnifiedAssistantForCausalLM": "assistant",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
 }
@@ -234,6 +236,10 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
+def _assistant(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
+    return Head("assistant", (LAST,), **assistant.read(config, tensors))
+
+
 def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
     layers = int(config.get("medusa_num_layers", 1))
     renamed = _renamed(tensors, {r"^(?:medusa_head|medusa_heads|heads)\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
@@ -379,6 +385,7 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "dflash": _dflash,
     "dflash2": _dflash,
     "dspark": _dspark,
+    "assistant": _assistant,
     "medusa": _medusa,
     "hydra": _hydra,
     "blockwise": _blockwise,

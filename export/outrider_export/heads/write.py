@@ -9,7 +9,15 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
+from outrider.bundle.manifest import (
+    MODEL_NAMES,
+    PROPOSED_NAME,
+    READING_KINDS,
+    DrafterEntry,
+    Geometry,
+    ModelEntry,
+    Source,
+)
 from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
 from outrider.models.backends.heads import Head as Graphs
 from outrider.models.backends.heads import check_head
@@ -17,7 +25,7 @@ from outrider.models.backends.heads.layers import NUM_ACTIVE
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
 from outrider_export.diet.output_matrix import cut_output
-from outrider_export.heads import container, dspark, onnx_main
+from outrider_export.heads import assistant, container, dspark, onnx_main
 from outrider_export.heads.checks import check_features
 from outrider_export.heads.formats import MATRIX, Head
 from outrider_export.sources.source import Located
@@ -52,8 +60,14 @@ def write_head(
     Raises:
         ExportError: when the main model's graph does not have the hidden states.
     """
+    if head.kind in READING_KINDS and main.format != "openvino":
+        raise ExportError(
+            f"{source.id} reads keys and values of a main model in OpenVINO's format, and this one is in {main.format}"
+            ". Export the main model for OpenVINO: outrider export MODEL"
+        )
     path = folder / main.folder / MODEL_NAMES[main.format][0]
-    tensors = head.tensors | {key: np.array([value], dtype=np.float32) for key, value in head.numbers.items()}
+    numbers = head.numbers | (assistant.caches_of(head, main.geometry) if head.kind in READING_KINDS else {})
+    tensors = head.tensors | {key: np.array([value], dtype=np.float32) for key, value in numbers.items()}
     tensors |= dspark.cut(tensors, main.vocab_size, tokens)
     shared: dict[str, ov.Output] = {}
     if main.format == "onnx":

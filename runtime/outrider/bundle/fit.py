@@ -12,6 +12,7 @@ from outrider.bundle.manifest import (
     MODEL_NAMES,
     PLACE_KINDS,
     PROPOSED_NAME,
+    READING_KINDS,
     RESERVED_NAMES,
     DrafterEntry,
     Manifest,
@@ -141,15 +142,20 @@ def _check_kind(drafter: DrafterEntry) -> None:
 
 
 def _check_layers(manifest: Manifest, drafter: DrafterEntry) -> None:
-    """Check that a drafter of some of the main model's layers names such layers, and can be made of that model."""
+    """Check that a drafter that uses the main model's cache can, and that one of its layers names such layers."""
     layers, main = drafter.layers, manifest.main
+    if drafter.kind in READING_KINDS and main.format != "openvino":
+        raise BundleError(
+            f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' of kind {drafter.kind} reads the cache of a main "
+            f"model in OpenVINO's format, and this one is in {main.format}. {_AGAIN}"
+        )
     if drafter.kind != "self":
         return
     known = [*sorted({*layers})] == [*layers] and max(layers) < main.geometry.num_layers
     if not known or len(layers) == main.geometry.num_layers or drafter.model != main or main.format != "openvino":
         raise BundleError(
             f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' has to be some of the {main.geometry.num_layers} "
-            "layers of a main model in OpenVINO's format, ascending. Find them again with 'outrider tune --layers'."
+            "layers of a main model in OpenVINO's format, ascending. Find them again with 'outrider tune-layers'."
         )
 
 

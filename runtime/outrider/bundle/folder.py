@@ -28,7 +28,7 @@ from outrider.bundle.manifest import (
     DrafterEntry,
     Manifest,
 )
-from outrider.errors import BundleError
+from outrider.errors import BundleError, OptionError
 from outrider.system.files import FAULTS, check_seal, reading, shown, why
 from outrider.system.nesting import check_json
 
@@ -147,6 +147,15 @@ class Bundle:
             )
 
 
+def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
+    """Raise OptionError if a draft model is named for a bundle, which has those that it was made with."""
+    if draft not in (None, "auto"):
+        raise OptionError(
+            f"draft={shown(draft)!r} is for models, and {bundle} is a bundle already. Add the draft model to it: "
+            f"outrider add {bundle} {shown(draft)}"
+        )
+
+
 def as_folder(name: str | Path) -> Path:
     """The path of this name, at which there need not be a folder.
 
@@ -218,8 +227,7 @@ def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
             f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so draft models of one "
             "cannot draft for the other. Export the pair together."
         )
-    # One of kind "self" is made of its own main model.
-    others = tuple(each for each in bundle.manifest.drafters if each.kind != "self")
+    others = tuple(each for each in bundle.manifest.drafters if not each.uses_main_cache)
     return others or (DrafterEntry("draft", "draft_model", main),)
 
 

@@ -199,18 +199,20 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
-# the tokens behind the next one. Their graphs are in `outrider.models.backends.heads`, under the same names.
+# the tokens behind the next one, or layers that read the main model's keys and values. Their graphs are in
+# `outrider.models.backends.heads`, under the same names.
 Recurrent = Literal["eagle", "eagle3", "mtp"]
 Block = Literal["dflash", "dflash2", "dspark"]
 Places = Literal["medusa", "hydra", "blockwise"]
-RECURRENT_KINDS, BLOCK_KINDS, PLACE_KINDS = map(get_args, (Recurrent, Block, Places))
+Reading = Literal["assistant"]
+RECURRENT_KINDS, BLOCK_KINDS, PLACE_KINDS, READING_KINDS = map(get_args, (Recurrent, Block, Places, Reading))
 
 
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named drafter that needs files, or the main model's. Others (n-gram, suffix) are always available."""
 
     name: Name
-    kind: Literal["draft_model", "self"] | Recurrent | Block | Places
+    kind: Literal["draft_model", "self"] | Recurrent | Block | Places | Reading
     model: ModelEntry
     # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
     # through the tokens' text (`outrider.drafters.Text`).
@@ -222,6 +224,11 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_places: Positive | None = None  # tokens that one call drafts; None: one
     mask_token_id: NonNegative | None = None  # stands for tokens that are to be drafted
     layers: tuple[NonNegative, ...] = ()  # of "self": those of the main model, which `model` is, ascending
+
+    @property
+    def uses_main_cache(self) -> bool:
+        """Whether it has no keys and values of its own, and reads those of its own bundle's main model."""
+        return self.kind in ("self", *READING_KINDS)
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,6 +36,8 @@ COMMANDS = (
     "trace",
     "transcribe",
     "tune",
+    "tune-layers",
+    "tune-weights",
     "verify",
 )
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bundle.opening import open_bundle
 from outrider.cli.console import out, print_json, table
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import json_option, load_options, read_options
+from outrider.engine.opening import open_bundle
 from outrider.errors import OptionError
 from outrider.system.core import new_core
 

@@ -101,7 +101,7 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     if may_be_faster and lacks_int8_products(find_processor()):
         out.print(
             "This processor has no products of 8-bit numbers, so that int4 in ONNX may be faster: "
-            "'outrider tune MODEL --weights' measures that.",
+            "'outrider tune-weights MODEL' measures that.",
             soft_wrap=True,
         )
 

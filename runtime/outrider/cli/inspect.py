@@ -11,12 +11,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, TextEncoderEntry, describe_layers
-from outrider.bundle.opening import is_gguf
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
 from outrider.cli.parts import is_unknown_architecture, print_parts
 from outrider.config.files import user_path
+from outrider.engine.opening import is_gguf
 from outrider.errors import ExportError, OptionError, needs
 from outrider.models.backends.attention import describe_windows
 from outrider.system.files import usable

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bundle.opening import open_bundle
 from outrider.cli.export import Bars, terminable
 from outrider.cli.progress import progress_line
+from outrider.engine.opening import open_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_model(bundle: str, draft: str | None, *, quiet: bool, config: Config | None = None) -> Bundle:
-    """As `outrider.bundle.opening.open_bundle`, with an export's progress on standard error.
+    """As `outrider.engine.opening.open_bundle`, with an export's progress on standard error.
 
     config: that it will be loaded with, which may ask for what only one format has.
     """

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bundle.folder import as_folder
-from outrider.bundle.manifest import MANIFEST_NAME, describe_layers
 from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
-from outrider.cli.export import Bars, terminable
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.cli.progress import progress_line
-from outrider.errors import ExportError, OptionError, nearest, needs
+from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle.folder import Bundle
-    from outrider.config import Config
     from outrider.engine.engine import Engine
     from outrider.types import Exactness
-    from outrider_bench.layers import Found
 
 
 LONGEST = 8
 MINUTES = 2.0
 REPEATS = 15  # of every timed call, or fewer where these would take more than a quarter of the time
 _FEWEST_REPEATS = 3
-_OF_WEIGHTS = ("config", "precision", "cache_precision", "num_threads", "properties")  # options that --weights goes by
 
 
 @click.command()
@@ -40,10 +30,6 @@ _OF_WEIGHTS = ("config", "precision", "cache_precision", "num_threads", "propert
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="About how long to measure.  [default: 2]")
-@click.option("--layers", is_flag=True, help="Find layers of the main model that can draft, and add them as a drafter.")
-@click.option("--weights", is_flag=True, help="Say with which weights to export MODEL for this machine.")
-@click.option("--name", metavar="NAME", help="The name of the drafter that --layers adds.  [default: self]")
-@click.option("--dry-run", is_flag=True, help="With --layers: do not change the bundle.")
 @load_options
 @generation_options
 @json_option
@@ -53,10 +39,6 @@ def tune(
     prompts: str | None,
     per_category: int | None,
     minutes: float | None,
-    layers: bool,
-    weights: bool,
-    name: str | None,
-    dry_run: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -66,13 +48,6 @@ def tune(
     uses them. It is compared with fixed numbers of draft tokens of one drafter: that of --drafter, the bundle's own, or
     the suffix drafter. In the time of --minutes fit fewer prompts, shorter answers or fewer numbers of draft tokens
     where calls are slow; what is given by an option stays.
-
-    With --layers, the command looks for a drafter that consists of some of the main model's layers. It is added to the
-    bundle as a list of these layers, without weights of its own.
-
-    With --weights, MODEL is no bundle. Slices of it are exported to OpenVINO and ONNX in int8 and int4, and timed on
-    the CPU. That says how fast the whole model would be in each, how large, and which loses less. Slices of --draft
-    are timed, too, with its whole output matrix and with smaller ones.
     """
     from outrider_bench.modes.make import make_modes
     from outrider_bench.prompts import encode_prompts, read_prompts
@@ -83,31 +58,6 @@ def tune(
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"tune varies --num-assistant-tokens from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
-    if weights:
-        others = {"prompts": prompts, "per-category": per_category, "minutes": minutes, "layers": layers, "name": name}
-        unused = {each.replace("_", "-"): value for each, value in options.items() if each not in _OF_WEIGHTS}
-        for option, value in {**others, "dry-run": dry_run, **unused}.items():
-            if not (value is None or value is False or value == ()):
-                raise OptionError(
-                    f"--{option} does not go with --weights, which measures slices of a model. Leave it out."
-                )
-        tune_weights(bundle, draft, config, as_json=as_json)
-        return
-    if layers and minutes is not None:
-        raise OptionError("--minutes does not go with --layers, which measures as long as it needs. Leave it out.")
-    if layers:
-        tune_layers(
-            open_model(bundle, draft, quiet=as_json, config=config),
-            config,
-            prompts,
-            per_category,
-            name or "self",
-            dry_run=dry_run,
-            as_json=as_json,
-        )
-        return
-    if name is not None or dry_run:
-        raise OptionError(f"{'--dry-run' if dry_run else '--name'} is for --layers. Add that, or leave it out.")
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
@@ -262,135 +212,3 @@ _RESULTS = {"exact": "exact, but not enough faster", "close to f32": "not enough
 
 def _is_exact(found: Exactness) -> str:
     return "-" if not found.differences else "yes" if found.holds else "no"
-
-
-def tune_layers(
-    opened: Bundle,
-    config: Config,
-    prompts: str | None,
-    per_category: int | None,
-    name: str,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Find the layers of the main model that draft best on some prompts, and add that drafter to the bundle."""
-    from outrider_bench.layers import add_layers, check_name, find_layers, probe_engine
-    from outrider_bench.prompts import encode_prompts, read_prompts
-
-    check_name(opened, name)
-    chosen = read_prompts(prompts, per_category)
-    with (
-        probe_engine(opened, config) as engine,
-        err.status("Measuring layers", spinner="dots") as status,
-    ):
-        tasks = encode_prompts(chosen, engine.tokenizer)
-        found = find_layers(engine, tasks, config.generation.max_new_tokens or 64, status.update)
-    if not dry_run:
-        add_layers(opened, name, found[0].layers)
-    if as_json:
-        print_json(
-            {"bundle": str(opened.folder), "name": None if dry_run else name, "found": [asdict(each) for each in found]}
-        )
-        return
-    _print(found)
-    if not dry_run:
-        out.print(f"{opened.folder} now has a drafter '{name}' of these layers.")
-    if found[0].speed_up <= 1:
-        out.print("This drafter is expected to be slower than plain decoding here, so drafter=auto will not use it.")
-    elif not dry_run:
-        out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
-
-
-def tune_weights(model: str, draft: str | None, config: Config, *, as_json: bool) -> None:
-    """Predict the speed of a model, and of a draft model, in each format and weights, from slices of them."""
-    with needs("The export half of outrider is not installed", "export", ExportError):
-        from outrider_export.describe.plan import make_plan
-        from outrider_export.forms.speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, Form, Trial
-        from outrider_export.sources.source import fetch, locate
-    if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
-        raise OptionError(
-            f"{model} is a bundle, whose weights are chosen already. Name the model that it was made of: a checkpoint "
-            "folder, a hub id or a .gguf file."
-        )
-
-    def predict(role: str, name: str) -> tuple[list[Form], dict[str, str], bool]:
-        with terminable(), Bars(quiet=as_json) as bars:
-            source = fetch(locate(name), trust_remote_code=False, progress=bars)
-        plan = make_plan(role, source, "openvino", None)
-        with progress_line("Measuring weights.", quiet=as_json), Trial(plan, config) as trial:
-            if role == "main":
-                forms = trial.slice_kl(trial.measure(FORMS, ROWS))
-            else:
-                forms = trial.measure(FORMS, (1,), [n for n in CUTS if n < plan.geometry.logits_width])
-            return forms, {form: str(error) for form, error in trial.left_out.items()}, trial.is_settled
-
-    forms, left_out, is_settled = predict("main", model)
-    drafts: list[Form] = []
-    if draft is not None:
-        drafts, _, draft_is_settled = predict("draft", draft)
-        is_settled &= draft_is_settled
-    shares = {form: DRAFT_SHARE * min(each.seconds[1] for each in forms) for form in ("openvino", "onnx")}
-    shares |= {
-        form: min(each.seconds[1] for each in drafts if each.format == form) for form in {d.format for d in drafts}
-    }
-    autos = [each.auto(shares[each.format]) for each in forms]
-    best = max(forms, key=lambda each: each.plain), max(zip(autos, forms, strict=True), key=lambda pair: pair[0])[1]
-    commands = [f"outrider export {model} --format {each.format} --weights {each.weights} -o DIR" for each in best]
-    if as_json:
-        rows = [asdict(each) | {"plain": each.plain, "auto": auto} for each, auto in zip(forms, autos, strict=True)]
-        found = {"forms": rows, "drafts": [asdict(each) for each in drafts], "left_out": left_out}
-        print_json(found | {"is_settled": is_settled, "plain": commands[0], "auto": commands[1]})
-        return
-    counts = list(forms[0].seconds)
-    title = f"{model}, predicted from slices: milliseconds of a call by tokens, tokens/s"
-    made = table("weights", "format", *map(str, counts), "plain", "auto", "MB", "slice KL", title=title, text=2)
-    for each, auto in zip(forms, autos, strict=True):
-        made.add_row(
-            each.weights,
-            each.format,
-            *(f"{1000 * each.seconds[n]:.1f}" for n in counts),
-            f"{each.plain:.1f}",
-            f"{auto:.1f}",
-            f"{each.num_bytes / 1e6:,.0f}",
-            f"{each.slice_kl:.4f}",
-        )
-    out.print(made)
-    how = f"whose token takes {DRAFT_SHARE} of the fastest call of one token" if draft is None else f"as {draft}"
-    out.print(
-        f"auto: with a draft model {how}, and is accepted with a chance of {ACCEPTANCE}. MB: of the weights, on disk "
-        "and at least in memory. slice KL: how far the probabilities of a slice are from those of its 16-bit weights "
-        "(KL divergence). It compares forms, and is not the whole model's: see docs/export.md.",
-        style="dim",
-    )
-    if drafts:
-        cuts = [*drafts[0].cut]
-        title = f"{draft}, predicted from slices: milliseconds of a draft token, by the tokens that it proposes"
-        made = table("weights", "format", "all", *(f"{n:,}" for n in cuts), title=title, text=2)
-        for each in drafts:
-            seconds = (each.seconds[1], *each.cut.values())
-            made.add_row(each.weights, each.format, *(f"{1000 * taken:.1f}" for taken in seconds))
-        out.print(made)
-    for form, why in left_out.items():
-        out.print(f"Left out: {form}. {why}")
-    if not is_settled:
-        out.print("The machine was busy: times of the same calls differ. Repeat this when it is idle.")
-    for mode, command in zip(("plain decoding", "auto"), commands, strict=True):
-        out.print(f"Fastest for {mode}: {command}", soft_wrap=True)
-
-
-def _print(found: Seq[Found]) -> None:
-    """The best layers, with what is expected of them."""
-    places = range(1, len(found[0].acceptance) + 1)
-    made = table("layers", "agreement", *(f"{i}" for i in places), "cost, passes", "draft tokens", "expected speed-up")
-    for each in found:
-        made.add_row(
-            describe_layers(each.layers),
-            f"{each.agreement:.0%}",
-            *(f"{share:.0%}" for share in each.acceptance),
-            f"{each.cost:.2f}",
-            str(each.num_tokens),
-            f"{each.speed_up:.2f}×",
-        )
-    out.print(made)
-    out.print("Numbered columns: the share of drafts whose token at that position is accepted.", style="dim")

@@ -29,6 +29,9 @@ class Status(Enum):
     FAILED = auto()  # it has an error
 
 
+_DECODING, _ENDED = Status.DECODING, (Status.FINISHED, Status.FAILED)  # asked for many times a round
+
+
 @dataclass(eq=False, slots=True)
 class Answer:
     """A sequence with everything that is needed to continue it.
@@ -57,7 +60,12 @@ class Answer:
     @property
     def ended(self) -> bool:
         """Whether it has finished or failed."""
-        return self.status is Status.FINISHED or self.status is Status.FAILED
+        return self.status in _ENDED
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is read, and it goes on."""
+        return self.status is _DECODING
 
     @property
     def num_left(self) -> int:
@@ -71,7 +79,7 @@ class Answer:
         The bonus token is always generated, so the last of max_new_tokens is never drafted.
         """
         is_slow = self.grammar is not None and self.grammar.is_slow
-        if self.request.policy is None or self.status is not Status.DECODING or is_slow:
+        if self.request.policy is None or not self.decodes or is_slow:
             return 0
         return min(self.request.num_assistant_tokens, self.num_left - 1)
 
@@ -106,7 +114,7 @@ class Answer:
 
     def end_if_cancelled(self) -> None:
         """End it if the reader has gone or cancelled. An answer that has ended does not change."""
-        if self.ended:
+        if self.ended or not self.delivery.may_be_cancelled:
             return
         with isolated(self):
             if self.delivery.is_cancelled():
@@ -115,11 +123,13 @@ class Answer:
     def publish(self) -> None:
         """Send new text to the reader, then the result or the error."""
         delivery = self.delivery
-        if delivery.done:
+        if delivery.done or not (self.ended or delivery.has_news):
             return
         with isolated(self):  # the tokenizer may fail
-            result = self.result() if self.status is Status.FINISHED else None
-            delivery.send(self.tokens, self.logprobs, self.stats, result)
+            if self.status is Status.FINISHED:
+                delivery.send(self.tokens, self.logprobs, self.stats, self.result())
+            elif delivery.has_news:
+                delivery.send(self.tokens, self.logprobs, self.stats)
         if self.error:
             delivery.sink.put(self.error)
         delivery.done = self.ended
@@ -183,13 +193,13 @@ class Answer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can take part in a round. An answer whose masks are late sits it out, and others go on."""
-        if self.ended or self.grammar is None or not self.grammar.is_slow:
-            return not self.ended
+        """Whether it can take part in a round, unless it has ended. If its masks are late, others go on without it."""
+        if self.grammar is None or not self.grammar.is_slow:
+            return True
         with isolated(self):
             if not self.grammar.is_ready():
                 return False
-            if self.status is Status.DECODING:
+            if self.decodes:
                 self._end_if_over()
         return not self.ended
 

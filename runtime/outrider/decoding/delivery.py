@@ -41,6 +41,16 @@ class Delivery:
     num_sent_characters: int = 0
     num_sent_tokens: int = 0
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is text that was not sent."""
+        return len(self.text.text) > self.num_sent_characters
+
+    @property
+    def may_be_cancelled(self) -> bool:
+        """Whether `is_cancelled` has to be asked."""
+        return self.abandoned or self.cancel is not None
+
     def is_cancelled(self) -> bool:
         """Whether the reader has gone, or the app has set `cancel`, an object that may be its own.
 
@@ -62,8 +72,6 @@ class Delivery:
     ) -> None:
         """Send new text. tokens, logprobs: of the whole answer so far. result: at its end."""
         text = self.text.text[self.num_sent_characters :]
-        if not text and result is None:
-            return
         num_tokens = self.text.num_certain_tokens if result is None else self.text.num_tokens
         new = slice(self.num_sent_tokens, num_tokens)
         self.num_sent_characters += len(text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
 
-from outrider.decoding.answer import Answer, Status, isolated
+from outrider.decoding.answer import Answer, isolated
 from outrider.decoding.checks import sound
 from outrider.decoding.observer import DraftStage, Observer
 from outrider.decoding.own import REMEDY, inner
@@ -37,7 +37,7 @@ def propose(answers: Seq[Answer], vocab_size: int, observer: Observer | None = N
                 turns[i] = Turn(answer.draft_request(), draft=Draft(forced))
             else:
                 groups.setdefault(policy, []).append(i)
-    together = sum(answer.status is Status.DECODING for answer in answers)
+    together = sum(answer.decodes for answer in answers)
     for policy, indices in groups.items():
         mine = [answers[i] for i in indices]
         with isolated(*mine), _named(policy):

@@ -1,4 +1,4 @@
-"""What a round's call reads: of each answer the tokens, their rows, and what is kept of them."""
+"""One answer's part of a round's call: the tokens that the main model reads, their rows, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from outrider.decoding.answer import Answer
 from outrider.decoding.observer import Observer
 from outrider.errors import NoTokenLeft
-from outrider.tokens.grammar import GrammarState
 from outrider.tokens.sampling import DraftRows
 from outrider.types import NO_DRAFT, Chunk, Committed, Draft, Drafter, Outcome, Step, Turn
 
@@ -67,46 +66,17 @@ class Reading:
         if observer is not None:
             observer.verified(answer, draft, outcome)
         answer.commit(rows, outcome, self.turn.author if self.turn else None)
-        if self.chunk.parents is not None:
-            answer.slot.keep(self._kept(outcome.path))
+        if self.chunk.layout.is_tree:
+            answer.slot.keep(self.chunk.layout.kept(outcome.path))
         answer.slot.trim(len(answer.sequence) - 1)  # drops the rejected tokens
         return outcome.path
 
     def _committed(self, target: Step, path: Seq[int], *, beside_prompts: bool) -> Committed:
         """What drafters are told: the tokens that stay in the cache, with their hidden states."""
-        read = self.answer.sequence.token_ids[self.begin : self.answer.slot.length]
-        features = target.features(self.chunk)[self._kept(path)[: len(read)]] if self.chunk.features else None
+        read, features = self.answer.sequence.token_ids[self.begin : self.answer.slot.length], None
+        if self.chunk.features:
+            features = target.features(self.chunk)[[*self.chunk.layout.kept(path)[: len(read)]]]
         return Committed(read, [*path], features, beside_prompts)
-
-    def _kept(self, path: Seq[int]) -> list[int]:
-        """The indices of the committed tokens and of those on the path. Of a chain's, only the first may stay."""
-        if self.chunk.parents is None:
-            return [*range(len(self.chunk.token_ids))]
-        num_committed = len(self.chunk.token_ids) - self.chunk.num_rows + 1
-        return [*range(num_committed), *(num_committed + i for i in path)]
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one call of the main model reads of all answers in it."""
-
-    readings: list[Reading]
-    num_prompt_rows: int = 0
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """What is read, answer by answer."""
-        return [reading.chunk for reading in self.readings]
-
-    @property
-    def judged(self) -> list[tuple[GrammarState, Draft]]:
-        """The drafts to verify whose answers follow a grammar."""
-        both = [(reading.answer.grammar, reading.draft) for reading in self.readings if reading.chunk.num_rows]
-        return [(grammar, draft) for grammar, draft in both if grammar]
-
-    def is_alone(self, *, steady: bool) -> bool:
-        """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
-        return not any(each.answer.request.ahead or (each.chunk.parents and not steady) for each in self.readings)
 
 
 def draft_of(turn: Turn | None) -> Draft:

@@ -14,20 +14,44 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.decoding.answer import Answer, Status, isolated
+from outrider.decoding.answer import Answer, isolated
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
-from outrider.decoding.reading import Reading, Round, draft_of
+from outrider.decoding.reading import Reading, draft_of
 from outrider.decoding.replaying import Replaying
 from outrider.decoding.rereading import Rereading
 from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
-from outrider.tokens.grammar import LATE
-from outrider.types import Backend, Turn
+from outrider.tokens.grammar import LATE, GrammarState
+from outrider.types import Backend, Chunk, Draft, Turn
 
 _AHEAD = 8  # rounds that an answer may be ahead of its reader
 _LATE_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one call of the main model reads of all answers in it."""
+
+    readings: list[Reading]
+    num_prompt_rows: int = 0
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What is read, answer by answer."""
+        return [reading.chunk for reading in self.readings]
+
+    @property
+    def judged(self) -> list[tuple[GrammarState, Draft]]:
+        """The drafts to verify whose answers follow a grammar."""
+        both = [(reading.answer.grammar, reading.draft) for reading in self.readings if reading.chunk.num_rows]
+        return [(grammar, draft) for grammar, draft in both if grammar]
+
+    def is_alone(self, *, steady: bool) -> bool:
+        """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
+        ahead = any(reading.answer.request.ahead for reading in self.readings)
+        return not ahead and (steady or not any(chunk.layout.is_tree for chunk in self.chunks))
 
 
 @dataclass(eq=False)
@@ -109,7 +133,7 @@ class Scheduler:
         sound = [(answer, turn) for answer, turn in zip(answers, turns, strict=True) if not answer.ended]
         counts = self.rows.share(
             [_num_wanted(answer, turn) for answer, turn in sound],
-            [answer.status is Status.DECODING and not answer.request.waits for answer, _ in sound],
+            [answer.decodes and not answer.request.waits for answer, _ in sound],
             [answer.slot.length for answer, _ in sound],
             begun=time.perf_counter() - began,
         )
@@ -168,6 +192,6 @@ class Scheduler:
 def _num_wanted(answer: Answer, turn: Turn | None) -> int:
     """Most rows of an answer in one call: its newest tokens and draft, or its prompt up to the next boundary."""
     begin, length = answer.slot.length, len(answer.sequence)
-    if answer.status is Status.READING:
+    if not answer.decodes:
         return len(answer.sequence.next_piece(begin, length)[0])
     return length - begin - 1 + draft_of(turn).num_rows

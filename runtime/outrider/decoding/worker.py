@@ -7,7 +7,7 @@ import time
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-from outrider.decoding.answer import Answer, Status, isolated
+from outrider.decoding.answer import Answer, isolated
 from outrider.decoding.drafting import seconds_of
 from outrider.decoding.loop import step
 from outrider.decoding.results import TextChunk
@@ -146,7 +146,7 @@ class Worker:
     def _round(self, main: Backend) -> None:
         """One step of the loop. Its time counts for all answers that were decoding."""
         scheduler = self.scheduler
-        decoding = [answer for answer in scheduler.running if answer.status is Status.DECODING]
+        decoding = [answer for answer in scheduler.running if answer.decodes]
         began, main_began = time.perf_counter(), main.seconds
         drafting_began = seconds_of(scheduler.running)
         with isolated(*(answer for answer in scheduler.running if not answer.ended)):  # they share the models' calls

@@ -1,5 +1,6 @@
 """Drafters: they propose tokens."""
 
+from outrider.drafters.assistant_model import AssistantModel
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_model import HiddenModel
 from outrider.drafters.markov import MarkovHead
@@ -13,6 +14,7 @@ from outrider.drafters.vocabulary import Intersection, Subset, Text, Vocabulary,
 
 __all__ = [
     "AnswerStore",
+    "AssistantModel",
     "DraftModel",
     "HiddenModel",
     "Intersection",

@@ -31,17 +31,18 @@ class SelfModel(DraftModel):
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft of `limit` tokens for each request. The main model's slots are left as they were."""
-        self._states = {
-            request.sequence: _SelfState(request.slot, len(request.sequence) + request.limit)
-            for request in requests
-            if request.slot is not None
-        }
+        made = {request.sequence: self._state_of(request) for request in requests}
+        self._states = {sequence: state for sequence, state in made.items() if state is not None}
         try:
             return super().propose(requests)
         finally:  # the main model reads on there, even if this fails
             for sequence, state in self._states.items():
                 state.slot.trim(len(sequence) - 1)
             self._states.clear()
+
+    def _state_of(self, request: DraftRequest) -> DraftState | None:
+        """A draft that begins; None if there can be none."""
+        return None if request.slot is None else _SelfState(request.slot, len(request.sequence) + request.limit)
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether it is known where the main model's keys and values are."""

@@ -10,8 +10,7 @@ from typing import Any
 from outrider.bundle import Bundle
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import draft_models_of
-from outrider.bundle.manifest import DrafterEntry
-from outrider.bundle.opening import open_bundle
+from outrider.bundle.manifest import READING_KINDS, DrafterEntry
 from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
@@ -19,6 +18,7 @@ from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import (
     AnswerStore,
+    AssistantModel,
     DraftModel,
     HiddenModel,
     MarkovHead,
@@ -27,6 +27,7 @@ from outrider.drafters import (
     load_vocabulary,
 )
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
+from outrider.engine.opening import open_bundle
 from outrider.engine.preparation import Preparation, check_adapter
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
@@ -249,6 +250,8 @@ def as_drafter(
         return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
     if entry.kind == "self":
         return SelfModel(backend, **shared)
+    if entry.kind in READING_KINDS:
+        return AssistantModel(backend, features, **shared)
     if entry.kind in ("dspark", "dflash2"):
         head = MarkovHead.read(bundle.model_path(entry.model), shared.pop("subset"), entry.model.vocab_size)
         return HiddenModel.block(backend, features, [entry.mask_token_id or 0] * num_places, head, **shared)

@@ -12,7 +12,6 @@ from threading import Event
 from typing import Any, Unpack
 
 from outrider.bundle.folder import Bundle
-from outrider.bundle.opening import open_bundle
 from outrider.config import Config, GenerationConfig
 from outrider.config.files import load_config
 from outrider.config.generation_options import GenerationOptions
@@ -23,6 +22,7 @@ from outrider.decoding.results import Result, TextChunk, Transcription
 from outrider.engine import scoring
 from outrider.engine.chat import Chat
 from outrider.engine.compiled import CompiledBundle
+from outrider.engine.opening import open_bundle
 from outrider.engine.preparation import AnyPrompt, Uncompiled
 from outrider.engine.transcription import Transcriber
 from outrider.engine.transcription_options import TranscriptionOptions

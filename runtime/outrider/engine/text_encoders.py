@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import TextEncoderEntry, TextEncoderKind
-from outrider.bundle.opening import open_bundle
+from outrider.engine.opening import open_bundle
 from outrider.errors import DeviceError, OptionError, RequestError, TooLong, one_line
 
 _BATCH_TOKENS, _BATCH_TEXTS = 8192, 32  # of one call, with padding

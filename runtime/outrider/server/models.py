@@ -14,9 +14,9 @@ from pathlib import Path
 
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
-from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
 from outrider.engine.engine import Engine
+from outrider.engine.opening import open_bundle
 from outrider.errors import OptionError, RequestError, nearest, one_line
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.text.chat_template import ChatTemplates

@@ -9,6 +9,7 @@ import msgspec
 from outrider import __version__
 from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
 from outrider.server.protocol.items import ResponseEvent, ResponseObject, ResponseRequest
+from outrider.server.protocol.loose import WRITTEN_AS_TEXTS
 from outrider.server.protocol.reading import HARMLESS, NEUTRAL
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
 from outrider.server.protocol.responses import (
@@ -26,8 +27,8 @@ _STRUCTS = (
     ResponseRequest, ResponseObject, ResponseEvent, EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
 )  # fmt: skip
 # Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
-_NORMALISED = {"stop", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p", "top_k",
-               "reasoning_budget", "tools", "tool_choice"}  # fmt: skip
+_NORMALISED = {"stop", "logit_bias", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p",
+               "top_k", "reasoning_budget", "tools", "tool_choice"}  # fmt: skip
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
@@ -48,6 +49,11 @@ def describe(models: Seq[str], *, encoders: Mapping[str, Seq[str]], needs_key: b
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
     for kind in (ChatRequest, CompletionRequest, ResponseRequest):
         _complete(schemas[kind.__name__], kind, models)
+    message = schemas["ChatMessage"]["properties"]
+    parts = next(kind["items"] for kind in message["content"]["anyOf"] if "items" in kind)
+    parts["anyOf"].append({"type": "string"})
+    message["role"]["enum"].append("function")
+    message["function_call"] = {"description": "A call from before there were tools."}
     for encoding, name in ((EmbeddingRequest, "embedding"), (RerankRequest, "rerank")):
         schemas[encoding.__name__]["properties"]["model"] = {"type": "string", "examples": list(encoders[name])}
     described: dict[str, Any] = {
@@ -80,6 +86,8 @@ def describe(models: Seq[str], *, encoders: Mapping[str, Seq[str]], needs_key: b
 def _complete(schema: dict[str, Any], kind: type[Asked], models: Seq[str]) -> None:
     """Add the fields that are accepted and have no effect, and the models' names."""
     schema["properties"]["model"] = {"type": "string", "examples": list(models)}
+    for name in WRITTEN_AS_TEXTS & schema["properties"].keys():
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "string"}]}
     schema["properties"] |= {name: {} for name in _NORMALISED & schema["properties"].keys()}
     for name in set(HARMLESS) - set(kind.__struct_fields__):
         schema["properties"][name] = {"description": "Accepted, but without effect."}

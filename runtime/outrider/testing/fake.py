@@ -163,7 +163,7 @@ class FakeBackend:
             return self._submit(chunks)
         step = DividedCall(self._submit, calls).wait()
         rows = [step.row(i).full() for i in range(sum(chunk.num_rows for chunk in chunks))]
-        return FakeBackend.Step(rows, {id(each.slot): step.features(each) for each in chunks if each.features})
+        return FakeBackend.Step(rows, {each: step.features(each) for each in chunks if each.features})
 
     def _submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """One call; the step is its own pending."""
@@ -183,13 +183,13 @@ class FakeBackend:
             is_separate = rule.separate and chunk.generated
             num_seen = 1 if is_separate else rule.sequence(count)
             of_sequence = self._attention_kernels(num_seen) if self._attention_kernels else 0
-            longest = max(map(len, chunk.branches), default=0)
+            longest = max(map(len, chunk.layout.branches), default=0)
             if slot.closed or slot.backend is not self or slot.length + longest > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
             is_marked = chunk.generated and self.capabilities.marks_answers
             token_ids = answer_keys(chunk.token_ids) if is_marked else [*chunk.token_ids]
             shifts = [1000 * of_call + of_sequence] * count
-            before, before_shifts, branches = [*slot.token_ids], [*slot.shifts], chunk.branches
+            before, before_shifts, branches = [*slot.token_ids], [*slot.shifts], chunk.layout.branches
             paths = {branch[k]: branch[: k + 1] for branch in branches for k in range(len(branch))}
             of_chunk = []
             for i in range(count):
@@ -197,7 +197,7 @@ class FakeBackend:
                 if i >= count - chunk.num_rows:
                     rows.append(self.logits_after(text) + self._shift(before_shifts + shifts[: len(paths[i])]))
                 of_chunk.append([self.features_after(text, name) for name in chunk.features])
-            features[id(slot)] = np.array(of_chunk, dtype=np.float32).reshape(count, -1)
+            features[chunk] = np.array(of_chunk, dtype=np.float32).reshape(count, -1)
             slot.tree = len(before), token_ids, shifts
             slot.token_ids += [token_ids[i] for i in branches[0]]
             slot.shifts += shifts[: len(branches[0])]
@@ -250,7 +250,7 @@ class FakeBackend:
         """Rows in memory."""
 
         rows: list[NDArray[np.float32]]
-        of_slots: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+        of_chunks: dict[Chunk, NDArray[np.float32]] = field(default_factory=dict)
         done = True
 
         def wait(self) -> FakeBackend.Step:
@@ -263,4 +263,4 @@ class FakeBackend:
 
         def features(self, chunk: Chunk) -> NDArray[np.float32]:
             """The hidden states that the chunk asked for."""
-            return self.of_slots[id(chunk.slot)]
+            return self.of_chunks[chunk]

@@ -33,7 +33,7 @@ class FakeHead(FakeBackend):
         """Evaluate chunks at once; the step is its own pending."""
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
         rows: list[NDArray[np.float32]] = []
-        features: dict[int, NDArray[np.float32]] = {}
+        features: dict[Chunk, NDArray[np.float32]] = {}
         for chunk in chunks:
             chunk.check_chain(self)
             slot: FakeSlot = chunk.slot
@@ -53,10 +53,10 @@ class FakeHead(FakeBackend):
             if chunk.features and block:
                 read = slot.token_ids, slot.shifts, block
                 places = [self.block_state(*read, place=i) for i in range(chunk.num_rows)]
-                features[id(slot)] = np.array(places)
+                features[chunk] = np.array(places)
             elif chunk.features:
                 ends = range(slot.length - count + 1, slot.length + 1)
-                features[id(slot)] = np.array([self.next_hidden(slot.token_ids[:n], slot.shifts[:n]) for n in ends])
+                features[chunk] = np.array([self.next_hidden(slot.token_ids[:n], slot.shifts[:n]) for n in ends])
         return FakeBackend.Step(rows, features)
 
     def logits_for(self, token_ids: Seq[int], row_ids: Seq[int], block: Seq[int] = (), *, place: int = 0) -> Logits:

@@ -47,6 +47,7 @@ from outrider.types.drafting import (
     Requirements,
     Turn,
 )
+from outrider.types.layout import Layout
 from outrider.types.prompt import LONG_POSITION, NO_PROMPT, Prompt, Source, Span
 from outrider.types.randomness import Distribution, Noise
 from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
@@ -76,6 +77,7 @@ __all__ = [
     "Exactness",
     "FixedShape",
     "Guess",
+    "Layout",
     "ListedLogits",
     "Logits",
     "LogitsRow",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from outrider.errors import RequestError
+from outrider.types.layout import Layout
 from outrider.types.prompt import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class CacheUse:
         return int(self.num_tokens * self.bytes_per_token) + self.num_rows * self.bytes_per_row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Chunk:
     """Tokens to append to a slot, with the logits of the last `num_rows` of them.
 
@@ -155,11 +156,10 @@ class Chunk:
     parents: list[int] | None = None
     generated: bool = False
     hidden_states: NDArray[np.float32] | None = None
+    layout: Layout = field(init=False)  # how its tokens follow each other, made once
 
-    @property
-    def branches(self) -> list[list[int]]:
-        """The chains that a tree consists of, each from its first token to one that nothing follows, as indices."""
-        return [[*range(len(self.token_ids))]] if self.parents is None else branches_of(self.parents)
+    def __post_init__(self) -> None:
+        self.layout = Layout(len(self.token_ids), self.num_rows, self.parents)
 
     def check_chain(self, backend: object) -> None:
         """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""
@@ -168,21 +168,6 @@ class Chunk:
                 f"A chunk of {len(self.token_ids)} tokens is a tree (parents={self.parents}), and "
                 f"{type(backend).__name__} evaluates chains only. Submit one of its paths, with parents=None."
             )
-
-
-def path_to(i: int, parents: Seq[int]) -> list[int]:
-    """The indices from the first node of a tree to node i; none for −1. parents: of each node, −1 for a first one."""
-    path: list[int] = []
-    while i >= 0:
-        path.append(i)
-        i = parents[i]
-    return path[::-1]
-
-
-def branches_of(parents: Seq[int]) -> list[list[int]]:
-    """The paths to all nodes of a tree that nothing follows, in order."""
-    inner = {*parents}
-    return [path_to(i, parents) for i in range(len(parents)) if i not in inner]
 
 
 class Step(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.errors import DrafterError, RequestError
-from outrider.types.backend import branches_of, path_to
+from outrider.types.layout import branches_of, path_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

@@ -63,6 +63,8 @@ SAME: list[dict[str, Any]] = [
     {"documents": [], "verbosity": "low"},
     {"reasoning": {"effort": "high", "exclude": True}}, {"thinking": {"type": "enabled", "budget_tokens": 1}},
     {"reasoning_budget": -1}, {"response_format": {"type": "text", "strict": True}}, {"stream_options": {"other": 1}},
+    {"max_tokens": "6", "temperature": "0", "top_p": "1.0", "n": "1", "stream": "false"}, {"logit_bias": []},
+    {"messages": [{"role": "user", "content": ["Say hi."]}]}, {"samplers": [], "lora": [], "bad_words": None},
 ]  # fmt: skip
 
 
@@ -73,6 +75,47 @@ def test_what_cannot_change_the_answer_does_not(http: httpx.Client, fields: dict
     answer = chat(http, **fields)
     assert said(answer) == said(plain)
     assert answer["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+def test_calls_from_before_there_were_tools_are_read() -> None:
+    call = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    old = [
+        *HELLO, {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "weather", "content": "rain"},
+    ]  # fmt: skip
+    new = [
+        *HELLO, {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "function": call}]},
+        {"role": "tool", "name": "weather", "content": "rain", "tool_call_id": "call_1"},
+    ]  # fmt: skip
+    assert asked(ChatRequest, messages=old) == asked(ChatRequest, messages=new)
+
+
+def test_fields_of_others_mean_the_same() -> None:
+    biased = asked(ChatRequest, messages=HELLO, logit_bias=[[5, 1.5], [7, False]], banned_token_ids=[9])
+    assert biased == asked(ChatRequest, messages=HELLO, logit_bias={"5": 1.5}, banned_token_ids=[9, 7])
+    schema = {"type": "object"}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert asked(ChatRequest, messages=HELLO, json_schema=schema) == asked(
+        ChatRequest, messages=HELLO, response_format=form
+    )
+
+
+@pytest.mark.parametrize(("kind", "fields", "message"), [
+    (ResponseRequest, {"input": [{"type": "item_reference", "id": "m"}]}, "has not stored. Send the item itself."),
+    (ResponseRequest, {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "Send the conversation's own"),
+    (ChatRequest, {"messages": HELLO, "functions": [{"name": "f"}]}, "'functions' is not supported.*Send tools."),
+    (ChatRequest, {"messages": HELLO, "max_tokens": "six"}, "'max_tokens': expected `int | null`, got `str`"),
+    (ChatRequest, {"messages": HELLO, "samplers": ["top_k"]}, "'samplers' is not supported by this server"),
+    (ChatRequest, {"messages": HELLO, "logit_bias": [[5, True, 1]]}, "'logit_bias': expected `object"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_name(kind: type[Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError, match=message):
+        asked(kind, **fields)
+
+
+def asked(kind: type[Any], **fields: Any) -> Any:
+    """The request that these fields are."""
+    return read_request(json.dumps({"model": "tiny"} | fields).encode(), kind)
 
 
 def test_what_is_ignored_is_listed_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ from outrider.models.backends.attention import SLIDING, describe_windows
 if TYPE_CHECKING:
     import openvino as ov
 
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
@@ -50,6 +51,15 @@ def load_model(spec: ModelSpec, setting: Setting | None = None, graph: ov.Model 
     if isinstance(graph, bytes):  # a slice gives no hidden states
         return OnnxRuntime(spec.path, **shared, graph=graph)
     return OnnxRuntime(spec.path, **shared, features=spec.features)
+
+
+def load_beside(spec: ModelSpec, main: OpenVINOPaged) -> CompiledModel:
+    """Load a drafter that reads the cache of a main model. Raises as `load_model`."""
+    from outrider.models.backends.heads import load_assistant
+
+    if spec.head is None:
+        raise AssertionError("the manifest was checked")
+    return load_assistant(spec.path, spec.head, main, spec.arguments(None))
 
 
 def _load_encoder_decoder(spec: ModelSpec, setting: Setting | None) -> CompiledModel:

@@ -57,19 +57,18 @@ class MeasuredBackend:
 class BufferStep(WithoutFeatures):
     """Rows of logits, [rows, logits width], in the backend's memory. Valid until the next call.
 
-    _wanted: which of them were asked for. _hidden: the hidden states that a chunk asked for, float32 [n, width] each,
-    by the id of its slot.
+    _wanted: which of them were asked for. _hidden: the hidden states that a chunk asked for, float32 [n, width] each.
     """
 
     _logits: NDArray[Any]
     _wanted: Seq[int]
     _vocab_size: int
-    _hidden: Mapping[int, Seq[NDArray[np.float32]]]
+    _hidden: Mapping[Chunk, Seq[NDArray[np.float32]]]
     done = True
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for, float32 [n, width], concatenated."""
-        hidden = self._hidden[id(chunk.slot)]
+        hidden = self._hidden[chunk]
         if not hidden or len(hidden) < len(chunk.features):
             return WithoutFeatures.features(self, chunk)
         return np.concatenate(hidden, axis=1)

@@ -29,7 +29,7 @@ def divide(chunks: Seq[Chunk], rule: RowRule) -> list[list[Chunk]]:
     for chunk in chunks:
         rest = chunk
         while (needs := _num_rows(rest, rule)) > left:
-            is_tree, least = rest.parents is not None, _num_rows(_cut(rest, 0, 1), rule)
+            is_tree, least = rest.layout.is_tree, _num_rows(_cut(rest, 0, 1), rule)
             if calls[-1] and (is_tree or least > left):
                 calls.append([])
                 left = room
@@ -48,7 +48,7 @@ def divide(chunks: Seq[Chunk], rule: RowRule) -> list[list[Chunk]]:
 
 def _num_rows(chunk: Chunk, rule: RowRule) -> int:
     """Rows of a chunk, with its padding."""
-    counts = map(len, chunk.branches)
+    counts = map(len, chunk.layout.branches)
     return sum(counts if rule.separate and chunk.generated else map(rule.sequence, counts))
 
 
@@ -95,14 +95,12 @@ class _JoinedStep:
     """The rows of several calls, in host memory."""
 
     _rows: list[LogitsRow] = field(default_factory=list)
-    _features: dict[int, list[NDArray[np.float32]]] = field(default_factory=dict)  # by the id of a slot
+    _features: list[tuple[Chunk, NDArray[np.float32]]] = field(default_factory=list)  # of each piece of a chunk
 
     def add(self, chunks: Seq[Chunk], step: Step) -> None:
         """Copy the rows of a call that has ended."""
         self._rows += [step.row(i).copied() for i in range(sum(chunk.num_rows for chunk in chunks))]
-        for chunk in chunks:
-            if chunk.features:
-                self._features.setdefault(id(chunk.slot), []).append(step.features(chunk).copy())
+        self._features += [(chunk, step.features(chunk).copy()) for chunk in chunks if chunk.features]
 
     def row(self, i: int) -> LogitsRow:
         """Row i of all calls."""
@@ -110,4 +108,4 @@ class _JoinedStep:
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for; see `Step`."""
-        return np.concatenate(self._features[id(chunk.slot)])
+        return np.concatenate([rows for piece, rows in self._features if piece.slot is chunk.slot])

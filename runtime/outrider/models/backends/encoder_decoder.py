@@ -219,7 +219,7 @@ class EncoderDecoder(SequentialBackend):
             for part in self._parts(chunk):
                 self._rows[at : at + part.num_rows] = self._run(part)
                 at += part.num_rows
-        return BufferStep(self._rows, range(num_rows), self.vocab_size, {id(chunk.slot): () for chunk in chunks})
+        return BufferStep(self._rows, range(num_rows), self.vocab_size, dict.fromkeys(chunks, ()))
 
     def _num_keys(self, position: int) -> int:
         """The number of keys in calls with a token at this position: the padding is behind it."""

@@ -201,12 +201,12 @@ class OnnxRuntime(SequentialBackend):
         if len(self._rows) < sum(sizes):
             self._rows = np.empty((sum(sizes), self.logits_width), dtype=self._logits_kind)
         wanted: list[int] = []
-        hidden: dict[int, list[NDArray[np.float32]]] = {}
+        hidden: dict[Chunk, list[NDArray[np.float32]]] = {}
         at = 0
         for chunk, size in zip(chunks, sizes, strict=True):
             count = len(chunk.token_ids)
             begin = max(count - size, 0)
-            hidden[id(chunk.slot)] = self._run(chunk, begin, self._rows[at : at + size])
+            hidden[chunk] = self._run(chunk, begin, self._rows[at : at + size])
             wanted.extend(range(at + count - chunk.num_rows - begin, at + count - begin))
             at += size
         return BufferStep(self._rows, wanted, self.vocab_size, hidden)

@@ -148,7 +148,7 @@ class OpenVINOPaged(MeasuredBackend):
         self._bound = BoundInputs(self._request)
         self._chunks: Seq[Chunk] = ()  # of the running call
         self._begins: list[int] = []  # of its chunks, in their slots
-        self._places: dict[int, NDArray[np.int64]] = {}
+        self._places: dict[Chunk, NDArray[np.int64]] = {}
         # The device may use another precision than the option, and properties may set another.
         self.precision = name_of(compiled.get_property("INFERENCE_PRECISION_HINT"))
         keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
@@ -300,8 +300,8 @@ class OpenVINOPaged(MeasuredBackend):
         self._chunks, self._places = chunks, places
         return PagedPending(self, began)
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
-        """The inputs of a call by name, and the rows of each chunk's tokens, by the id of its slot."""
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+        """The inputs of a call by name, and the rows of each chunk's tokens."""
         rule, steady = self.capabilities.rows, self.capabilities.steady
         if self._states:
             calls = [call for chunk in chunks for call in chunk.slot.plan(chunk)]
@@ -333,10 +333,7 @@ class OpenVINOPaged(MeasuredBackend):
         """Record the tokens that a call writes to the cache."""
         is_marked = self.capabilities.marks_answers and chunk.generated
         token_ids = answer_keys(chunk.token_ids) if is_marked else chunk.token_ids
-        if chunk.parents is None:
-            chunk.slot.append(token_ids)
-        else:
-            chunk.slot.append_tree(chunk.branches, token_ids)
+        chunk.slot.read(chunk.layout, token_ids)
 
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, even if `wait` comes later. Calls are asynchronous."""

@@ -31,10 +31,7 @@ class _Chain:
 def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32], StateCall | None]]:
     """A chunk's branches with their blocks and rows."""
     states = chunk.slot.state_calls or itertools.repeat(None)
-    if chunk.parents is None:
-        yield range(len(chunk.token_ids)), chunk.slot.blocks, next(iter(states))
-        return
-    branches, blocks = chunk.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
+    branches, blocks = chunk.layout.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
     if len(branches) > len(blocks):
         raise RequestError(
             f"A chunk of {len(chunk.token_ids)} tokens is a tree of {len(branches)} branches (parents={chunk.parents})"
@@ -65,7 +62,7 @@ class PagedCall:
     begins: list[int] = field(default_factory=lambda: [0])
     blocks: list[NDArray[np.int32]] = field(default_factory=list)
     longest: int = 0
-    places: dict[int, NDArray[np.int64]] = field(default_factory=dict)  # rows of a chunk's tokens, by its slot's id
+    places: dict[Chunk, NDArray[np.int64]] = field(default_factory=dict)  # the row of each of a chunk's tokens
     adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
     state_begins: list[int] = field(default_factory=lambda: [0])
     states: list[StateCall] = field(default_factory=list)  # by sequence
@@ -103,7 +100,7 @@ class PagedCall:
             for _ in range(num_idle if rule.separate else 1):
                 call._add_dummy(1 if rule.separate else num_idle)
         for chunk in chunks:
-            call.rows.extend(call.places[id(chunk.slot)][len(chunk.token_ids) - chunk.num_rows :])
+            call.rows.extend(call.places[chunk][len(chunk.token_ids) - chunk.num_rows :])
         # Not every device takes a call without rows of logits.
         call.rows.extend([call.rows[-1] if call.rows else 0] * (rule.logits(len(call.rows)) - len(call.rows)))
         return call
@@ -113,7 +110,7 @@ class PagedCall:
         made = np.zeros((len(self.token_ids), width), dtype=np.float32)
         for chunk in chunks:
             if chunk.hidden_states is not None:
-                made[self.places[id(chunk.slot)]] = chunk.hidden_states
+                made[self.places[chunk]] = chunk.hidden_states
         return made
 
     def inputs(self) -> dict[str, NDArray[Any]]:
@@ -146,10 +143,13 @@ class PagedCall:
         chunk, branch = chain.chunk, chain.branch
         past, count, first = chunk.slot.length, len(branch), len(self.token_ids)
         self.chains.append((chunk.slot, first, count, past))
-        places = self.places.setdefault(id(chunk.slot), np.full(len(chunk.token_ids), -1, dtype=np.int64))
-        for row, i in enumerate(branch, first):
-            if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts
-                places[i] = row
+        if chunk.layout.is_tree:
+            places = self.places.setdefault(chunk, np.full(len(chunk.token_ids), -1, dtype=np.int64))
+            for row, i in enumerate(branch, first):
+                if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts
+                    places[i] = row
+        else:
+            self.places[chunk] = np.arange(first, first + count, dtype=np.int64)
         self.token_ids.extend(chunk.token_ids[i] for i in branch)
         self.adapters.extend([chunk.slot.adapter] * count)
         begin = chunk.slot.first_position + past

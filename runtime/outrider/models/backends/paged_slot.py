@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.models.kv import BlockTable, PrefixCounts, SlotTokens, StateCall
-from outrider.types import Prompt, embed_keys
+from outrider.types import Layout, Prompt, embed_keys
 
 if TYPE_CHECKING:
     from outrider.models.backends.paged_cache import PagedCache
@@ -44,7 +44,7 @@ class PagedSlot(SlotTokens):
         self.branch_blocks: list[NDArray[np.int32]] = []
         self._taken: list[list[int]] = []  # of each branch
         self._forked_at = self._num_skipped = 0
-        self._tree: tuple[list[list[int]], list[int]] = [], []  # the last call's branches and tokens
+        self._tree: tuple[Layout, Seq[int]]  # of the last call, with its tokens
         self._states = table.rows
         self.state_calls: list[StateCall] = []  # of the next call, or the running one, by branch
 
@@ -53,9 +53,9 @@ class PagedSlot(SlotTokens):
         if self._states is None:
             return []
         self._drop_plan()
-        past, is_answer = self.length, chunk.generated or chunk.parents is not None
+        past, is_answer = self.length, chunk.generated or chunk.layout.is_tree
         self._states.settle(past)
-        for branch in chunk.branches:
+        for branch in chunk.layout.branches:
             count = len(branch)
             interval = self._states.interval_of(past, count, chunk.num_rows, generated=is_answer)
             self.state_calls.append(self._states.plan(past, count, interval))
@@ -130,15 +130,17 @@ class PagedSlot(SlotTokens):
         self._forked_at = begin
         return len(self._taken)
 
-    def append_tree(self, branches: list[list[int]], token_ids: Seq[int]) -> None:
-        """Record the tokens of a call's tree. The slot holds its first branch."""
-        self._tree = branches, [*token_ids]
-        self.append([token_ids[i] for i in branches[0]])
+    def read(self, layout: Layout, token_ids: Seq[int]) -> None:
+        """Record the tokens that a call writes. Of a tree the slot holds the first branch."""
+        if layout.is_tree:
+            self._tree = layout, token_ids
+            token_ids = [token_ids[i] for i in layout.branches[0]]
+        self.append(token_ids)
 
     def keep(self, path: Seq[int]) -> None:
         """Of the last call's tree keep these tokens. Their blocks become the sequence's."""
-        branches, token_ids = self._tree
-        at = next(i for i, branch in enumerate(branches) if branch[: len(path)] == [*path])
+        layout, token_ids = self._tree
+        at = next(i for i, branch in enumerate(layout.branches) if branch[: len(path)] == [*path])
         if at:
             self._taken[at - 1] = self._table.exchange(self._forked_at // self._cache.block_size, self._taken[at - 1])
             self.blocks = _numbers(self._table)

@@ -1,1 +1,1 @@
-"""The first load of a model on a device: what is measured then, and what later loads read of it."""
+"""The first load of models: what is measured then, and read by later loads. Its door is `loaded.load_models`."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.config import DeviceConfig
-    from outrider.models.tuning.learned_cost import LearnedCost
+    from outrider.models.tuning.measure import PassCost
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.models.tuning.setting import Choice
     from outrider.types import CompiledModel
@@ -32,7 +32,7 @@ class LoadedModel:
 
     spec: ModelSpec
     backend: CompiledModel
-    cost: LearnedCost  # seconds of its calls
+    cost: PassCost  # seconds of its calls
 
     @property
     def choice(self) -> Choice:

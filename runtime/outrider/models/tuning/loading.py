@@ -13,6 +13,7 @@ from typing import TypeAlias
 from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
+from outrider.models.backends import load_beside
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
@@ -53,7 +54,7 @@ def compile_models(
         DeviceError: when the device that was named for the main model, or the CPU, cannot run a model.
     """
     _check_properties(main, drafts, options)
-    own = [spec for spec in drafts if not spec.layers]
+    own = [spec for spec in drafts if not spec.uses_main_cache]
     placement = choose_devices(main, own[0] if own else None, options)
     _check_layers(main, placement.main, drafts)
     if (at_once := _load_at_once([main, *own], placement, options)) is not None:
@@ -152,7 +153,7 @@ def choose_devices(main: ModelSpec, draft: ModelSpec | None, options: DeviceConf
 def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
     """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
     main, drafts = specs_of(bundle, draft_bundle)
-    own = [spec for spec in drafts if not spec.layers]
+    own = [spec for spec in drafts if not spec.uses_main_cache]
     placement = choose_devices(main, own[0] if own else None, options)
     draft_device = placement.draft or options.draft_device
     return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
@@ -227,27 +228,30 @@ def _beside(main_device: str, draft: ModelSpec) -> str:
 
 
 def _check_layers(main: ModelSpec, device: str, drafts: Seq[ModelSpec]) -> None:
-    """Raise DeviceError for a drafter of the main model's layers on a device that runs that model as a whole."""
-    if support_of(main.model, device).fixed_shapes and (made := [spec.role for spec in drafts if spec.layers]):
+    """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
+    sharing = [spec for spec in drafts if spec.uses_main_cache]
+    if sharing and support_of(main.model, device).fixed_shapes:
+        does = "is made of some of the main model's layers" if sharing[0].layers else "reads the main model's cache"
         raise DeviceError(
-            f"The drafter '{made[0]}' is made of some of the main model's layers, which NPUW compiles as a whole. "
+            f"The drafter '{sharing[0].role}' {does}, which NPUW compiles as a whole. "
             "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
         )
 
 
 def _sharing(main: Compiled, drafts: Seq[ModelSpec], options: DeviceConfig) -> dict[str, Compiled]:
-    """The models of drafters that are made of the main model's layers, by role."""
+    """The models, by role, of drafters that use the main model's cache: its own layers, or such that read it."""
     from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
     whole, backend = main
     made: dict[str, Compiled] = {}
     for spec in drafts:
-        if not spec.layers:
+        if not spec.uses_main_cache:
             continue
         if not isinstance(backend, OpenVINOPaged):
             raise AssertionError("the manifest and the device were checked")
-        made[spec.role] = spec.on(whole.device, options), OpenVINOLayers(backend, spec.layers)
+        here = spec.on(whole.device, options)
+        made[spec.role] = here, OpenVINOLayers(backend, spec.layers) if spec.layers else load_beside(here, backend)
     return made
 
 

@@ -146,6 +146,11 @@ class ModelSpec:
         return self.drafter.layers if self.drafter else ()
 
     @property
+    def uses_main_cache(self) -> bool:
+        """Whether it has no cache, and uses the main model's on its device."""
+        return self.drafter is not None and self.drafter.uses_main_cache
+
+    @property
     def is_main(self) -> bool:
         """Whether it is the main model."""
         return self.role == "main"

@@ -15,7 +15,7 @@ from outrider.models.tuning.costs import save_cost
 from outrider.models.tuning.measure import allocate_for_trials, measure_exactness
 from outrider.models.tuning.measure.slots import Adapted
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.setting import Choice
+from outrider.models.tuning.setting import Choice, Setting
 from outrider.models.tuning.trials import choose
 from outrider.system.progress import report
 from outrider.types import CompiledModel, Exactness
@@ -61,7 +61,13 @@ def compile_settled(spec: ModelSpec) -> CompiledModel:
 
 
 def choice_of(spec: ModelSpec) -> Choice:
-    """The setting of a model on its device, and its trials: saved, or found now."""
+    """The setting of a model on its device, and its trials: saved, or found now.
+
+    None are tried of one that uses the main model's cache, and is not compiled alone.
+    """
+    if spec.uses_main_cache:
+        own = spec.options
+        return Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
     return _choice_of(spec)[0]
 
 

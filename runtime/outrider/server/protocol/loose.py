@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.server.errors import ApiError
 from outrider.server.protocol.requests import (
+    SERVED,
     CalledFunction,
     ChatMessage,
     Function,
@@ -36,6 +37,12 @@ _SAME = {
     "thinking_token_budget": "reasoning_budget",
 }
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# Fields of numbers and of true or false, which some clients write as texts.
+_NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, float)} | {
+    "best_of", "n", "seed", "top_logprobs", *_LENGTHS
+}  # fmt: skip
+_FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {"echo", "stream"}
+WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
 _PART_KEYS = {"type", "text", "image_url", "refusal", "thinking", "detail", "file_id", "image"}
 
 
@@ -70,6 +77,8 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
             made[own] = value
     skipped = reshape(made, known)
     for name, value in made.items():
+        if isinstance(value, str):
+            made[name] = value = _read_text(name, value)
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:  # Lua and others have no integers
             made[name] = int(value)
     if made.get("best_of") == (made.get("n") or 1):
@@ -78,6 +87,18 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
     _set_sampling(made)
     _set_stop(made)
     return made, skipped + _skip_tools(made)
+
+
+def _read_text(name: str, text: str) -> Any:
+    """The number, or the truth, that a field of these has as a text; the text itself of others."""
+    if name in _FLAGS:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if name not in _NUMBERS:
+        return text
+    try:
+        return int(text) if len(text) < 20 and text.strip().lstrip("-").isdecimal() else float(text)
+    except ValueError:
+        return text
 
 
 def _set_lengths(fields: dict[str, Any]) -> None:

@@ -43,19 +43,28 @@ HARMLESS = (
     "user",
 )
 _NO_MIROSTAT = (None, 0, 0.0)
+# What a client may send in place of a field that is refused.
+_IN_PLACE_OF = {"functions": "Send tools", "function_call": "Send tool_choice", "best_of": "Send n"}
 # Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
 _OF_OTHERS: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
     "dry_multiplier": (None, 0, 0.0),
     "dynatemp_range": (None, 0, 0.0),
     "early_stopping": (None, False),
     "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1, 1.0),
+    "lora": (None, []),
     "mirostat": _NO_MIROSTAT,
     "mirostat_mode": _NO_MIROSTAT,
+    "post_sampling_probs": (None, False),
+    "prompt_logprobs": (None, 0),
+    "samplers": (None, []),
     "separate_reasoning": (None, True),
     "skip_special_tokens": (None, True),
     "tfs_z": (None, 1, 1.0),
     "top_a": (None, 0, 0.0),
+    "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
     "xtc_probability": (None, 0, 0.0),
 }
@@ -144,5 +153,8 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
 def _check_neutral(name: str, value: object, values: tuple[Any, ...]) -> None:
     if not any(value == neutral and isinstance(value, type(neutral)) for neutral in values):
         raise ApiError(
-            400, f"'{name}' is not supported by this server. Leave it out.", param=name, code="unsupported_field"
+            400,
+            f"'{name}' is not supported by this server. {_IN_PLACE_OF.get(name, 'Leave it out')}.",
+            param=name,
+            code="unsupported_field",
         )

@@ -6,25 +6,76 @@ import json
 import re
 from typing import Any
 
+from outrider.server.errors import ApiError
+
 _CHOICES = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
 # Hosted tools' items, which have no text for the model.
 _SKIPPED_ITEMS = {
     "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
     "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
 }  # fmt: skip
+# Items that only another server can read, and what to send in their place.
+_OF_OTHER_SERVERS = {
+    "item_reference": "refers to an item that this server has not stored. Send the item itself",
+    "compaction": "can be read by the server alone that wrote it. Send the conversation's own items",
+}
 _AS_CALLS = {"custom_tool_call": "input", "local_shell_call": "action"}
 _AS_OUTPUTS = {"custom_tool_call_output", "local_shell_call_output"}
 
 
 def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
-    """Change a request's fields in place. known: this server's fields. Returns what was skipped."""
+    """Change a request's fields in place. known: this server's fields. Returns what was skipped.
+
+    Raises:
+        ApiError: with status 400, for an item that only another server can read.
+    """
     if "messages" in known:
         fields |= _of_chat(fields)
+        if isinstance(fields.get("messages"), list):
+            fields["messages"] = _of_functions([_of_texts(message) for message in fields["messages"]])
+    _read_bias(fields)
     if "response_format" in known and fields.get("response_format") is None:
-        fields |= _schema_of_vllm(fields)
+        fields |= _schema_of_others(fields)
     skipped = _skip_items(fields) if "input" in known else []
     _choose(fields, is_chat="messages" in known)
     return skipped
+
+
+def _of_texts(message: Any) -> Any:
+    """A message whose content is a list of texts, as one of parts."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not any(isinstance(part, str) for part in content):
+        return message
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    return {**message, "content": parts}
+
+
+def _of_functions(messages: list[Any]) -> list[Any]:
+    """Calls and results as they were written before there were tools: `function_call`, and the role "function"."""
+    made: list[Any] = []
+    call_id = ""
+    for number, message in enumerate(messages):
+        if isinstance(message, dict) and isinstance(message.get("function_call"), dict):
+            call_id = f"call_{number}"
+            rest = {key: value for key, value in message.items() if key != "function_call"}
+            made.append({"tool_calls": [{"id": call_id, "function": message["function_call"]}], **rest})
+        elif isinstance(message, dict) and message.get("role") == "function":
+            made.append({**message, "role": "tool", "tool_call_id": call_id})
+        else:
+            made.append(message)
+    return made
+
+
+def _read_bias(fields: dict[str, Any]) -> None:
+    """`logit_bias` as llama.cpp takes it, too: pairs of a token and its bias, which is false where it is banned."""
+    pairs = fields.get("logit_bias")
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is int for pair in pairs
+    ):
+        return
+    fields["logit_bias"] = {str(token_id): bias for token_id, bias in pairs if bias is not False} or None
+    if banned := [token_id for token_id, bias in pairs if bias is False]:
+        fields["banned_token_ids"] = [*(fields.get("banned_token_ids") or []), *banned]
 
 
 def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
@@ -47,15 +98,17 @@ def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _schema_of_vllm(fields: dict[str, Any]) -> dict[str, Any]:
-    """`guided_json`, `guided_choice` and `structured_outputs` of vLLM."""
+def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
+    """`json_schema` of llama.cpp; `guided_json`, `guided_choice` and `structured_outputs` of vLLM."""
     asked = fields.get("structured_outputs")
     names = {"json", "regex", "choice"}
     if isinstance(asked, dict) and {key for key, value in asked.items() if value is not None} <= names:
         fields.pop("structured_outputs")
         found = {key: asked.get(key) for key in names}
     else:
-        found = {"json": fields.pop("guided_json", None), "choice": fields.pop("guided_choice", None)}
+        schemas = [fields.pop("json_schema", None), fields.pop("guided_json", None)]
+        schema = next((each for each in schemas if each is not None), None)
+        found = {"json": schema, "choice": fields.pop("guided_choice", None)}
     choice = found.get("choice")
     if isinstance(choice, list) and choice and all(isinstance(each, str) for each in choice):
         return {"regex": "|".join(map(re.escape, choice))}
@@ -99,6 +152,11 @@ def _skip_items(fields: dict[str, Any]) -> list[str]:
     if not isinstance(items, list):
         return []
     kinds = [str(item.get("type")) if isinstance(item, dict) else "" for item in items]
+    for number, kind in enumerate(kinds):
+        if kind in _OF_OTHER_SERVERS:
+            place = f"input[{number}]"
+            message = f"'{place}', of type '{kind}', {_OF_OTHER_SERVERS[kind]}."
+            raise ApiError(400, message, param=place, code="unsupported_item")
     pairs = [(item, kind) for item, kind in zip(items, kinds, strict=True) if kind not in _SKIPPED_ITEMS]
     fields["input"] = [_item(item, kind) for item, kind in pairs]
     return [f"items of type {kind}" for kind in _SKIPPED_ITEMS & {*kinds}]

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle.manifest import BLOCK_KINDS, RECURRENT_KINDS
+from outrider.bundle.manifest import BLOCK_KINDS, READING_KINDS, RECURRENT_KINDS
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
 from outrider.system.core import new_core
 
@@ -37,17 +37,19 @@ class Head:
 
 def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
     """What makes a head's graphs of its weights: one, or for Hydra one for each place."""
-    from outrider.models.backends.heads import block, places, recurrent
+    from outrider.models.backends.heads import assistant, block, places, recurrent
 
     if head.kind == "hydra":
         return [functools.partial(places.hydra, place=i) for i in range(head.num_places)]
     if head.kind in BLOCK_KINDS:
         return [block.dflash]
+    if head.kind in READING_KINDS:
+        return [assistant.assistant]
     return [getattr(recurrent if head.kind in RECURRENT_KINDS else places, head.kind)]
 
 
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
-    """Load a head's weights from the file `path`. options: those of `OpenVINOPaged`."""
+    """Load the weights of a head that has all that it reads from the file `path`. options: those of `OpenVINOPaged`."""
     from outrider.models.backends.heads.weights import Weights
     from outrider.models.backends.openvino_heads import OpenVINOBlock, OpenVINOPlaces
     from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -68,6 +70,18 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
         has_states = f"{BLOCK_STATES}.weight" in Weights.read(new_core(), path, None)
         return OpenVINOBlock(path, **options, build=first, features=(BLOCK_STATES,) if has_states else ())
     return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
+
+
+def load_assistant(path: Path, head: Head, main: OpenVINOPaged, options: dict[str, Any]) -> OpenVINOPaged:
+    """Load the weights of a head that reads the cache of `main` from the file `path`. options: as of `load_head`.
+
+    Raises:
+        BundleError: when the cache has another shape than the head reads.
+        DeviceError: when it is in a form that the head cannot read.
+    """
+    from outrider.models.backends.openvino_assistant import OpenVINOAssistant
+
+    return OpenVINOAssistant(path, main, main_path=head.main, **options)
 
 
 def check_head(path: Path, head: Head) -> None:

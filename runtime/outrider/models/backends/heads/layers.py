@@ -129,12 +129,12 @@ class Rotation:
     sin: ov.Node
 
     @classmethod
-    def of(cls, positions: ov.Node, weights: Weights) -> Rotation:
-        """positions: int64 [a, b]. Frequencies and scale are among the weights."""
+    def of(cls, positions: ov.Node, weights: Weights, name: str = "rotary") -> Rotation:
+        """positions: int64 [a, b]. name: of frequencies and scale among the weights."""
         times = ops.convert(ops.unsqueeze(positions, ints(2)), "f32")
-        angles = ops.multiply(times, weights["rotary.frequencies"])
+        angles = ops.multiply(times, weights[f"{name}.frequencies"])
         both = ops.unsqueeze(ops.concat([angles, angles], 2), ints(2))
-        scale = ops.constant(np.float32(weights.number("rotary.scale")))
+        scale = ops.constant(np.float32(weights.number(f"{name}.scale")))
         return cls(ops.multiply(ops.cos(both), scale), ops.multiply(ops.sin(both), scale))
 
     def __call__(self, heads: ov.Node) -> ov.Node:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.bundle.folder import Bundle, as_folder, read_bundle
+from outrider.bundle.folder import Bundle, as_folder, check_no_draft, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
-from outrider.errors import ExportError, OptionError, needs
+from outrider.errors import ExportError, needs
 from outrider.system.files import shown
 
 if TYPE_CHECKING:
@@ -62,12 +62,3 @@ def is_gguf(path: Path) -> bool:
     if not path.is_dir():
         return path.is_file() and path.suffix.lower() == ".gguf"
     return is_model(path) and not any((path / name).is_file() for name in (MANIFEST_NAME, "config.json"))
-
-
-def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
-    """Raise OptionError if a draft model is named for a bundle, which has those that it was made with."""
-    if draft not in (None, "auto"):
-        raise OptionError(
-            f"draft={shown(draft)!r} is for models, and {bundle} is a bundle already. Add the draft model to it: "
-            f"outrider add {bundle} {shown(draft)}"
-        )

@@ -1,0 +1,61 @@
+"""How the tokens that one round reads of one answer follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+
+@dataclass(eq=False, slots=True)
+class Layout:
+    """Committed tokens in a row and, behind the newest one, a draft: a chain, or a tree of candidates.
+
+        layout = Layout(num_tokens=4, num_rows=3, parents=[-1, 0, 1, 1])    # two candidates behind two tokens
+        layout.branches     # [[0, 1, 2], [0, 1, 3]]
+        layout.kept([1])    # [0, 1, 3], if the second candidate is accepted
+
+    Indices are those of the tokens in their chunk. num_rows: rows of logits, of the last tokens: in a round's call
+    those of the newest committed token and of the draft. parents: [num_tokens], for each token the one that it
+    follows, −1 for the slot's newest token; parents come before children. None: a chain.
+    """
+
+    num_tokens: int
+    num_rows: int
+    parents: Seq[int] | None = None
+    branches: Seq[Seq[int]] = field(init=False)  # the chains that it consists of, each from the first token to a last
+
+    def __post_init__(self) -> None:
+        self.branches = (range(self.num_tokens),) if self.parents is None else branches_of(self.parents)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether there may be several candidates for a position."""
+        return self.parents is not None
+
+    def kept(self, path: Seq[int]) -> Seq[int]:
+        """The committed tokens, and those of the draft on the accepted path, as indices in the draft.
+
+        Of a chain all: which of them stay depends on their number alone.
+        """
+        if self.parents is None:
+            return range(self.num_tokens)
+        num_committed = self.num_tokens - self.num_rows + 1
+        return [*range(num_committed), *(num_committed + i for i in path)]
+
+
+def path_to(i: int, parents: Seq[int]) -> list[int]:
+    """The indices from the first node of a tree to node i; none for −1. parents: of each node, −1 for a first one."""
+    path: list[int] = []
+    while i >= 0:
+        path.append(i)
+        i = parents[i]
+    return path[::-1]
+
+
+def branches_of(parents: Seq[int]) -> list[list[int]]:
+    """The paths to all nodes of a tree that nothing follows, in order."""
+    inner = {*parents}
+    return [path_to(i, parents) for i in range(len(parents)) if i not in inner]
