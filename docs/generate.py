@@ -192,6 +192,8 @@ without PyTorch only, and a graph with a state that is not paged is refused. ONN
 OpenVINO gives a model a paged cache only if it has attention in at least one layer ("No ScaledDotProductAttention
 operation observed in the graph"), so models of Mamba-2 alone (`mamba2`) are refused.
 
+Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
+
 Nemotron-H numbers what mixes tokens and feed-forward parts each on their own. Here, a layer is one of the former with
 the feed-forward part after it, so `outrider inspect` shows fewer layers than `config.json` has. Its mixtures of experts
 (`E` in `hybrid_override_pattern`, `nemotron_h_moe` in GGUF files) are refused. Its text was compared with Transformers'
@@ -236,7 +238,8 @@ short row of each token (MLA). They are converted from checkpoints and from GGUF
 - DeepSeek V2's products of queries and keys are scaled for YaRN as in its publishers' code and in llama.cpp.
   Transformers does so after 5.5 only, so `outrider verify --against` may differ from an older one.
 - Experts that are chosen in groups (V2's by the best expert of a group, V3's by the two best) are computed so. A layer
-  of prediction (MTP) behind the last one is left out.
+  of prediction (MTP) behind the last one is left out. So it is of GLM-4.5 to 4.7 and dots.llm1, whose experts are the
+  same beside an attention with keys and values of its own.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it, and
   the form of its weights is not chosen by slices.
 

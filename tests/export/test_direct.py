@@ -20,7 +20,7 @@ import heads
 import outrider
 import tiny
 from exports import error_of, logits_of_ir, reader_of_ir
-from llamacpp_orders import add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
+from llamacpp_orders import add_grouped_experts, add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
 from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import windows_of
@@ -137,7 +137,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         with pytest.raises(BundleError, match="makes queries, keys or values of a shorter row"):
             projections_of(graph, count, attended=64)
         return
-    if decoder.states or products or decoder.form.varied:
+    if decoder.states or products or decoder.form.varied or decoder.form.ungated:
         return
     assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
 
@@ -444,7 +444,9 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
         writer.add_expert_used_count(experts.active)
         if "moe_intermediate_size" in config:
             writer.add_expert_feed_forward_length(experts.size)
-        if not form.latent:
+        if form.grouped:
+            add_grouped_experts(writer, decoder, config, old=old)
+        else:
             writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
     rope = config.get("rope_parameters", {"rope_theta": 1e4})
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
@@ -490,7 +492,8 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
             values = values.reshape(values.shape[0], -1)
         if weight.endswith("expert_bias"):
             weight += ".bias"
-        weight = weight.replace("score_correction_bias", "score_correction.bias")
+        if weight.endswith("score_correction_bias"):
+            weight, values = weight.replace("correction_bias", "correction.bias"), values.reshape(-1)
         parts = rewritten(weight, values, decoder) if old or not form.latent else latent_rows(weight, values, decoder)
         for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))

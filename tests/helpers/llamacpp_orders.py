@@ -73,17 +73,27 @@ def add_latent_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str
     rope = config["rope_parameters"]
     if weight := rope.get("mscale_all_dim"):
         writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
-    if experts := decoder.experts:
-        writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
-        writer.add_expert_shared_count(config["n_shared_experts"])
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        if config["norm_topk_prob"]:
-            writer.add_expert_weights_norm(True)
-        if experts.router == "sigmoid" and not old:
-            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        if config.get("n_group") and not old:
-            writer.add_expert_group_count(config["n_group"])
-            writer.add_expert_group_used_count(config["topk_group"])
+
+
+def add_grouped_experts(
+    writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any], *, old: bool = False
+) -> None:
+    """The metadata of experts as DeepSeek's, if there are any. old: as above."""
+    experts = decoder.experts
+    if experts is None:
+        return
+    writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
+    writer.add_expert_shared_count(config.get("n_shared_experts") or config["moe_num_shared_experts"])
+    if decoder.form.name == "ernie4_5_moe":  # of which its converter writes no more
+        return
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["norm_topk_prob"]:
+        writer.add_expert_weights_norm(True)
+    if experts.router == "sigmoid" and not old:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.get("n_group") and not old:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
 
 
 def latent_rows(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, Any]]:

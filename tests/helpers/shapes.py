@@ -41,6 +41,9 @@ _LATENT: dict[str, Any] = _ALL_HEADS | {
     "v_head_dim": 16, "first_k_dense_replace": 1, "moe_intermediate_size": 48, "n_routed_experts": NUM_EXPERTS,
     "num_experts_per_tok": NUM_ACTIVE, "n_shared_experts": 2,
 }  # fmt: skip
+_GROUPED_MOE = {key: value for key, value in _LATENT.items() if "lora" not in key and "head_dim" not in key} | {
+    "num_key_value_heads": 2, "head_dim": 16,
+}  # fmt: skip
 _MSCALE = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "original_max_position_embeddings": 16, "mscale": 0.707,
     "mscale_all_dim": 0.707, "beta_fast": 32.0, "beta_slow": 1.0,
@@ -70,7 +73,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.5, "rope_parameters": _MSCALE},
     "deepseek_v3": _LATENT
     | {"n_group": 2, "topk_group": 1, "rope_parameters": _MSCALE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    "dots1": _GROUPED_MOE | {"n_group": 2, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
     "ernie4_5": _LLAMA | {"head_dim": 16},
+    "ernie4_5_moe": _LLAMA
+    | {
+        "num_hidden_layers": 3, "moe_num_experts": NUM_EXPERTS, "moe_k": NUM_ACTIVE, "moe_intermediate_size": 48,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
+    },
     "exaone4": _MIXED | {"sliding_window_pattern": 4},
     "falcon": _IDS
     | {
@@ -85,6 +94,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "glm": _LLAMA | {"head_dim": 32},
     "glm4": _LLAMA | {"head_dim": 32},
+    "glm4_moe": _GROUPED_MOE | {"n_shared_experts": 1, "use_qk_norm": True, "routed_scaling_factor": 1.5},
     "glm4_moe_lite": _LATENT | {"n_shared_experts": 1, "rms_norm_eps": 1e-5},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,

@@ -244,6 +244,8 @@ def why_not_onnx(decoder: Decoder) -> str | None:
         return "gates after attention"
     if decoder.latent is not None:
         return "latent attention"
+    if decoder.form.ungated:
+        return "feed-forward parts without a gate"
     return "mixtures of experts" if decoder.experts else None
 
 

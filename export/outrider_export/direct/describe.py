@@ -224,10 +224,11 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     latent = latent_of(config) if form.latent else None
+    config = {**config, **dense_layers(config)} if form.grouped else config
     if latent is None:
         head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
     else:
-        config = {**config, "attention_multiplier": scale_of(latent, config), **dense_layers(config)}
+        config = {**config, "attention_multiplier": scale_of(latent, config)}
         head_size, kv_heads = latent.head_size, heads
     sizes = Sizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
@@ -235,15 +236,15 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
     experts = [
-        experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped, grouped=form.latent)
+        experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped, grouped=form.grouped)
         for i in range(len(states))
     ]
     windows = _windows(form, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
-    if form.shared and any(experts) and not all(experts) and latent is None:
+    if form.shared and any(experts) and not all(experts) and not form.grouped:
         raise ValueError("layers with and without experts beside a shared one")
     of_layers = varied_sizes(config, sizes) if form.varied else [sizes] * len(states)
-    if latent is not None and any(experts):
+    if form.grouped and any(experts):
         shared = replace(sizes, mlp_size=int(config["moe_intermediate_size"]) * int(config["n_shared_experts"]))
         of_layers = [sizes if mixture is None else shared for mixture in experts]
     rotated = full_size if latent is None else latent.rotated

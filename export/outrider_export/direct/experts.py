@@ -71,7 +71,7 @@ def _groups_of(config: Mapping[str, Any], is_sigmoid: bool) -> tuple[int, int]:
     if method not in ("greedy", "noaux_tc" if is_sigmoid else "group_limited_greedy"):
         raise ValueError(f"topk_method={method!r}")
     scoring = config.get("scoring_func", "sigmoid" if is_sigmoid else "softmax")
-    if is_sigmoid != (scoring == "sigmoid"):
+    if is_sigmoid != (scoring in ("sigmoid", "noaux_tc")):
         raise ValueError(f"scoring_func={scoring!r}")
     if method == "greedy":
         return 1, 1

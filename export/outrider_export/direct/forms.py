@@ -53,7 +53,8 @@ class Form:
     what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
     "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
     in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled. latent: keys
-    and values are made of a short row of each token, see `Latent`, and experts may be in groups.
+    and values are made of a short row of each token, see `Latent`. grouped: experts may be in groups, their weights
+    scaled, and some layers dense, as DeepSeek's.
     defaults: what Transformers takes for keys that config.json lacks.
     """
 
@@ -85,6 +86,7 @@ class Form:
     clamped: bool = False
     varied: bool = False
     latent: bool = False
+    grouped: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:
@@ -218,13 +220,16 @@ _LATENT: dict[str, Any] = {"interleaved": True, "gguf_interleaved": True, "laten
 _OF_LATENT: dict[str, Any] = {
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
-_LATENT_MOE: dict[str, Any] = _LATENT | {
-    "shared": "added",
-    "keys": {"num_experts": "n_routed_experts", "num_dense_layers": "first_k_dense_replace"},
-    "names": _NAMES_OF_QWEN_MOE
+_NAMES_OF_DEEPSEEK = (
+    _NAMES_OF_QWEN_MOE
     | {f"mlp.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
-    | {f"{CHOICE}.bias": "mlp.gate.e_score_correction_bias"},
-}
+    | {f"{CHOICE}.bias": "mlp.gate.e_score_correction_bias"}
+)
+_GROUPED: dict[str, Any] = {
+    "shared": "added", "grouped": True, "names": _NAMES_OF_DEEPSEEK,
+    "keys": {"num_experts": "n_routed_experts", "num_dense_layers": "first_k_dense_replace"},
+}  # fmt: skip
+_LATENT_MOE: dict[str, Any] = _LATENT | _GROUPED
 _OF_DEEPSEEK_V2 = _OF_LATENT | {
     "num_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, "num_dense_layers": 0,
 }  # fmt: skip
@@ -237,6 +242,18 @@ _OF_GLM4_MOE_LITE = _OF_LATENT | {
     "num_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_dense_layers": 1,
     "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
 }  # fmt: skip
+_OF_GLM4_MOE: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts": 128, "n_shared_experts": 1,
+    "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
+}  # fmt: skip
+_KEYS_OF_ERNIE_MOE = {
+    "num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k", "n_shared_experts": "moe_num_shared_experts",
+    "num_dense_layers": "moe_layer_start_index",
+}  # fmt: skip
+_OF_ERNIE_MOE: dict[str, Any] = {
+    "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True, "num_experts": 64, "num_experts_per_tok": 6,
+    "n_shared_experts": 2, "moe_intermediate_size": 1536, "num_dense_layers": 1, "norm_topk_prob": True,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5 (Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's conversion/*.py and
@@ -244,11 +261,21 @@ _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
+        Form(
+            "arcee", "arcee", gguf_interleaved=True, ungated=True,
+            defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
+        ),
         Form("deepseek_v2", "deepseek2", router="softmax", **_LATENT_MOE, defaults=_OF_DEEPSEEK_V2),
         Form("deepseek_v3", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_DEEPSEEK_V3),
+        Form("dots1", "dots1", router="sigmoid", **_GROUPED, defaults={"num_dense_layers": 0}),
         Form(
             "ernie4_5", "ernie4_5", interleaved=True, gguf_interleaved=True,
             defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
+        ),
+        Form(
+            "ernie4_5_moe", "ernie4_5-moe", interleaved=True, gguf_interleaved=True, grouped=True,
+            names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.moe_statics.e_score_correction_bias"},
+            keys=_KEYS_OF_ERNIE_MOE, router="softmax", shared="added", defaults=_OF_ERNIE_MOE,
         ),
         Form(
             "exaone4", "exaone4", norms=_AFTER, windows=4, rotated="sliding",
@@ -267,6 +294,7 @@ FORMS: dict[str, Form] = {
         Form(
             "glm4", "glm4", norms=_SANDWICH, interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM
         ),
+        Form("glm4_moe", "glm4moe", router="sigmoid", **_GROUPED, defaults=_OF_GLM4_MOE),
         Form("glm4_moe_lite", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_GLM4_MOE_LITE),
         Form(
             "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,

@@ -43,6 +43,9 @@ _KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "num_dense_layers": "leading_dense_block_count",
+    "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
@@ -132,11 +135,13 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         raise NotDirect("no rotation of queries and keys")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
+    if form.grouped:
+        config = {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config
     if form.latent:
-        config |= {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config | latent_config(header)
+        config |= latent_config(header)
     if config.get("num_experts") and not form.router:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
-    if form.name == "qwen3_moe":  # llama.cpp divides by the sum of weights always
+    if form.name in ("qwen3_moe", "ernie4_5_moe"):  # llama.cpp divides by the sum of weights always
         config["norm_topk_prob"] = True
     if form.name == "olmo2" and config["sliding_window"]:
         form = FORMS["olmo3"]

@@ -68,9 +68,9 @@ _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.sca
 _SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
-_BEFORE_MLP = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss"), "post_attention_norm") | {
-    "nemotron_h": "attn_norm"
-}
+_BEFORE_MLP = dict.fromkeys(
+    ("qwen35", "qwen35moe", "qwen3next", "gpt-oss", "seed_oss", "glm4moe"), "post_attention_norm"
+) | {"nemotron_h": "attn_norm"}
 _NORM_OF_LFM2 = "token_embd_norm"  # what llama.cpp calls the norm before the output matrix there
 
 

@@ -95,8 +95,13 @@ def scale_of(latent: Latent, config: Mapping[str, Any]) -> float:
 
 def dense_layers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Which layers have no experts, by `mlp_layer_types`; {} where that is missing."""
-    if config.get("moe_layer_freq", 1) != 1:
-        raise ValueError(f"moe_layer_freq={config['moe_layer_freq']}")
+    for key, plain in (
+        ("moe_layer_freq", (1,)),
+        ("moe_layer_interval", (1,)),
+        ("moe_layer_end_index", (-1, int(config["num_hidden_layers"]) - 1)),
+    ):
+        if config.get(key, plain[0]) not in plain:
+            raise ValueError(f"{key}={config[key]}")
     kinds = config.get("mlp_layer_types")
     if not kinds:
         return {}

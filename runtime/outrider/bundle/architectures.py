@@ -32,8 +32,8 @@ REFUSED: dict[str, str] = (
     | dict.fromkeys(("bamba", "falcon_h1", "falcon-h1", "zamba2"), _UNWRITTEN)
     | dict.fromkeys(
         (
-            "arwkv7", "kimi-linear", "minimax", "olmo_hybrid", "recurrent_gemma", "rwkv", "rwkv6", "rwkv6qwen2",
-            "rwkv7", "xlstm",
+            "arwkv7", "kimi-linear", "kimi_linear", "minimax", "olmo_hybrid", "recurrent_gemma", "rwkv", "rwkv6",
+            "rwkv6qwen2", "rwkv7", "xlstm",
         ),
         _RULE,
     )
