@@ -93,6 +93,14 @@ def test_gemma_4_is_read_without_images_and_sounds(published: str, tmp_path: Pat
     assert error_of(found, logits_of(model, TOKENS)) < 5e-5
 
 
+def test_a_text_part_with_a_class_of_its_own_hides_no_images(tmp_path: Path) -> None:
+    text = {"architectures": ["VLlama3ForCausalLM"], "model_type": "llama"}
+    config = {"architectures": ["SmolVLMForConditionalGeneration"], "vision_config": {}, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = read_config(tmp_path)
+    assert (found["architectures"], found["model_type"]) == (config["architectures"], "llama")
+
+
 def test_a_damaged_text_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3_5ForConditionalGeneration"]}))
     with pytest.raises(ExportError, match="config.json is damaged: a value in it is not what it has to be"):

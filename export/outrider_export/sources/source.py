@@ -192,6 +192,7 @@ def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
     if reads_images:
         with configuring(path):
             config |= config.get("text_config") or {}
+        config["architectures"] = architectures  # not the text model's, which has its own
     elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
         raise ExportError(
             f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
