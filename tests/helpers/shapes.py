@@ -73,7 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.5, "rope_parameters": _MSCALE},
     "deepseek_v3": _LATENT
     | {"n_group": 2, "topk_group": 1, "rope_parameters": _MSCALE | {"mscale": 1.0, "mscale_all_dim": 1.0}},
-    "dots1": _GROUPED_MOE | {"n_group": 2, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
+    "dots1": _GROUPED_MOE | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.5},
     "ernie4_5": _LLAMA | {"head_dim": 16},
     "ernie4_5_moe": _LLAMA
     | {
