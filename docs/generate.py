@@ -238,7 +238,7 @@ short row of each token (MLA). They are converted from checkpoints and from GGUF
 - DeepSeek V2's products of queries and keys are scaled for YaRN as in its publishers' code and in llama.cpp.
   Transformers does so after 5.5 only, so `outrider verify --against` may differ from an older one.
 - Experts that are chosen in groups (V2's by the best expert of a group, V3's by the two best) are computed so. A layer
-  of prediction (MTP) behind the last one is left out. So it is of GLM-4.5 to 4.7 and dots.llm1, whose experts are the
+  of prediction (MTP) after the last one is left out. So it is of GLM-4.5 to 4.7 and dots.llm1, whose experts are the
   same beside an attention with keys and values of its own.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it, and
   the form of its weights is not chosen by slices.

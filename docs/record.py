@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PICTURE = Path(__file__).with_name("images") / "chat.svg"
 PROMPT = PROMPTS["fix code"]
 COLUMNS, LEADING, LETTER = 88, 24, 8.4  # characters of a line; pixels of a line and of a character
-PAUSE = 1.2, 4.0  # seconds before the answer and behind it
+PAUSE = 1.2, 4.0  # seconds before the answer and after it
 SOURCES = {"accepted": "right draft", "recovered": "in place of a wrong one", "bonus": "after a draft", "plain": ""}
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1b1d28; --soft: #565b70; --line: #c9cddd; --asked: #e6e9fa;

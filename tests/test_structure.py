@@ -130,6 +130,17 @@ def test_no_imports_go_in_circles(packages: Iterable[Path]) -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+def test_a_name_of_a_class_has_one_meaning() -> None:
+    """In all packages; those with an underscore are their modules' own."""
+    places: dict[str, list[str]] = {}
+    for package in (RUNTIME, EXPORT, BENCH):
+        for path in package.rglob("*.py"):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+                    places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
 def test_circles_are_found(tmp_path: Path) -> None:
     package = tmp_path / "toy"
     (package / "part").mkdir(parents=True)

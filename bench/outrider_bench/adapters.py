@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,13 +10,13 @@ from outrider.bundle.folder import Bundle
 from outrider.config import COPYING, Config
 from outrider.decoding.metrics import Stats
 from outrider.engine.engine import Engine
-from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import BenchPrompt
 
 
 def compare_adapter(
     bundle: Bundle,
     config: Config,
-    prompts: Seq[Prompt],
+    prompts: Sequence[BenchPrompt],
     adapter: str,
     progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda _: nullcontext(lambda: None),
 ) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def compare_adapter(
         return {"adapter": adapter, "num_prompts": len(prompts), "setting": engine.setting, "modes": modes}
 
 
-def _sum(runs: Seq[Stats]) -> dict[str, Any]:
+def _sum(runs: Sequence[Stats]) -> dict[str, Any]:
     """Figures of several answers together."""
     drafts, drafted, accepted = (
         sum(getattr(each, name) for each in runs) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")

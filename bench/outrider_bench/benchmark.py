@@ -6,8 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -21,10 +20,10 @@ from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_peer
 from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import Prompt, Task, encode_prompts
+from outrider_bench.prompts import BenchPrompt, Task, encode_prompts
 from outrider_bench.report import page
 from outrider_bench.report.summary import collect, profile, summarize, summarize_prompts
-from outrider_bench.runs.measure import QUICK_SECONDS, Budget, Record, layers, measure, warm_up
+from outrider_bench.runs.measure import QUICK_SECONDS, RunRecord, TimeBudget, layers, measure, warm_up
 from outrider_bench.runs.run_folder import RunFolder
 from outrider_bench.runs.workers import RemoteMode, start_workers
 from outrider_bench.setting import describe_machine, describe_models, describe_versions
@@ -32,7 +31,7 @@ from outrider_bench.setting import describe_machine, describe_models, describe_v
 
 def run(
     setup: Setup,
-    prompts: list[Prompt],
+    prompts: list[BenchPrompt],
     names: list[str],
     *,
     repeats: int = 1,
@@ -55,7 +54,7 @@ def run(
             raise OptionError(
                 f"Mode '{name.text}' is only for several requests at a time. Give --concurrency, or leave it out."
             )
-    budget = Budget(QUICK_SECONDS) if quick else None
+    budget = TimeBudget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)
     failures: list[dict[str, str | None]] = []
@@ -80,7 +79,7 @@ def run(
         num_done = sum(record.run is not None for record in saved.records)
         advance = stack.enter_context(progress(len(tasks) * len(modes) * repeats - num_done))
 
-        def record(made: Record) -> None:
+        def record(made: RunRecord) -> None:
             saved.append(made)
             advance()
 
@@ -107,7 +106,7 @@ def check_setup(setup: Setup, names: list[str]) -> None:
         raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
 
 
-def describe_modes(modes: Seq[RemoteMode]) -> list[dict[str, Any]]:
+def describe_modes(modes: Sequence[RemoteMode]) -> list[dict[str, Any]]:
     """A description of each mode. trial: for a mode in the fastest precision, tokens per second by precision."""
     return [
         {"name": mode.name, "runtime": mode.runtime, "description": mode.description}
@@ -123,7 +122,7 @@ def _as_chosen(config: GenerationConfig, saved: RunFolder) -> GenerationConfig:
 
 
 def _choose_tokens(
-    saved: RunFolder, budget: Budget, modes: Seq[Mode], tasks: list[Task], config: GenerationConfig
+    saved: RunFolder, budget: TimeBudget, modes: Sequence[Mode], tasks: list[Task], config: GenerationConfig
 ) -> None:
     """Choose the answer length of a quick measurement, from the time of a first prompt."""
     wanted = config.max_new_tokens or 1
@@ -131,7 +130,9 @@ def _choose_tokens(
     saved.choose(max_new_tokens=budget.choose_tokens(wanted, seconds, len(layers(tasks, 1)[0])))
 
 
-def condense(records: list[Record], tasks: list[Task], modes: Seq[dict[str, Any]], reference: str) -> dict[str, Any]:
+def condense(
+    records: list[RunRecord], tasks: list[Task], modes: Sequence[dict[str, Any]], reference: str
+) -> dict[str, Any]:
     """Figures and runs, for JSON."""
     runs, names = collect(records), [mode["name"] for mode in modes]
     return {
@@ -172,7 +173,9 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     return [folder / name for name in made]
 
 
-def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats: int, *, quick: bool) -> dict[str, Any]:
+def describe_run(
+    setup: Setup, prompts: list[BenchPrompt], names: list[str], repeats: int, *, quick: bool
+) -> dict[str, Any]:
     """Everything that the figures of a measurement depend on."""
     device, generation = setup.config.device, setup.config.generation
     texts = json.dumps([asdict(prompt) for prompt in prompts]).encode()
@@ -214,7 +217,7 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
 
 
 def describe_cut(
-    records: list[Record], tasks: list[Task], repeats: int, wanted_tokens: int | None, tokens: int | None
+    records: list[RunRecord], tasks: list[Task], repeats: int, wanted_tokens: int | None, tokens: int | None
 ) -> str | None:
     """What was left out to end in time, in a sentence; None if nothing was."""
     cuts = []

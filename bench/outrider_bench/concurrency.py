@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -30,12 +29,12 @@ from outrider.errors import OptionError, OutriderError
 from outrider.inputs.text import Tokenizer
 from outrider_bench.benchmark import check_setup, describe_modes, describe_run
 from outrider_bench.modes.make import default_peers, our_modes
-from outrider_bench.modes.mode import Batch, BatchMode, Load, Mode
+from outrider_bench.modes.mode import AnsweredLoad, BatchMode, Load, Mode
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import default_precision, precisions_of
 from outrider_bench.modes.peers.known import FASTEST, PEERS
 from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import Prompt, encode_prompts
+from outrider_bench.prompts import BenchPrompt, encode_prompts
 from outrider_bench.report.spread import median_and_range, median_ratio, ratio_interval
 from outrider_bench.runs.workers import RemoteMode, RunFailed, start_workers
 
@@ -45,13 +44,13 @@ _SLACK = 64  # tokens of cache per request besides its own: the rest of a block,
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLoad:
     """One load of a mode. num_requests: at a time. read_seconds: for the same prompts with one new token each."""
 
     mode: str
     num_requests: int
     repeat: int
-    batch: Batch
+    batch: AnsweredLoad
     read_seconds: float
 
     @property
@@ -68,9 +67,9 @@ class Measured:
 
 def run(
     setup: Setup,
-    prompts: list[Prompt],
+    prompts: list[BenchPrompt],
     names: list[str],
-    levels: Seq[int],
+    levels: Sequence[int],
     *,
     repeats: int = 3,
     progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda _: nullcontext(lambda: None),
@@ -125,13 +124,13 @@ def run(
 
 
 def measure(
-    modes: Seq[RemoteMode],
-    loads: Seq[Load],
+    modes: Sequence[RemoteMode],
+    loads: Sequence[Load],
     config: GenerationConfig,
     repeats: int,
     fail: Callable[[str, str, int | None], None],
     advance: Callable[[], None],
-) -> list[Measured]:
+) -> list[MeasuredLoad]:
     """Run every load in every mode, `repeats` times, each time starting with another mode.
 
     Each load first runs for a few tokens, uncounted, because first calls of a shape compile kernels. A load that fails
@@ -153,8 +152,8 @@ def measure(
                     if not repeat:
                         mode.run(load, warm)
                     read_seconds = mode.run(load, read).seconds
-                    batch: Batch = mode.run(load, config)
-                    measured.append(Measured(mode.name, level, repeat, batch, read_seconds))
+                    batch: AnsweredLoad = mode.run(load, config)
+                    measured.append(MeasuredLoad(mode.name, level, repeat, batch, read_seconds))
                 except RunFailed as error:
                     fail(mode.name, str(error), level)
                     failed |= {(mode.name, each.at_once) for each in (loads if error.died else [load])}
@@ -162,7 +161,7 @@ def measure(
     return measured
 
 
-def summarize(measured: Seq[Measured], levels: Seq[int], names: Seq[str]) -> list[dict[str, Any]]:
+def summarize(measured: Sequence[MeasuredLoad], levels: Sequence[int], names: Sequence[str]) -> list[dict[str, Any]]:
     """For each level and mode, medians over repeats, their smallest and largest, and ratios to the first mode.
 
     Ratios are paired, repeat by repeat, as the two ran one after the other. identical: how many of the answers had the
@@ -241,7 +240,7 @@ class _Ours:
         self._mode, self._engine = mode, engine
         self._copier = cast("Suffix", engine.find_drafter("suffix"))
 
-    def run(self, load: Load, config: GenerationConfig) -> Batch:
+    def run(self, load: Load, config: GenerationConfig) -> AnsweredLoad:
         """Decode these prompts, so many at a time."""
         longest = sorted(map(len, load.prompts))[-load.at_once :]
         needed = sum(length + (config.max_new_tokens or 0) + _SLACK for length in longest)

@@ -176,4 +176,4 @@ def _working_set() -> int:
     kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
     if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), 72):
         raise OSError("the process's memory cannot be asked for")
-    return counters[2]  # behind the highest working set
+    return counters[2]  # after the highest working set

@@ -8,8 +8,7 @@ tokens are the answer's (Xia et al. 2024, "SWIFT", section 4.2). The best are th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +22,7 @@ from outrider.bundle.fit import check_fit
 from outrider.bundle.manifest import NAME, RESERVED_NAMES, describe_layers, replace_manifest
 from outrider.config import Config
 from outrider.drafters import SelfModel
-from outrider.drafters.prediction import Costs, Prediction, best_draft
+from outrider.drafters.prediction import Costs, SpeedPrediction, best_draft
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
@@ -42,7 +41,7 @@ _HALF, _ONE = "half", "one"  # of the layers: both cut the model before every la
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DrafterLayers:
     """Layers that a drafter is made of, and what is expected of it.
 
     agreement: the share of an answer's tokens that are the likeliest without the other layers. cost: of a draft token,
@@ -81,8 +80,8 @@ def probe_engine(bundle: Bundle, config: Config) -> closing[Engine]:
 
 
 def find_layers(
-    engine: Engine, tasks: Seq[Task], max_new_tokens: int = 64, progress: Callable[[str], None] = lambda _: None
-) -> list[Found]:
+    engine: Engine, tasks: Sequence[Task], max_new_tokens: int = 64, progress: Callable[[str], None] = lambda _: None
+) -> list[DrafterLayers]:
     """Search for the layers to draft with, on these prompts; the best first. engine: of `probe_engine`.
 
     progress: is told of each step in a sentence.
@@ -104,12 +103,12 @@ def find_layers(
         raise RequestError("No prompt has an answer, so there is nothing to compare with. Give other prompts.")
     with closing(_Reader(main, answers)) as reader:
 
-        def judge(skipped: range) -> Found:
+        def judge(skipped: range) -> DrafterLayers:
             layers = tuple(i for i in range(prices.num_layers) if i not in skipped)
             progress(f"without layers {describe_layers(skipped)}")
             agreement = reader.agreement(layers)
             best = prices.best([agreement] * MOST, len(layers))
-            return Found(layers, agreement, prices.draft(len(layers)), best.num_draft_tokens, best.speed_up)
+            return DrafterLayers(layers, agreement, prices.draft(len(layers)), best.num_draft_tokens, best.speed_up)
 
         tried = search(prices.num_layers, judge)
     best = sorted(tried, key=lambda each: -each.speed_up)[:_NUM_MEASURED]
@@ -120,12 +119,12 @@ def find_layers(
         given_those_before = [b / a if a else 0.0 for a, b in pairwise((1.0, *acceptance))]
         found = prices.best(given_those_before, len(each.layers))
         measured.append(
-            Found(each.layers, each.agreement, each.cost, found.num_draft_tokens, found.speed_up, acceptance)
+            DrafterLayers(each.layers, each.agreement, each.cost, found.num_draft_tokens, found.speed_up, acceptance)
         )
     return sorted(measured, key=lambda each: -each.speed_up)
 
 
-def search(num_layers: int, judge: Callable[[range], Found]) -> list[Found]:
+def search(num_layers: int, judge: Callable[[range], DrafterLayers]) -> list[DrafterLayers]:
     """Judge runs of layers to leave out: each layer but the first, then the best runs with a layer more at either end.
 
     A run is given up when no longer one can be better: with an agreement of a, and drafts at no cost, a round gives
@@ -133,7 +132,7 @@ def search(num_layers: int, judge: Callable[[range], Found]) -> list[Found]:
     """
     runs = [range(i, i + 1) for i in range(1, num_layers)]
     seen = {*runs}
-    tried: list[Found] = []
+    tried: list[DrafterLayers] = []
     while runs:
         judged = [(run, judge(run)) for run in runs]
         tried += [found for _, found in judged]
@@ -207,7 +206,7 @@ class _Prices:
         """The price of a draft token that passes through so many layers."""
         return self.none + num_layers * self.each
 
-    def best(self, acceptance: Seq[float], num_layers: int) -> Prediction:
+    def best(self, acceptance: Sequence[float], num_layers: int) -> SpeedPrediction:
         """Of the number of draft tokens a round that pays most, be it slower than plain decoding.
 
         acceptance: for each place, the chance that a token there is accepted if those before it are.
@@ -219,7 +218,7 @@ class _Prices:
 class _Reader:
     """Prompts that were read once, and their answers, which are read again and again without some layers."""
 
-    def __init__(self, main: OpenVINOPaged, answers: Seq[tuple[list[int], list[int]]]) -> None:
+    def __init__(self, main: OpenVINOPaged, answers: Sequence[tuple[list[int], list[int]]]) -> None:
         self._main, self._answers = main, answers
         self._slots: list[Slot] = []
         for prompt, answer in answers:
@@ -245,7 +244,7 @@ class _Reader:
 
 
 def _accepted(
-    engine: Engine, main: OpenVINOPaged, layers: Layers, answers: Seq[tuple[list[int], list[int]]]
+    engine: Engine, main: OpenVINOPaged, layers: Layers, answers: Sequence[tuple[list[int], list[int]]]
 ) -> tuple[float, ...]:
     """For each place, the share of drafts of these layers whose token there is accepted."""
     part = OpenVINOLayers(main, layers)

@@ -16,8 +16,7 @@ import statistics
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +86,7 @@ SMALL = {"draft_cost": 0.35}  # a draft model that is eight times as fast as the
 GOOD, MEDIOCRE, BAD, WRONG = 0.2, 0.6, 1.5, 50.0  # noise of draft models
 STRANGERS = tuple((3 + i, 12 + 4 * i) for i in range(8))
 TURNS = tuple((40 * i, (0, 20)[i % 2]) for i in range(6))
-PARTLY = ((0, GOOD), (200, WRONG))  # the noise of a draft model that is wrong behind long prompts
+PARTLY = ((0, GOOD), (200, WRONG))  # the noise of a draft model that is wrong after long prompts
 LONG = ((3, 400), (5, 400))
 EQUAL = tuple((3 + i, 150) for i in range(8))
 FAR = tuple((200 + 5 * i, 150) for i in range(4))
@@ -183,7 +182,7 @@ def without(part: Part) -> Iterator[None]:
         yield
 
 
-def speed_ups(plain: Seq[list[tuple[list[list[int]], list[float]]]]) -> list[float]:
+def speed_ups(plain: Sequence[list[tuple[list[list[int]], list[float]]]]) -> list[float]:
     """Each scenario's, with the controller as it is now. Its text does not depend on it."""
     found = []
     for scenario, expected in zip(SCENARIOS, plain, strict=True):

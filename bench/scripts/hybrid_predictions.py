@@ -42,7 +42,7 @@ def weights_of(fields: dict[str, Any], kind: str) -> int:
     return int(BLOCK_LAYERS * layer + BLOCK_STATES * hidden * hidden + CUT * hidden)
 
 
-def best(tokens: float, rows: dict[int, float], share: float, *, at_once: bool) -> prediction.Prediction:
+def best(tokens: float, rows: dict[int, float], share: float, *, at_once: bool) -> prediction.SpeedPrediction:
     """The draft length that pays most.
 
     tokens: of a round. rows: seconds of calls. share: a draft's, or a draft token's, of a call of one row.

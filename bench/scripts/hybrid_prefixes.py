@@ -3,7 +3,7 @@
     python bench/scripts/hybrid_prefixes.py BUNDLE [--system 2000] [--conversations 10] [--turns 10]
 
 Conversations begin with the same system prompt, this project's documentation. What a turn has to read is what its
-prompt has behind the last turn's answer, and of a conversation's first turn what it has behind the system prompt. The
+prompt has after the last turn's answer, and of a conversation's first turn what it has after the system prompt. The
 rest is read again if it is not in the cache. In "from files", an engine is loaded again for each conversation; its next
 turn is asked, answered once more, and asked in a fork that went back a turn. Times are to the first
 token, on a machine that should be idle.

@@ -5,7 +5,7 @@
 The models have random weights in the shapes of published ones, and MODEL.gguf's tokenizer: what they say means nothing,
 and their memory and speed are those of the real ones. Each size is exported in int8 and in int4 into FOLDER, where it
 stays; what is there already is measured only. Each figure is of the second start: resident memory after 64 tokens
-behind a short prompt, with the default options, and tokens per second. For an idle machine, so it is run by hand. The
+after a short prompt, with the default options, and tokens per second. For an idle machine, so it is run by hand. The
 largest int8 model takes 9 GB of disk and as much memory.
 """
 

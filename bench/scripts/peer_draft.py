@@ -34,7 +34,7 @@ from outrider.models.backends.heads.layers import (
     norm,
 )
 from outrider.models.backends.heads.recurrent import NORM_FIRST
-from outrider.models.backends.heads.weights import Weights
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.taps import LAST, after_layers, ints, parameter, result
 from outrider.system.core import new_core
 from outrider_export.target import Target
@@ -64,7 +64,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
     if main.format != "openvino":
         raise ExportError(f"openvino-genai reads OpenVINO models, and the main model is in {main.format}.")
     main_path = bundle.folder / main.folder / _MODEL
-    weights = Weights.read(new_core(), bundle.folder / entry.model.folder / _MODEL, main_path)
+    weights = HeadWeights.read(new_core(), bundle.folder / entry.model.folder / _MODEL, main_path)
     model = _MAKERS[entry.kind](weights, entry, bundle)
     if folder.exists():
         raise OptionError(f"{folder} exists. Choose another name.")
@@ -78,7 +78,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
         raise ExportError(f"{folder} cannot be written: {error}.") from error
 
 
-def _eagle3(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
+def _eagle3(weights: HeadWeights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
     """As `outrider.models.backends.heads.recurrent.eagle3`.
 
     openvino-genai moves `fc`, the MatMul at the input, into the main model; what it finds as the drafter's own hidden
@@ -126,7 +126,7 @@ def _eagle3(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
     return model
 
 
-def _dflash(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
+def _dflash(weights: HeadWeights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
     """As `outrider.models.backends.heads.block.dflash`. Only the context's keys and values are kept.
 
     position_ids: of the context's new tokens, and then of the block. attention_mask is not used, as all tokens see each
@@ -169,7 +169,7 @@ def _dflash(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
     return model
 
 
-_MAKERS: dict[str, Callable[[Weights, DrafterEntry, Bundle], ov.Model]] = {"eagle3": _eagle3, "dflash": _dflash}
+_MAKERS: dict[str, Callable[[HeadWeights, DrafterEntry, Bundle], ov.Model]] = {"eagle3": _eagle3, "dflash": _dflash}
 
 
 def _layers_read(entry: DrafterEntry, bundle: Bundle) -> list[int]:
@@ -185,7 +185,7 @@ def _layers_read(entry: DrafterEntry, bundle: Bundle) -> list[int]:
 class _States:
     """Keys and values of earlier tokens, in the model's state. beams: int32 [sequences], which of them go on."""
 
-    def __init__(self, weights: Weights, num_sequences: ov.Node, beams: ov.Node | None = None) -> None:
+    def __init__(self, weights: HeadWeights, num_sequences: ov.Node, beams: ov.Node | None = None) -> None:
         self.assigned: list[Any] = []
         self._num_kv_heads, self._size = int(weights.number("num_kv_heads")), int(weights.number("head_size"))
         self._num_sequences, self._beams = num_sequences, beams
@@ -205,7 +205,9 @@ class _States:
         return every
 
 
-def _attend(queries: ov.Node, keys: ov.Node, values: ov.Node, weights: Weights, mask: ov.Node | None = None) -> ov.Node:
+def _attend(
+    queries: ov.Node, keys: ov.Node, values: ov.Node, weights: HeadWeights, mask: ov.Node | None = None
+) -> ov.Node:
     """Attention, float32 [sequences, queries, heads · head_size].
 
     queries: [sequences, queries, heads, head_size]; keys, values: [sequences, kv heads, tokens, head_size].

@@ -1,4 +1,4 @@
-"""Measures what a prefix store saves: the first token behind a long document, cold, from disk and from memory.
+"""Measures what a prefix store saves: the first token after a long document, cold, from disk and from memory.
 
     python bench/scripts/prefix_store_speed.py BUNDLE [--tokens 4000] [--repeats 3]
 

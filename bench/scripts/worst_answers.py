@@ -16,8 +16,7 @@ import functools
 import random
 import statistics
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ class HostedWorld(World):
 
     host = 0.0
 
-    def __init__(self, names: Seq[str], noise: float = WRONG, **options: Any) -> None:
+    def __init__(self, names: Sequence[str], noise: float = WRONG, **options: Any) -> None:
         super().__init__(noise, model=False, pauses=True, **options)
         head = ClockedBackend(cost_of(HEAD_MS), noises=[(0, noise)])
         at_once = ClockedBackend(cost_of(DRAFT_MS), noises=[(0, noise)])
@@ -53,7 +52,7 @@ class HostedWorld(World):
         self._adds(self.main, "submit", functools.partial(float, HOST_SECONDS))
         self.controller = self.controller_of(names)
 
-    def controller_of(self, names: Seq[str]) -> Controller:
+    def controller_of(self, names: Sequence[str]) -> Controller:
         """A new controller between these models, whose decisions take time."""
         controller = super().controller_of(names)
         for name, seconds in DECIDE_SECONDS.items():

@@ -31,7 +31,7 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.config import DeviceConfig
 from outrider_export.distill.data import tap_names
 from outrider_export.distill.prompts import read_prompts
-from outrider_export.distill.texts import LOOK, Task, is_loop
+from outrider_export.distill.texts import LOOK, WritingTask, is_loop
 from outrider_export.distill.writer import Writer
 
 CHAT_PROMPTS = Path(__file__).parents[2] / "samples" / "chat_prompts.jsonl"
@@ -119,7 +119,7 @@ def find_ways(bundle: Bundle, at_once: int, given: argparse.Namespace) -> list[W
 
 def our_answers(writer: Writer, prompts: Prompts, count: Count) -> Iterator[int]:
     """Lengths of the Writer's answers, as they end."""
-    tasks = (Task(number, prompt) for number, prompt in enumerate(itertools.cycle(prompts)))
+    tasks = (WritingTask(number, prompt) for number, prompt in enumerate(itertools.cycle(prompts)))
     for text in writer.write(tasks, seed=0, watch=count):
         yield len(text.token_ids) - text.num_prompt_tokens
 

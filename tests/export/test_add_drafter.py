@@ -20,7 +20,7 @@ from outrider.bundle import read_bundle
 from outrider.cli import drafter_costs, run
 from outrider.drafters.prediction import Costs, needed, predict
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
-from outrider.models.backends.heads.weights import Weights
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider_export import target
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.diet import draft_cut
@@ -273,7 +273,7 @@ def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: s
     made = []
     for entry in (whole, cut):
         weights, given = (
-            Weights.read(ov.Core(), bundle.model_path(entry.model), main),
+            HeadWeights.read(ov.Core(), bundle.model_path(entry.model), main),
             ov.opset13.parameter([-1, 1, 64]),
         )
         graph = ov.Model([ov.opset13.result(weights.logits(given))], [given])
@@ -316,7 +316,7 @@ def test_offsets_that_do_not_ascend_are_sorted(folder: Path, tmp_path: Path) -> 
     (entry,) = bundle.manifest.drafters
     assert (np.diff(TOKEN_MAP) < 0).any()
     assert bundle.read_proposed(entry).tolist() == sorted(TOKEN_MAP.tolist())
-    weights = Weights.read(ov.Core(), bundle.model_path(entry.model), None)
+    weights = HeadWeights.read(ov.Core(), bundle.model_path(entry.model), None)
     own = weights["lm_head.weight"].get_node().data
     np.testing.assert_array_equal(own, tensors_of("eagle3")["lm_head.weight"][np.argsort(TOKEN_MAP)])
     assert entry.model.vocab_size == TOKENS
@@ -353,7 +353,7 @@ def test_weights_are_compressed(tmp_path: Path, weights: str, largest: float) ->
         "rms_norm_eps": np.ones(1, "f4"),
     }
     container.write(tmp_path / "openvino_model.xml", tensors, {}, weights)
-    read = Weights.read(ov.Core(), tmp_path / "openvino_model.xml", None)
+    read = HeadWeights.read(ov.Core(), tmp_path / "openvino_model.xml", None)
     made: dict[str, Any] = {}
     for name in tensors:
         graph = ov.Model([ov.opset13.result(read[name])], [])

@@ -21,7 +21,7 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import LAST, after_layers
 from outrider.models.tuning.measure.readings import read
 from outrider.types import Chunk
-from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import BenchPrompt
 from outrider_bench.verify.certify import check_batching, check_coupled, check_greedy, our_subject
 from outrider_export import export_bundle
 from outrider_export.describe.architectures import ARCHITECTURES
@@ -89,7 +89,7 @@ def is_same_text(model: Any, found: list[int], expected: list[int]) -> bool:
 
 
 def check_features(model: Any, path: Path, token_ids: list[int]) -> None:
-    """Hidden states that heads read are Transformers' own: behind the first layer, and behind the last norm."""
+    """Hidden states that heads read are Transformers' own: after the first layer, and after the last norm."""
     names = after_layers(1), LAST
     build = functools.partial(read_decoder, features=names)
     backend = OpenVINOPaged(path, vocab_size=404, precision="f32", cache_precision="f32", features=names, build=build)
@@ -108,7 +108,7 @@ def rows_of(engine: Engine, token_ids: list[int]) -> Any:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> None:
-    """Logits and greedy text are Transformers' own, also behind the sliding window; drafts change nothing.
+    """Logits and greedy text are Transformers' own, also after the sliding window; drafts change nothing.
 
     One of each family is certified.
     """
@@ -148,7 +148,7 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
     assert engine.main.exactness.holds
     if name not in FAMILIES.values():
         return
-    prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
+    prompts = [BenchPrompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
     subject = our_subject(engine, ["draft:1", "draft:8", "suffix:3", "shuffled:3", "auto"])
     checks = [
         check_batching(engine.main, 100),
@@ -173,7 +173,7 @@ def test_architecture_in_onnx(name: str, convert: Any, load: Any, tmp_path: Path
     assert engine.main.exactness.holds
     if name not in IN_ONNX_FAMILIES.values():
         return
-    prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
+    prompts = [BenchPrompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
     subject = our_subject(engine, ["ngram:3", "suffix:3", "suffix:8"])
     checks = [check_batching(engine.main, 100), check_greedy(subject, engine, prompts, NUM_TOKENS, lambda: None)]
     assert [check.detail for check in checks if check.passed is not True] == []

@@ -142,7 +142,7 @@ def check_drafts(made: Made, seen: list[tuple[list[int], Any]]) -> None:
 
 
 def test_drafts_are_those_of_transformers(clustered: Made, engine: outrider.Engine, seen: Any) -> None:
-    """Before and behind the window's and a block's end, after a prefix from the cache, and for texts side by side."""
+    """Before and after the window's and a block's end, after a prefix from the cache, and for texts side by side."""
     rule: dict[str, Any] = {"assistant_confidence_threshold": 1e-9}
     for length in (1, 9, 60):
         seen.clear()

@@ -26,7 +26,7 @@ from outrider.engine.opening import open_bundle
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider_export.bundles import bundle_cache
-from outrider_export.bundles.bundle_cache import BundleCache, Source
+from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.cached import _identity
 from outrider_export.describe.plan import DEFAULT_WEIGHTS
 from outrider_export.sources import content
@@ -167,7 +167,7 @@ def test_parts_of_a_model_are_one_source_whichever_is_named(tmp_path: Path) -> N
 
 def test_quantizations_of_a_commit_are_different_sources() -> None:
     names = ("org/m:Q4_K_M", "org/m:Q8_0", "org/m")
-    assert len({_identity(Source("main", "hub", name, "commit")) for name in names}) == 3
+    assert len({_identity(CachedSource("main", "hub", name, "commit")) for name in names}) == 3
 
 
 def test_pairs_are_others_than_their_main_models(file: Path, files: list[Path]) -> None:

@@ -15,7 +15,7 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.cli.demo import demo_bundle
 from outrider.errors import ExportError
-from outrider.models.backends.processor import Processor
+from outrider.models.backends.processor import ProcessorFacts
 from outrider_export import Silent
 from outrider_export.bundles import demo_model
 
@@ -55,7 +55,9 @@ def test_export_names_other_weights_where_8_bits_are_slow(
     instructions: tuple[str, ...],
     says: bool,
 ) -> None:
-    monkeypatch.setattr("outrider.models.backends.processor.find_processor", lambda: Processor("another", instructions))
+    monkeypatch.setattr(
+        "outrider.models.backends.processor.find_processor", lambda: ProcessorFacts("another", instructions)
+    )
     assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b")]) == 0
     assert ("outrider tune-weights MODEL" in capsys.readouterr().out) == says
 

@@ -21,7 +21,7 @@ from outrider_export.direct.convert import open_weights
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.forms.cut import describe_whole, write_slice
-from outrider_export.forms.speed import Form, Trial
+from outrider_export.forms.speed import FormSpeed, FormTrial
 from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import locate, read_config
 from shapes import make_model, save_model
@@ -75,8 +75,8 @@ def test_a_slice_of_a_hybrid_or_a_mixture_is_a_model(name: str, tmp_path: Path) 
     build(cut.decoder, cut, packed)  # nothing is missing
 
 
-def trial_of(checkpoint: Path, config: Config | None = None) -> Trial:
-    return Trial(make_plan("main", locate(checkpoint), "openvino", None), config or Config())
+def trial_of(checkpoint: Path, config: Config | None = None) -> FormTrial:
+    return FormTrial(make_plan("main", locate(checkpoint), "openvino", None), config or Config())
 
 
 def test_slices_tell_the_whole_models_size(make_checkpoint: Any, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_four_bits_lose_more_than_eight_and_sixteen_nothing(make_checkpoint: Any
 
 
 def test_auto_is_no_slower_than_plain_and_gains_where_rows_are_cheap() -> None:
-    cheap = Form("openvino", "int8", {1: 0.010, 2: 0.010, 4: 0.010, 8: 0.010}, {}, 1, "f32")
-    dear = Form("onnx", "int4", {1: 0.008, 2: 0.016, 4: 0.032, 8: 0.064}, {}, 1, "auto")
+    cheap = FormSpeed("openvino", "int8", {1: 0.010, 2: 0.010, 4: 0.010, 8: 0.010}, {}, 1, "f32")
+    dear = FormSpeed("onnx", "int4", {1: 0.008, 2: 0.016, 4: 0.032, 8: 0.064}, {}, 1, "auto")
     assert dear.plain > cheap.plain
     assert dear.auto(0.002) == dear.plain
     assert cheap.auto(0.0) == pytest.approx(sum(0.6**i for i in range(8)) / 0.010)

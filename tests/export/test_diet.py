@@ -65,7 +65,7 @@ def model_of(kind: str, *, tied: bool = False, bias: bool = False) -> ov.Model:
 
 
 def run_model(model: ov.Model) -> Any:
-    """float32 [24, width]: the logits behind each token."""
+    """float32 [24, width]: the logits after each token."""
     compiled = ov.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return np.array(compiled(np.arange(ROWS)[None])[0])[0]
 

@@ -93,7 +93,7 @@ def torch_of(values: Any) -> Any:
 
 
 def greedy(model: ov.Model, prompt: list[int], count: int) -> list[int]:
-    """The likeliest tokens behind a prompt, each read in a call of its own."""
+    """The likeliest tokens after a prompt, each read in a call of its own."""
     made: list[int] = []
     read = reader_of_ir(model)
     row = read(prompt)[-1]
@@ -598,7 +598,7 @@ MODULES = {"qwen3_5_text": "mtp qwen", "qwen3_5_moe_text": "mtp experts", "qwen3
 
 
 def with_module(plain: Path, path: Path, kind: str, tokenizer: Path) -> Path:
-    """A GGUF file with an MTP module behind its four layers, and another file's tokenizer."""
+    """A GGUF file with an MTP module after its four layers, and another file's tokenizer."""
     reader, names = gguf.GGUFReader(plain), {ours: theirs for theirs, ours in own._GGUF_NAMES.items()}
     fields = {**reader.fields, **gguf.GGUFReader(tokenizer).fields}
     architecture = str(reader.fields["general.architecture"].contents())

@@ -21,19 +21,19 @@ from filelock import FileLock
 
 from exports import check_answers
 from outrider.bundle import Bundle, read_bundle, write_manifest
-from outrider.drafters.prediction import Costs, Prediction, needed, predict
+from outrider.drafters.prediction import Costs, SpeedPrediction, needed, predict
 from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_bundle
 from outrider_export.distill import progress
-from outrider_export.distill.answers import Progress as Written
+from outrider_export.distill.answers import DataProgress as Written
 from outrider_export.distill.card import card, command, find_license
 from outrider_export.distill.plan import Options, check_options, freeze, make_the_plan, parse_count
-from outrider_export.distill.prediction import Trial, choose, shortfall, table
+from outrider_export.distill.prediction import DistillTrial, choose, shortfall, table
 from outrider_export.distill.progress import Live
 from outrider_export.distill.run import distill
 from outrider_export.distill.stopping import Stopping, signals_elsewhere
 from outrider_export.distill.train.fit import Stopped
-from outrider_export.distill.train.status import Evaluation, Status
+from outrider_export.distill.train.status import Evaluation, TrainingStatus
 
 OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
 
@@ -138,8 +138,8 @@ def test_other_prompts_are_another_plan(options: Options, tmp_path: Path) -> Non
         freeze(make_the_plan(asked), asked.work / "plan.json")
 
 
-def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> Trial:
-    return Trial(kind, [acceptance] * 4, Prediction(2, 2.0, speed_up), hours, 10 * hours)
+def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> DistillTrial:
+    return DistillTrial(kind, [acceptance] * 4, SpeedPrediction(2, 2.0, speed_up), hours, 10 * hours)
 
 
 def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
@@ -154,11 +154,11 @@ def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
     assert choose(trials, 10.0).kind == "eagle3"
 
 
-def status(num_evaluations: int) -> Status:
+def status(num_evaluations: int) -> TrainingStatus:
     evaluations = [
         Evaluation(10 * i, 1000 * i, 4.0 / i, [0.5, 0.1 * i], 1.5 + 0.1 * i) for i in range(1, num_evaluations + 1)
     ]
-    return Status("medusa", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
+    return TrainingStatus("medusa", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
 
 
 def logged(folder: Path) -> dict[str, list[float]]:

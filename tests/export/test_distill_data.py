@@ -14,14 +14,14 @@ from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
 from outrider_export.distill import answers as answers_module
-from outrider_export.distill.answers import Progress, write_data
+from outrider_export.distill.answers import DataProgress, write_data
 from outrider_export.distill.data import Data, bytes_per_token, find_shards, needs_of
 from outrider_export.distill.prompts import (
     MODEL,
     OPENINGS,
     USER,
+    DistillPrompt,
     Filter,
-    Prompt,
     is_refusal,
     make_follow_ups,
     make_prompts,
@@ -30,11 +30,11 @@ from outrider_export.distill.prompts import (
 )
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.shards import Conversation, Shard
-from outrider_export.distill.texts import Text
+from outrider_export.distill.texts import DistillText
 from outrider_export.distill.writer import Writer
 
 RECIPE = Recipe(2500, frozenset({"taps", "last"}), seed=3, max_new_tokens=20, user_share=0.9)
-EXCLUDED = [Prompt(each) for each in PROMPTS[10:40]]
+EXCLUDED = [DistillPrompt(each) for each in PROMPTS[10:40]]
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +42,19 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return make_bundle(tmp_path_factory.mktemp("answering"))[0]
 
 
-def write(folder: Path, bundle: Bundle, recipe: Recipe = RECIPE, **options: Any) -> Progress:
-    prompts = [Prompt(each) for each in [*PROMPTS, *PROMPTS[:5]]]
+def write(folder: Path, bundle: Bundle, recipe: Recipe = RECIPE, **options: Any) -> DataProgress:
+    prompts = [DistillPrompt(each) for each in [*PROMPTS, *PROMPTS[:5]]]
     return write_data(folder, bundle, recipe, prompts=prompts, excluded=EXCLUDED, **{"batch_size": 8, **options})
 
 
 @pytest.fixture(scope="module")
-def made(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Progress]:
+def made(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataProgress]:
     folder = tmp_path_factory.mktemp("made") / "data"
     return folder, write(folder, bundle)
 
 
 @pytest.fixture(scope="module")
-def data(made: tuple[Path, Progress]) -> Data:
+def data(made: tuple[Path, DataProgress]) -> Data:
     return Data(made[0])
 
 
@@ -70,7 +70,7 @@ def asked_in(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_shards_have_what_they_promise(made: tuple[Path, Progress], data: Data) -> None:
+def test_shards_have_what_they_promise(made: tuple[Path, DataProgress], data: Data) -> None:
     folder, progress = made
     assert progress.num_tokens == data.num_answer_tokens >= progress.num_wanted == 2500
     assert progress.num_conversations == data.num_conversations
@@ -87,7 +87,7 @@ def test_shards_have_what_they_promise(made: tuple[Path, Progress], data: Data) 
     assert bytes_per_token(576, ()) == 5 + 32 * 6
 
 
-def test_a_batch_is_what_was_written(made: tuple[Path, Progress], data: Data) -> None:
+def test_a_batch_is_what_was_written(made: tuple[Path, DataProgress], data: Data) -> None:
     asked = asked_in(made[0])
     numbers = [0, data.num_conversations - 1, 1]
     batch = data.read(numbers)
@@ -106,7 +106,7 @@ def test_a_batch_is_what_was_written(made: tuple[Path, Progress], data: Data) ->
     assert batch.to("cpu").taps.shape == (3, batch.token_ids.shape[1], 3 * HIDDEN_SIZE)
 
 
-def test_prompts_and_answers_belong_together(bundle: Bundle, made: tuple[Path, Progress], data: Data) -> None:
+def test_prompts_and_answers_belong_together(bundle: Bundle, made: tuple[Path, DataProgress], data: Data) -> None:
     """A greedy answer is of the likeliest tokens, a sampled one is not, and the prompt is the one that is named."""
     tokenizer = Tokenizer(bundle.tokenizer_path)
     for number, asked in enumerate(asked_in(made[0])):
@@ -121,9 +121,9 @@ def test_what_was_asked_before_is_not_asked_again(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a later shard of the same run, and in one that goes on."""
-    asked = [Prompt(f"Describe fox number {i} and nothing else?", MODEL) for i in range(40)]
+    asked = [DistillPrompt(f"Describe fox number {i} and nothing else?", MODEL) for i in range(40)]
 
-    def make_up(*_: Any, new: Filter, **__: Any) -> list[Prompt]:
+    def make_up(*_: Any, new: Filter, **__: Any) -> list[DistillPrompt]:
         return [each for each in asked if new.takes(each)][:3]
 
     monkeypatch.setattr(answers_module, "make_prompts", make_up)
@@ -136,12 +136,12 @@ def test_what_was_asked_before_is_not_asked_again(
 
 
 def test_what_was_killed_is_written_again_the_same(
-    bundle: Bundle, made: tuple[Path, Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill in the second shard, and then the third is there already when the second is written again."""
     monkeypatch.setattr(answers_module, "_TELL", 0.0)
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: DataProgress) -> None:
         if progress.num_tokens > 1300:
             raise KeyboardInterrupt
 
@@ -160,7 +160,7 @@ def test_what_was_killed_is_written_again_the_same(
 
 
 def test_more_tokens_go_on_from_those_that_are_there(
-    bundle: Bundle, made: tuple[Path, Progress], tmp_path: Path
+    bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path
 ) -> None:
     less = Recipe(500, RECIPE.needs, seed=3, max_new_tokens=20, user_share=0.9)
     write(tmp_path, bundle, less)
@@ -169,7 +169,7 @@ def test_more_tokens_go_on_from_those_that_are_there(
     assert contents(tmp_path) == contents(made[0])
 
 
-def test_no_excluded_prompt_is_asked_and_none_twice(made: tuple[Path, Progress], data: Data) -> None:
+def test_no_excluded_prompt_is_asked_and_none_twice(made: tuple[Path, DataProgress], data: Data) -> None:
     asked = [each["prompt"] for each in asked_in(made[0])]
     assert len(asked) == data.num_conversations == len(set(asked))
     assert not {each.content for each in EXCLUDED} & set(asked)
@@ -214,10 +214,10 @@ def test_frequent_tokens_are_those_of_answers(data: Data) -> None:
 
 
 def test_refusals_and_loops_are_removed_and_counted(
-    bundle: Bundle, made: tuple[Path, Progress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = Recipe(200, frozenset(), seed=3, max_new_tokens=40, user_share=1.0)
-    texts: list[Text] = []
+    texts: list[DistillText] = []
     write_texts = Writer.write
 
     def watched(self: Writer, *args: Any, **options: Any) -> Any:
@@ -246,13 +246,13 @@ def test_refusals_and_loops_are_removed_and_counted(
     assert not find_shards(tmp_path / "none")
 
 
-def test_other_data_is_not_gone_on_with(bundle: Bundle, made: tuple[Path, Progress], tmp_path: Path) -> None:
+def test_other_data_is_not_gone_on_with(bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path) -> None:
     folder = tmp_path / "data"
     shutil.copytree(made[0], folder)
     with pytest.raises(ExportError, match=r"data with another seed \(3, now 4\)"):
         write(folder, bundle, Recipe(2500, RECIPE.needs, seed=4, max_new_tokens=20, user_share=0.9))
     with pytest.raises(ExportError, match="with another prompts"):
-        write_data(folder, bundle, RECIPE, prompts=[Prompt("What is a fox?")], excluded=EXCLUDED)
+        write_data(folder, bundle, RECIPE, prompts=[DistillPrompt("What is a fox?")], excluded=EXCLUDED)
     (folder / "recipe.json").write_text("{", encoding="utf-8")
     with pytest.raises(ExportError, match=r"recipe\.json cannot be read"):
         write(folder, bundle)
@@ -319,7 +319,7 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     assert [each.content for each in read_prompts(tmp_path / "b.jsonl")] == ["Why?", messages[:2], "First."]
     assert [each.content for each in texts_in(tmp_path / "b.jsonl")] == ["Why?", messages[:2], "First.", "Second."]
-    assert Prompt(messages).words == ["what", "is", "a", "fox"]
+    assert DistillPrompt(messages).words == ["what", "is", "a", "fox"]
     for line, message in (
         ('{"prompt": 3}', "line 1, has no 'prompt', 'messages' or 'turns'"),
         ('{"messages": [{"role": "assistant", "content": "Hello"}]}', "has no 'prompt'"),
@@ -337,24 +337,24 @@ def test_prompts_are_read_from_files(tmp_path: Path) -> None:
 
 def test_prompts_are_removed_by_reason() -> None:
     long = "Tell me all about the very large red fox that lives in the northern woods of"
-    new = Filter([Prompt("Who ARE you?")], known=[Prompt(f"{long} Sweden")])
-    assert not new.takes(Prompt("who are you"))
-    assert new.takes(Prompt("What is a fox?"))
-    assert not new.takes(Prompt("What is a fox"))
-    assert not new.takes(Prompt("What is a... fox?", MODEL))
-    assert new.takes(Prompt(f"{long} Norway"))  # a user's prompts may begin alike
-    assert not new.takes(Prompt(f"{long} Finland", MODEL))
+    new = Filter([DistillPrompt("Who ARE you?")], known=[DistillPrompt(f"{long} Sweden")])
+    assert not new.takes(DistillPrompt("who are you"))
+    assert new.takes(DistillPrompt("What is a fox?"))
+    assert not new.takes(DistillPrompt("What is a fox"))
+    assert not new.takes(DistillPrompt("What is a... fox?", MODEL))
+    assert new.takes(DistillPrompt(f"{long} Norway"))  # a user's prompts may begin alike
+    assert not new.takes(DistillPrompt(f"{long} Finland", MODEL))
     assert new.removed == {"excluded prompt": 1, "duplicate prompt": 3}
     other = new.copy()
-    assert not other.takes(Prompt("What is a fox?"))
-    assert other.takes(Prompt("Where is the fox?"))
-    assert new.takes(Prompt("Where is the fox?"))
+    assert not other.takes(DistillPrompt("What is a fox?"))
+    assert other.takes(DistillPrompt("Where is the fox?"))
+    assert new.takes(DistillPrompt("Where is the fox?"))
     assert other.removed == {"duplicate prompt": 1}
-    assert not Filter([Prompt(f"{long} Sweden")]).takes(Prompt(f"{long} Finland", MODEL))
+    assert not Filter([DistillPrompt(f"{long} Sweden")]).takes(DistillPrompt(f"{long} Finland", MODEL))
     fragments = Filter()
-    assert not fragments.takes(Prompt("Hi you", MODEL))
-    assert not fragments.takes(Prompt("yes yes no no yes yes", MODEL))
-    assert fragments.takes(Prompt("Hi you"))
+    assert not fragments.takes(DistillPrompt("Hi you", MODEL))
+    assert not fragments.takes(DistillPrompt("yes yes no no yes yes", MODEL))
+    assert fragments.takes(DistillPrompt("Hi you"))
     assert fragments.removed == {"fragment of a prompt": 1, "loop in a prompt": 1}
 
 

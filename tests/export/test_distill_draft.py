@@ -19,7 +19,7 @@ from outrider_export.describe.plan import Plan, make_plan
 from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet.diet import ALL, TRAINED_NAME, choose_by_counts, plan_diet
 from outrider_export.diet.draft_cut import AutomaticCut
-from outrider_export.distill.data import Batch
+from outrider_export.distill.data import TrainingBatch
 from outrider_export.distill.draft.files import load_torch, open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.draft.layers import (
     Walk,
@@ -30,7 +30,7 @@ from outrider_export.distill.draft.layers import (
     cut_layers,
     logits_of,
 )
-from outrider_export.distill.draft.model import NUM_PLACES, DraftModel
+from outrider_export.distill.draft.model import NUM_PLACES, TrainedDraftModel
 from outrider_export.distill.train.places import Accuracy, Targets, kl_of_top
 from outrider_export.sources.source import locate
 from outrider_export.tokenizers.vocabulary import Vocabulary
@@ -74,8 +74,8 @@ def model(loaded: Any) -> Any:
     return copy.deepcopy(loaded)
 
 
-def batch_of(model: Any, seed: int = 0, rows: int = 6, width: int = 24) -> Batch:
-    """Random prompts with greedy answers of `model`, of unequal lengths, and its likeliest tokens behind them."""
+def batch_of(model: Any, seed: int = 0, rows: int = 6, width: int = 24) -> TrainingBatch:
+    """Random prompts with greedy answers of `model`, of unequal lengths, and its likeliest tokens after them."""
     generator = torch.Generator().manual_seed(seed)
     token_ids = torch.randint(400, (rows, 5), generator=generator)
     with torch.no_grad():
@@ -87,11 +87,11 @@ def batch_of(model: Any, seed: int = 0, rows: int = 6, width: int = 24) -> Batch
     answer = (torch.arange(width) >= 5) & (torch.arange(width) < lengths)
     goes_on = torch.nn.functional.pad(answer[:, 1:], (0, 1))[..., None]
     token_ids = token_ids * (torch.arange(width) < lengths)
-    return Batch(token_ids, answer, None, None, torch.where(goes_on, ids, -1), torch.where(goes_on, probs, 0.0))
+    return TrainingBatch(token_ids, answer, None, None, torch.where(goes_on, ids, -1), torch.where(goes_on, probs, 0.0))
 
 
 @pytest.fixture(scope="module")
-def batch(loaded: Any) -> Batch:
+def batch(loaded: Any) -> TrainingBatch:
     return batch_of(loaded)
 
 
@@ -108,7 +108,7 @@ def logits_without(model: Any, token_ids: Any, left_out: set[int]) -> Any:
     return logits
 
 
-def test_a_cut_model_is_the_original_without_these_layers(model: Any, batch: Batch) -> None:
+def test_a_cut_model_is_the_original_without_these_layers(model: Any, batch: TrainingBatch) -> None:
     expected = logits_without(model, batch.token_ids, {1, 2, 5})
     cut_layers(model, [0, 3, 4])
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_a_cut_model_is_the_original_without_these_layers(model: Any, batch: Bat
     assert model.config.num_hidden_layers == len(model.config.layer_types) == 3
 
 
-def test_the_block_that_turns_states_least_is_the_one_that_changes_nothing(model: Any, batch: Batch) -> None:
+def test_the_block_that_turns_states_least_is_the_one_that_changes_nothing(model: Any, batch: TrainingBatch) -> None:
     with torch.no_grad():
         walks = [Walk(model, batch), Walk(model, batch_of(model, seed=1))]
         assert by_angle(walks, 2) == (0, 1, 4, 5)
@@ -150,7 +150,7 @@ def test_both_cuts_are_scored_and_the_better_one_is_taken(model: Any) -> None:
     assert cut.kl == pytest.approx(kl / int(predicting.sum()), rel=1e-3)
 
 
-def test_the_search_is_greedy(model: Any, batch: Batch) -> None:
+def test_the_search_is_greedy(model: Any, batch: TrainingBatch) -> None:
     """Step by step the layer that costs least, by passes of the whole model."""
     with torch.no_grad():
         walk = Walk(model, batch)
@@ -176,7 +176,7 @@ def test_the_search_is_greedy(model: Any, batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("num_layers", [0, NUM_LAYERS])
-def test_no_more_layers_than_there_are(model: Any, batch: Batch, num_layers: int) -> None:
+def test_no_more_layers_than_there_are(model: Any, batch: TrainingBatch, num_layers: int) -> None:
     with pytest.raises(OptionError, match=rf"layers={num_layers} cannot .* with 6. Choose from 1 to 5"):
         choose_layers(model, [batch], num_layers)
 
@@ -231,7 +231,7 @@ def test_kl_is_over_the_tokens_that_both_have(model: Any) -> None:
 # Training
 
 
-def train(head: DraftModel, batches: list[Batch], num_steps: int) -> None:
+def train(head: TrainedDraftModel, batches: list[TrainingBatch], num_steps: int) -> None:
     optimizer = torch.optim.AdamW([each for each in head.parameters() if each.requires_grad], lr=1e-3)
     for step in range(num_steps):
         optimizer.zero_grad()
@@ -239,7 +239,7 @@ def train(head: DraftModel, batches: list[Batch], num_steps: int) -> None:
         optimizer.step()
 
 
-def kl_of(head: DraftModel, batch: Batch) -> float:
+def kl_of(head: TrainedDraftModel, batch: TrainingBatch) -> float:
     predicting = batch.answer[:, 1:]
     with torch.no_grad():
         log_probs = head._logits(batch, predicting).log_softmax(-1)
@@ -251,24 +251,24 @@ def kl_of(head: DraftModel, batch: Batch) -> float:
 @pytest.mark.parametrize("token_ids", [None, [*range(0, 400, 2), *SPECIAL]])
 def test_training_brings_the_main_models_distribution_nearer(model: Any, loaded: Any, token_ids: Any) -> None:
     cut_layers(model, [0, 1, 5])
-    head = DraftModel(model, None if token_ids is None else torch.tensor(token_ids))
+    head = TrainedDraftModel(model, None if token_ids is None else torch.tensor(token_ids))
     batches = [batch_of(loaded, seed, rows=12) for seed in range(4)]
     before = kl_of(head, batches[0])
     train(head, batches, 40)
     assert kl_of(head, batches[0]) < 0.8 * before
 
 
-def test_embeddings_stay_as_they_are(model: Any, batch: Batch) -> None:
-    head = DraftModel(model)
+def test_embeddings_stay_as_they_are(model: Any, batch: TrainingBatch) -> None:
+    head = TrainedDraftModel(model)
     before = [matrix.weight.clone() for matrix in (model.get_input_embeddings(), model.get_output_embeddings())]
     train(head, [batch], 1)
     after = [matrix.weight for matrix in (model.get_input_embeddings(), model.get_output_embeddings())]
     assert all(map(torch.equal, before, after))
 
 
-def test_the_loss_is_of_answers_alone(model: Any, batch: Batch) -> None:
-    """What stands behind a text, or which tokens its prompt would go on with, changes nothing."""
-    head = DraftModel(model)
+def test_the_loss_is_of_answers_alone(model: Any, batch: TrainingBatch) -> None:
+    """What comes after a text, or which tokens its prompt would go on with, changes nothing."""
+    head = TrainedDraftModel(model)
     loss = float(head.loss(batch).detach())
     behind = ~batch.answer & (torch.arange(24) >= 5)
     other = batch._replace(token_ids=torch.where(behind, 77, batch.token_ids))
@@ -279,14 +279,14 @@ def test_the_loss_is_of_answers_alone(model: Any, batch: Batch) -> None:
     assert float(head.loss(nothing).detach()) == 0
 
 
-def test_hits_are_those_of_drafting_token_by_token(model: Any, batch: Batch) -> None:
+def test_hits_are_those_of_drafting_token_by_token(model: Any, batch: TrainingBatch) -> None:
     """The source itself is always right; cut, it is right as far as its own greedy text is the same."""
     accuracy = Accuracy()
-    accuracy.add(*DraftModel(copy.deepcopy(model), torch.arange(400)).hits(batch))
+    accuracy.add(*TrainedDraftModel(copy.deepcopy(model), torch.arange(400)).hits(batch))
     assert accuracy.by_place() == [1.0] * NUM_PLACES
     cut_layers(model, [0, 1, 4])
     token_ids = torch.tensor(sorted({*range(0, 400, 3), *batch.token_ids[:, 8:14].flatten().tolist(), *SPECIAL}))
-    head = DraftModel(model, token_ids)
+    head = TrainedDraftModel(model, token_ids)
     train(head, [batch], 60)
     with torch.no_grad():
         right, valid = (each.unflatten(0, (len(batch.answer), -1)) for each in head.hits(batch))
@@ -324,10 +324,10 @@ def test_logits_that_are_more_than_a_product_are_refused() -> None:
     model = GraniteForCausalLM(config)
     torch.nn.init.normal_(model.get_output_embeddings().weight)
     with pytest.raises(ExportError, match="GraniteForCausalLM scales or caps its logits"):
-        DraftModel(model)
+        TrainedDraftModel(model)
 
 
-def test_what_was_started_is_restored(source: Plan, batch: Batch) -> None:
+def test_what_was_started_is_restored(source: Plan, batch: TrainingBatch) -> None:
     counts = np.bincount(batch.token_ids[batch.answer], minlength=448)
     progress = Recorder()
     head, cut = start_draft(source, counts, [batch], num_layers=3, num_tokens=100, progress=progress)
@@ -344,11 +344,11 @@ def test_what_was_started_is_restored(source: Plan, batch: Batch) -> None:
 # Files
 
 
-def make(loaded: Any, source: Plan, folder: Path, token_ids: list[int]) -> DraftModel:
+def make(loaded: Any, source: Plan, folder: Path, token_ids: list[int]) -> TrainedDraftModel:
     """A folder of a cut and briefly trained model."""
     model = copy.deepcopy(loaded)
     cut_layers(model, [0, 1, 5])
-    head = DraftModel(model, torch.tensor(token_ids))
+    head = TrainedDraftModel(model, torch.tensor(token_ids))
     train(head, [batch_of(loaded)], 5)
     save_draft(head, source, folder, {"kind": "draft", "layers": [0, 1, 5]})
     return head
@@ -358,12 +358,12 @@ TOKEN_IDS = [*range(0, 400, 2), *SPECIAL]
 
 
 @pytest.fixture(scope="module")
-def saved(loaded: Any, source: Plan, tmp_path_factory: pytest.TempPathFactory) -> tuple[DraftModel, Path]:
+def saved(loaded: Any, source: Plan, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainedDraftModel, Path]:
     folder: Path = tmp_path_factory.mktemp("saved") / "drafter"
     return make(loaded, source, folder, TOKEN_IDS), folder
 
 
-def test_a_saved_draft_model_is_a_checkpoint(saved: tuple[DraftModel, Path], batch: Batch) -> None:
+def test_a_saved_draft_model_is_a_checkpoint(saved: tuple[TrainedDraftModel, Path], batch: TrainingBatch) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     head, folder = saved
@@ -381,7 +381,7 @@ def test_a_saved_draft_model_is_a_checkpoint(saved: tuple[DraftModel, Path], bat
 
 
 def test_a_gguf_file_gives_the_same_model(
-    make_gguf: Any, checkpoint: Path, vocabulary: Vocabulary, loaded: Any, batch: Batch, tmp_path: Path
+    make_gguf: Any, checkpoint: Path, vocabulary: Vocabulary, loaded: Any, batch: TrainingBatch, tmp_path: Path
 ) -> None:
     source = open_source(make_gguf("draft-source", checkpoint), vocabulary, "main", Silent())
     assert source.vocabulary.tokens == vocabulary.tokens
@@ -406,7 +406,7 @@ def test_a_gguf_file_gives_the_same_model(
     ],
 )
 def test_export_proposes_what_was_trained(
-    saved: tuple[DraftModel, Path], source: Plan, num_tokens: int | None, corpus: list[str], expected: Any
+    saved: tuple[TrainedDraftModel, Path], source: Plan, num_tokens: int | None, corpus: list[str], expected: Any
 ) -> None:
     plan = make_plan("draft", locate(saved[1]), "openvino", "fp32")
     diet = plan_diet(plan, pair_vocabularies(source, plan, Silent()), num_tokens, corpus, 1, Silent())
@@ -417,7 +417,7 @@ def test_export_proposes_what_was_trained(
 
 @pytest.mark.parametrize("content", [{}, {"token_ids": [404]}, {"token_ids": [-1]}, {"token_ids": 3}])
 def test_a_damaged_vocabulary_is_refused(
-    saved: tuple[DraftModel, Path], checkpoint: Path, tmp_path: Path, content: Any
+    saved: tuple[TrainedDraftModel, Path], checkpoint: Path, tmp_path: Path, content: Any
 ) -> None:
     shutil.copytree(saved[1], tmp_path / "drafter")
     (tmp_path / "drafter" / TRAINED_NAME).write_text(json.dumps(content))
@@ -427,7 +427,7 @@ def test_a_damaged_vocabulary_is_refused(
 
 @pytest.mark.slow
 def test_an_exported_pair_says_what_the_main_model_says(
-    saved: tuple[DraftModel, Path], checkpoint: Path, tmp_path: Path
+    saved: tuple[TrainedDraftModel, Path], checkpoint: Path, tmp_path: Path
 ) -> None:
     bundle = export_bundle(checkpoint, saved[1], output=tmp_path / "pair", weights="fp32", draft_weights="fp32")
     (drafter,) = read_bundle(bundle.folder).manifest.drafters

@@ -16,9 +16,9 @@ from outrider_export.distill import gpu_writer
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.data import Data, feature_names, find_shards
 from outrider_export.distill.gpu_writer import GpuWriter, gpu_speed, open_writer
-from outrider_export.distill.prompts import Prompt
+from outrider_export.distill.prompts import DistillPrompt
 from outrider_export.distill.recipe import Recipe
-from outrider_export.distill.texts import Task, Text
+from outrider_export.distill.texts import DistillText, WritingTask
 from outrider_export.distill.torch_main import TorchMain
 from outrider_export.distill.train.fit import _tokens_in_batch
 from outrider_export.distill.writer import Writer
@@ -40,19 +40,21 @@ def writer(bundle: Bundle) -> GpuWriter:
 
 
 @pytest.fixture(scope="module")
-def tasks(writer: GpuWriter) -> list[Task]:
+def tasks(writer: GpuWriter) -> list[WritingTask]:
     """Every second one is sampled."""
-    return [Task(i, writer.tokenizer.encode_prompt(PROMPTS[i * 20]), 0.7 * (i % 2)) for i in range(8)]
+    return [WritingTask(i, writer.tokenizer.encode_prompt(PROMPTS[i * 20]), 0.7 * (i % 2)) for i in range(8)]
 
 
 @pytest.fixture(scope="module")
-def expected(bundle: Bundle, tasks: list[Task]) -> dict[int, Text]:
+def expected(bundle: Bundle, tasks: list[WritingTask]) -> dict[int, DistillText]:
     """What the writer for OpenVINO writes."""
     right = Writer(bundle, features=FEATURES, max_new_tokens=MOST, batch_size=3, device=PRECISE)
     return {text.number: text for text in right.write(tasks, seed=5)}
 
 
-def test_texts_are_those_of_the_other_writer(writer: GpuWriter, tasks: list[Task], expected: dict[int, Text]) -> None:
+def test_texts_are_those_of_the_other_writer(
+    writer: GpuWriter, tasks: list[WritingTask], expected: dict[int, DistillText]
+) -> None:
     """Greedy and sampled ones, in batches of five and three, with all that is stored of them."""
     told: list[int] = []
     texts = list(writer.write(tasks, seed=5, watch=told.append))
@@ -75,7 +77,7 @@ def test_texts_are_those_of_the_other_writer(writer: GpuWriter, tasks: list[Task
 
 
 def test_a_batch_that_is_used_again_forgets_the_texts_before(
-    writer: GpuWriter, tasks: list[Task], expected: dict[int, Text]
+    writer: GpuWriter, tasks: list[WritingTask], expected: dict[int, DistillText]
 ) -> None:
     for chosen in (tasks[3:], tasks[:5], tasks[2:4]):
         for text in writer.write(chosen, seed=5):
@@ -83,7 +85,7 @@ def test_a_batch_that_is_used_again_forgets_the_texts_before(
 
 
 def test_texts_end_at_the_tokens_that_are_given(
-    writer: GpuWriter, tasks: list[Task], expected: dict[int, Text]
+    writer: GpuWriter, tasks: list[WritingTask], expected: dict[int, DistillText]
 ) -> None:
     ends = {int(expected[0].token_ids[expected[0].num_prompt_tokens + 3])}
     (text,) = writer.write(tasks[:1], seed=5, stop=ends)
@@ -94,7 +96,7 @@ def test_texts_end_at_the_tokens_that_are_given(
 
 
 def test_texts_without_hidden_states_are_the_same(
-    bundle: Bundle, tasks: list[Task], expected: dict[int, Text], monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tasks: list[WritingTask], expected: dict[int, DistillText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a batch of which three prompts are read at a time."""
     monkeypatch.setattr(gpu_writer, "_READ_ROWS", 3)
@@ -108,19 +110,21 @@ def test_texts_without_hidden_states_are_the_same(
 def test_prompts_that_do_not_fit_are_refused(writer: GpuWriter, bundle: Bundle) -> None:
     for token_ids in ([], [1] * (writer.max_prompt_tokens + 1)):
         with pytest.raises(ExportError, match="prompt of text 7 has"):
-            list(writer.write([Task(7, token_ids)], seed=0))
+            list(writer.write([WritingTask(7, token_ids)], seed=0))
     with pytest.raises(ExportError, match="leaves no room"):
         GpuWriter(bundle, max_new_tokens=8192, **CPU)
 
 
-def test_logits_that_are_not_finite_are_an_error(bundle: Bundle, tasks: list[Task]) -> None:
+def test_logits_that_are_not_finite_are_an_error(bundle: Bundle, tasks: list[WritingTask]) -> None:
     broken = GpuWriter(bundle, max_new_tokens=4, batch_size=2, **CPU)
     broken._main._norm.fill_(torch.nan)
     with pytest.raises(DeviceError, match="not finite"):
         list(broken.write(tasks[:1], seed=0))
 
 
-def test_too_little_memory_is_an_error(bundle: Bundle, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_an_error(
+    bundle: Bundle, tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -179,7 +183,7 @@ def test_training_takes_larger_batches_on_a_gpu(monkeypatch: pytest.MonkeyPatch,
 def test_training_data_is_the_same(bundle: Bundle, tmp_path: Path) -> None:
     """With prompts of the model's own, follow-ups, and a second shard. In f32 on both sides."""
     recipe = Recipe(1600, frozenset({"taps", "last"}), seed=3, max_new_tokens=20)
-    prompts = [Prompt(each) for each in PROMPTS]
+    prompts = [DistillPrompt(each) for each in PROMPTS]
     for name, device in (("gpu", None), ("openvino", PRECISE)):
         write_data(tmp_path / name, bundle, recipe, prompts=prompts, batch_size=8, device=device)
     shards, others = (find_shards(tmp_path / name) for name in ("gpu", "openvino"))

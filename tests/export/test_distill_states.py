@@ -19,14 +19,14 @@ from outrider_export.direct.save import save
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.data import Data, needs_of
 from outrider_export.distill.main_model import MainGraph, read_teacher
-from outrider_export.distill.prompts import Prompt
+from outrider_export.distill.prompts import DistillPrompt
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.train.files import save as save_head
 from outrider_export.distill.train.fit import fit, start_head
 from shapes import make_model, save_model
 
 ATTENDING = {"lfm2": 2, "qwen3_5_text": 3, "granitemoehybrid": 2, "qwen3_next": 3}  # layers with attention
-PROMPTS = [Prompt(f"Count from {i} to {i + 9}, please.") for i in range(80)]
+PROMPTS = [DistillPrompt(f"Count from {i} to {i + 9}, please.") for i in range(80)]
 
 
 @pytest.mark.parametrize("name", ATTENDING)

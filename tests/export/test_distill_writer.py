@@ -18,7 +18,7 @@ from outrider.models.backends.taps import LAST
 from outrider_export.distill import writer as writer_module
 from outrider_export.distill.data import feature_names, tap_names
 from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
-from outrider_export.distill.texts import Task, Text, is_loop
+from outrider_export.distill.texts import DistillText, WritingTask, is_loop
 from outrider_export.distill.writer import Writer, _fastest
 
 MOST = 40
@@ -37,18 +37,18 @@ def writer(both: tuple[Bundle, Any]) -> Writer:
 
 
 @pytest.fixture(scope="module")
-def tasks(writer: Writer) -> list[Task]:
+def tasks(writer: Writer) -> list[WritingTask]:
     """Every second one is sampled."""
-    return [Task(i, writer.tokenizer.encode_prompt(PROMPTS[i * 20]), 0.7 * (i % 2)) for i in range(8)]
+    return [WritingTask(i, writer.tokenizer.encode_prompt(PROMPTS[i * 20]), 0.7 * (i % 2)) for i in range(8)]
 
 
 @pytest.fixture(scope="module")
-def texts(writer: Writer, tasks: list[Task]) -> dict[int, Text]:
+def texts(writer: Writer, tasks: list[WritingTask]) -> dict[int, DistillText]:
     return {text.number: text for text in writer.write(tasks, seed=5)}
 
 
 @pytest.fixture(scope="module")
-def expected(both: tuple[Bundle, Any], texts: dict[int, Text]) -> dict[int, Any]:
+def expected(both: tuple[Bundle, Any], texts: dict[int, DistillText]) -> dict[int, Any]:
     """What the model in PyTorch calculates for each text: logits, and hidden states by layer."""
     found = {}
     for number, text in texts.items():
@@ -59,7 +59,7 @@ def expected(both: tuple[Bundle, Any], texts: dict[int, Text]) -> dict[int, Any]
 
 
 def test_greedy_answers_are_the_engines(
-    both: tuple[Bundle, Any], tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+    both: tuple[Bundle, Any], tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token by token, with prompts in pieces. In f32, where no bit depends on the rest of a batch."""
     monkeypatch.setattr(writer_module, "PROMPT_TOKENS", 7)
@@ -70,7 +70,7 @@ def test_greedy_answers_are_the_engines(
             task.number: engine.generate(task.token_ids, max_new_tokens=MOST, drafter=None).token_ids for task in tasks
         }
     writer = Writer(both[0], max_new_tokens=MOST, batch_size=3)
-    made = list(writer.write([Task(task.number, task.token_ids) for task in tasks], seed=0))
+    made = list(writer.write([WritingTask(task.number, task.token_ids) for task in tasks], seed=0))
     assert {text.number: text.token_ids[text.num_prompt_tokens :].tolist() for text in made} == right
     assert len({tuple(each) for each in right.values()}) > 2
     assert {text.reason for text in made} == {"stop" if right[t.number][-1] in (400, 402) else "length" for t in made}
@@ -78,7 +78,7 @@ def test_greedy_answers_are_the_engines(
 
 
 def test_batches_stay_full_and_prompts_come_in_the_same_calls(
-    writer: Writer, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+    writer: Writer, tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[list[int]] = []
     batches: list[int] = []
@@ -106,7 +106,7 @@ def test_batches_stay_full_and_prompts_come_in_the_same_calls(
     assert len(texts) == len(tasks)
 
 
-def test_all_hidden_states_are_those_of_pytorch(texts: dict[int, Text], expected: dict[int, Any]) -> None:
+def test_all_hidden_states_are_those_of_pytorch(texts: dict[int, DistillText], expected: dict[int, Any]) -> None:
     """Of prompts, answers, and the last token."""
     assert FEATURES == ("hidden_states.2", "hidden_states.3", "hidden_states.3", LAST)
     for number, text in texts.items():
@@ -118,7 +118,7 @@ def test_all_hidden_states_are_those_of_pytorch(texts: dict[int, Text], expected
         np.testing.assert_allclose(text.features.astype(np.float32), right, atol=2e-3 * np.abs(right).max())
 
 
-def test_likeliest_tokens_are_those_of_the_softmax(texts: dict[int, Text], expected: dict[int, Any]) -> None:
+def test_likeliest_tokens_are_those_of_the_softmax(texts: dict[int, DistillText], expected: dict[int, Any]) -> None:
     """At temperature 1 for sampled texts, too; and none where the next token is not of the answer."""
     for number, text in texts.items():
         probs = torch.softmax(expected[number].logits[0, :, :404].double(), -1).numpy()
@@ -142,7 +142,7 @@ def test_likeliest_tokens_are_those_of_the_softmax(texts: dict[int, Text], expec
 
 
 def test_a_text_depends_on_seed_and_number_alone(
-    both: tuple[Bundle, Any], tasks: list[Task], texts: dict[int, Text]
+    both: tuple[Bundle, Any], tasks: list[WritingTask], texts: dict[int, DistillText]
 ) -> None:
     other = Writer(both[0], features=FEATURES, max_new_tokens=MOST, batch_size=5, device=PRECISE)
     again = {text.number: text for text in other.write(reversed(tasks), seed=5)}
@@ -154,11 +154,11 @@ def test_a_text_depends_on_seed_and_number_alone(
     changed = {n for n, text in texts.items() if differing[n] != text.token_ids.tolist()}
     assert changed
     assert all(number % 2 for number in changed)
-    renamed = [Task(100 + task.number, task.token_ids, task.temperature) for task in tasks]
+    renamed = [WritingTask(100 + task.number, task.token_ids, task.temperature) for task in tasks]
     assert any(differing[text.number - 100] != text.token_ids.tolist() for text in other.write(renamed, seed=6))
 
 
-def test_a_smaller_cache_makes_texts_wait(writer: Writer, both: tuple[Bundle, Any], tasks: list[Task]) -> None:
+def test_a_smaller_cache_makes_texts_wait(writer: Writer, both: tuple[Bundle, Any], tasks: list[WritingTask]) -> None:
     small = Writer(both[0], features=FEATURES, max_new_tokens=MOST, batch_size=3, device=PRECISE)
     room = max(len(task.token_ids) for task in tasks) + MOST + small._backend.block_size
     small._backend.allocate(room)
@@ -166,13 +166,13 @@ def test_a_smaller_cache_makes_texts_wait(writer: Writer, both: tuple[Bundle, An
     assert made == {text.number: text.token_ids.tolist() for text in writer.write(tasks, seed=5)}
 
 
-def test_a_writer_that_is_left_early_frees_its_slots(writer: Writer, tasks: list[Task]) -> None:
+def test_a_writer_that_is_left_early_frees_its_slots(writer: Writer, tasks: list[WritingTask]) -> None:
     for _ in writer.write(tasks, seed=5):
         break
     assert writer._backend.cache.num_used_tokens == 0
 
 
-def test_loops_end_early(writer: Writer, tasks: list[Task], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_end_early(writer: Writer, tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_export.distill.texts.is_loop", lambda answer: len(answer) >= 16)
     made = list(writer.write(tasks[:4:2], seed=5))
     assert {(text.reason, len(text.token_ids) - text.num_prompt_tokens) for text in made} == {("loop", 16)}
@@ -262,9 +262,9 @@ def test_what_cannot_be_written_is_said(
     both: tuple[Bundle, Any], openvino_bundle: Bundle, writer: Writer, toy_onnx: Callable[[], Bundle]
 ) -> None:
     with pytest.raises(ExportError, match=r"has 2,000 tokens; it needs from 1 to 1,024"):
-        list(writer.write([Task(0, [5] * 2000)], seed=0))
+        list(writer.write([WritingTask(0, [5] * 2000)], seed=0))
     with pytest.raises(ExportError, match="The prompt of text 7 has 0 tokens"):
-        list(writer.write([Task(7, [])], seed=0))
+        list(writer.write([WritingTask(7, [])], seed=0))
     with pytest.raises(ExportError, match=r"does not give the hidden states .*hidden_states\.9.* draft model"):
         Writer(both[0], features=("hidden_states.9",), batch_size=1)
     with pytest.raises(ExportError, match=r"max_new_tokens=8,192 leaves no room"):

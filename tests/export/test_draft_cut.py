@@ -16,7 +16,7 @@ from outrider_export.bundles import export
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.diet import draft_cut
 from outrider_export.diet.draft_cut import AutomaticCut
-from outrider_export.diet.usual_tokens import Usage, read_texts, script_of
+from outrider_export.diet.usual_tokens import TokenUsage, read_texts, script_of
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 KEPT: dict[str, Any] = {"weights": "keep", "draft_weights": "keep"}
@@ -62,16 +62,16 @@ def test_texts_are_in_many_languages() -> None:
 def test_each_script_has_its_own_ranks() -> None:
     """Its first tokens come before the late ones of a larger script with lower ids."""
     nothing = {"en": np.zeros((2, 600))}
-    best = np.argsort(-Usage(VOCABULARY, nothing, nothing).scores())[:100]
+    best = np.argsort(-TokenUsage(VOCABULARY, nothing, nothing).scores())[:100]
     assert {*range(20), *range(500, 510)} <= {*best.tolist()}
 
 
-def usage(*languages: list[int]) -> Usage:
+def usage(*languages: list[int]) -> TokenUsage:
     """Languages whose tokens are expected alike in both halves of their texts."""
     counts = {
         str(number): np.tile(np.bincount(ids, minlength=600) * 1.0, (2, 1)) for number, ids in enumerate(languages)
     }
-    return Usage(VOCABULARY, counts, counts)
+    return TokenUsage(VOCABULARY, counts, counts)
 
 
 def test_what_a_text_expects_is_kept() -> None:
@@ -81,7 +81,7 @@ def test_what_a_text_expects_is_kept() -> None:
     assert kept == {"0": 1.0, "1": 1.0}
     halves = {"en": np.zeros((2, 600))}
     halves["en"][0, 450], halves["en"][1, 451] = 1, 3
-    apart = Usage(VOCABULARY, halves, halves)  # what a half expects is not what the other one chooses
+    apart = TokenUsage(VOCABULARY, halves, halves)  # what a half expects is not what the other one chooses
     assert apart.kept(lambda scores: np.argsort(-scores)[:20].astype(np.int32)) == {"en": 0.0}
 
 
@@ -117,7 +117,7 @@ def test_no_language_pays_for_others(small_sizes: None) -> None:
 
 
 def test_a_model_that_cannot_be_run_is_not_cut(small_sizes: None) -> None:
-    def fail() -> Usage:
+    def fail() -> TokenUsage:
         raise DeviceError("no kernel")
 
     progress = Recorder()

@@ -22,7 +22,7 @@ from outrider.errors import ExportError
 from outrider.models.backends.heads import Head, load_head
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy
-from outrider.types import Committed, DraftRequest, Noise, Sequence
+from outrider.types import Committed, DraftRequest, Noise, TokenSequence
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads.formats import read_head
 
@@ -113,7 +113,7 @@ class Reference:
         return self.norm(rows, "norm")[1 if self.own else 0 :]
 
     def convolve(self, name: str, rows: Any, kernel: Any = None) -> tuple[Any, Any]:
-        """DFlash 2's convolution in front of a part, or behind it with the kernel that the first has made."""
+        """DFlash 2's convolution in front of a part, or after it with the kernel that the first has made."""
         if not self.own:
             return rows, None
         fixed = self.weights[f"{name}.base_kernel"]
@@ -201,10 +201,10 @@ def drafter_of(bundle: Bundle, name: str) -> HiddenModel:
 
 
 def drafts_of(drafter: HiddenModel, states: Any, token_ids: list[int], verifier: Any, temperature: float = 0) -> Any:
-    """A draft behind some tokens, whose hidden states are read in two parts, for two sequences in one call."""
+    """A draft after some tokens, whose hidden states are read in two parts, for two sequences in one call."""
     requests = []
     for _ in range(2):
-        sequence = Sequence([*token_ids], len(token_ids))
+        sequence = TokenSequence([*token_ids], len(token_ids))
         config = outrider.GenerationConfig(temperature=temperature, seed=1)
         sampler = LogitsSampler(config, token_ids)
         assert drafter.reserve(sequence, 200)
@@ -237,7 +237,7 @@ def test_drafts_are_those_of_the_published_form(kind: str, bundle: Bundle, share
 
 @pytest.mark.parametrize("kind", DSPARKS, ids=FORMS)
 def test_draft_probs_are_the_corrected_ones(kind: str, bundle: Bundle, shared: Any) -> None:
-    """Each place's, behind the tokens that were drawn before."""
+    """Each place's, after the tokens that were drawn before."""
     reference, drafter = Reference(kind, shared), drafter_of(bundle, name_of(kind))
     rng = np.random.default_rng(3)
     states = rng.standard_normal((20, 128)).astype(np.float32)

@@ -16,7 +16,7 @@ from outrider.cli import run
 from outrider.engine.engine import Engine
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.inputs.audio import log_mel
-from outrider.types import Prompt, Source
+from outrider.types import EncoderSource, Prompt
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -139,7 +139,7 @@ def test_copies_come_from_the_source(reader: Engine) -> None:
         ([{"role": "user", "content": "hello"}], {}, "no chat"),
         (np.zeros(16_000, dtype=np.float32), {}, "reads text"),
         (Prompt([0]), {}, "has a source"),
-        (Prompt([0], source=Source.of_audio(np.zeros((80, 3000), dtype=np.float32))), {}, "reads text"),
+        (Prompt([0], source=EncoderSource.of_audio(np.zeros((80, 3000), dtype=np.float32))), {}, "reads text"),
         ("", {}, "empty"),
         ("hello", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "chat template"),
     ],
@@ -173,7 +173,7 @@ def test_whisper_features_are_transformers() -> None:
 
 @pytest.mark.parametrize("without_timestamps", [False, True])
 def test_whisper_greedy_is_transformers(listener: Engine, whisper: Path, without_timestamps: bool) -> None:
-    """Token by token, as Transformers' own loop begins again behind a timestamp, which a random model says anyway."""
+    """Token by token, as Transformers' own loop begins again after a timestamp, which a random model says anyway."""
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
     from transformers.generation.logits_process import (

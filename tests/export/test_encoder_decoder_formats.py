@@ -15,7 +15,7 @@ from outrider.bundle.manifest import CROSS_NAME
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider.inputs.audio import log_mel
-from outrider.types import Prompt, Source
+from outrider.types import EncoderSource, Prompt
 from outrider_export.describe.encoder_decoder import describe_encoder, vocabulary_of
 from outrider_export.encoder_decoder import convert as conversion
 from outrider_export.sources.source import read_config
@@ -66,7 +66,7 @@ def answer(engine: Engine, **options: Any) -> tuple[Prompt | str, list[int]]:
     else:
         begin = [*encoder.begin_token_ids, encoder.audio.languages["de"], encoder.audio.tasks["transcribe"]]
         features = log_mel(tone(5), padding=480_000)[:, :3000]
-        prompt = Prompt(begin, source=Source.of_audio(features))
+        prompt = Prompt(begin, source=EncoderSource.of_audio(features))
     return prompt, engine.generate(prompt, max_new_tokens=30, **options).token_ids
 
 

@@ -21,12 +21,12 @@ from outrider.types import Exactness, Rounding, RowRule
 from outrider_export import export_bundle
 from outrider_export.forms import choice as form_choice
 from outrider_export.forms import slices as form_slices
-from outrider_export.forms.choice import Choice
+from outrider_export.forms.choice import FormChoice
 from outrider_export.forms.slices import FormSlices, Whole, time_slices
-from outrider_export.forms.speed import Form
+from outrider_export.forms.speed import FormSpeed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
 # Milliseconds of a call of 1 and of 8 rows, as measured on a processor with AVX2 alone and on one with VNNI.
 AVX2 = {"openvino int8": (130, 309), "openvino int4": (105, 258), "onnx int8": (122, 246), "onnx int4": (74, 235)}
@@ -51,16 +51,18 @@ class FakeTrial:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def measure(self, forms: Seq[tuple[Any, str]], rows: Seq[int], cuts: Seq[int] = ()) -> list[Form]:
+    def measure(
+        self, forms: Sequence[tuple[Any, str]], rows: Sequence[int], cuts: Sequence[int] = ()
+    ) -> list[FormSpeed]:
         taken = {form: self.times[" ".join(form)] for form in forms}
         share = 1.0 if self.role == "main" else 0.25
         found = {form: {1: share * one / 1000, 8: share * many / 1000} for form, (one, many) in taken.items()}
         return [
-            Form(*form, {n: each[n] for n in rows}, dict.fromkeys(cuts, each[1] / 2), 1, "")
+            FormSpeed(*form, {n: each[n] for n in rows}, dict.fromkeys(cuts, each[1] / 2), 1, "")
             for form, each in found.items()
         ]
 
-    def slice_kl(self, forms: Seq[Form]) -> list[Form]:
+    def slice_kl(self, forms: Sequence[FormSpeed]) -> list[FormSpeed]:
         return [replace(form, slice_kl=self.kl) for form in forms]
 
 
@@ -68,7 +70,7 @@ class FakeTrial:
 def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeTrial]:
     """Trials of toys, as if they were large, with nothing saved."""
     made = type("Trial", (FakeTrial,), {"made": []})
-    monkeypatch.setattr(form_choice, "Trial", made)
+    monkeypatch.setattr(form_choice, "FormTrial", made)
     monkeypatch.setattr(form_choice, "LEAST_WEIGHTS", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "saved")
     return made
@@ -151,7 +153,7 @@ def test_small_models_are_not_timed(
     trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(form_choice, "Trial", trial)
+    monkeypatch.setattr(form_choice, "FormTrial", trial)
     assert exported(tmp_path / "a", tied)[0] == ["openvino int8"]
     assert not trial.made
 
@@ -174,11 +176,11 @@ def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: boo
 
 def test_choices_that_are_damaged_are_refused() -> None:
     with pytest.raises(ValueError, match="a form"):
-        Choice("onnx", "int3", "", {}, {})
+        FormChoice("onnx", "int3", "", {}, {})
     with pytest.raises(ValueError, match="takes seconds"):
-        Choice("onnx", "int4", "", {1: -1.0}, {})
+        FormChoice("onnx", "int4", "", {1: -1.0}, {})
     with pytest.raises(ValueError, match="draft token takes seconds"):
-        Choice("onnx", "int4", "", {}, {100: -1.0})
+        FormChoice("onnx", "int4", "", {}, {100: -1.0})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,7 @@ def test_slices_have_columns_of_zeros_where_rows_are_fewer(
 
 def slices(weights: str, num_weights: int) -> FormSlices:
     """Slices of one layer and of three, without backends. num_weights: of a layer."""
-    checkpoints = [form_slices.Checkpoint(None, n, 100, 1000 + n * num_weights) for n in (1, 3)]  # type: ignore[arg-type]
+    checkpoints = [form_slices.SliceCheckpoint(None, n, 100, 1000 + n * num_weights) for n in (1, 3)]  # type: ignore[arg-type]
     whole = Whole(11, 600, 10)
     backends: Any = [f"small {weights}", f"large {weights}"]
     return FormSlices("onnx", weights, whole, checkpoints, [], "", backends, [{}, {}])

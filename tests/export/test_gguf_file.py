@@ -189,7 +189,7 @@ def test_every_truncation_is_noticed(small: Path, tmp_path: Path) -> None:
 def test_tensors_share_no_bytes(small: Path) -> None:
     """A thousand tensors of the same megabyte are a gigabyte."""
     whole = small.read_bytes()
-    at = whole.index(b"quantised") + len("quantised") + 4 + 2 * 8 + 4  # behind dimensions, shape and type
+    at = whole.index(b"quantised") + len("quantised") + 4 + 2 * 8 + 4  # after dimensions, shape and type
     small.write_bytes(whole[:at] + struct.pack("<Q", 32) + whole[at + 8 :])
     with pytest.raises(ExportError, match="two tensors have the bytes from"):
         read_header(small)

@@ -1,8 +1,7 @@
 """The graphs of drafters that read hidden states compute what their PyTorch references do, from published weights."""
 
 import shutil
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def load(bundle: Bundle, kind: str, rule: RowRule = RULES["any"]) -> Any:
     return backend
 
 
-def check(found: Seq[Any] | Any, expected: Any, least: float = 0.9999) -> None:
+def check(found: Sequence[Any] | Any, expected: Any, least: float = 0.9999) -> None:
     """Each row has the direction and the size of the expected one."""
     found, expected = np.array(found), expected.numpy() if isinstance(expected, torch.Tensor) else expected
     assert found.shape == expected.shape
@@ -131,7 +130,7 @@ def mtp_experts(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[A
 
 
 def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: bool = False) -> tuple[Any, Any]:
-    """hidden: the three of the main model, or behind their projection. norm_first: the residual is normed, too."""
+    """hidden: the three of the main model, or after their projection. norm_first: the residual is normed, too."""
     from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
 
     config = LlamaConfig(**{k: v for k, v in config_of("eagle3").items() if k != "architectures"})
@@ -234,7 +233,7 @@ def test_modules_read_their_own_hidden_states(kind: str, bundle: Bundle, shared:
 
 
 @pytest.fixture(scope="module")
-def dflash(shared: tuple[Any, Any]) -> Callable[[Any, Seq[int]], Any]:
+def dflash(shared: tuple[Any, Any]) -> Callable[[Any, Sequence[int]], Any]:
     """float32 [masks, vocabulary] of the reference, for a context's hidden states and a block."""
     from optimum.exporters.openvino.model_patcher import Qwen3DFlashDraftModel
 
@@ -242,7 +241,7 @@ def dflash(shared: tuple[Any, Any]) -> Callable[[Any, Seq[int]], Any]:
     model, (embedding, matrix) = Qwen3DFlashDraftModel(config).eval(), shared
     model.load_state_dict(weights_of("dflash"))
 
-    def run(hidden: Any, block: Seq[int]) -> Any:
+    def run(hidden: Any, block: Sequence[int]) -> Any:
         with torch.no_grad():
             out = model(
                 position_ids=torch.arange(len(hidden) + len(block))[None],
@@ -262,7 +261,7 @@ def test_dflash(bundle: Bundle, dflash: Any) -> None:
     context, blocks = rng.integers(0, TOKENS, 45).tolist(), [[i, *[MASK] * NUM_PLACES] for i in (100, 101, 102)]
     first, second, third = (backend.open(60) for _ in range(3))
 
-    def chunk(slot: Any, begin: int, end: int, block: Seq[int], rows: int = NUM_PLACES) -> Chunk:
+    def chunk(slot: Any, begin: int, end: int, block: Sequence[int], rows: int = NUM_PLACES) -> Chunk:
         states = hidden[begin:end] if end > begin else None
         return Chunk(slot, [*context[begin:end], *block], rows, hidden_states=states)
 
@@ -287,7 +286,7 @@ def test_dflash(bundle: Bundle, dflash: Any) -> None:
     check(rows_of(backend.submit([chunk(again, 32, 45, blocks[2])]).wait(), 3), dflash(hidden, blocks[2]))
 
 
-def places(kind: str, hidden: Any, token_ids: Seq[int], shared: tuple[Any, Any]) -> Any:
+def places(kind: str, hidden: Any, token_ids: Sequence[int], shared: tuple[Any, Any]) -> Any:
     """float32 [heads, proposed or all tokens]. hidden: float32 [1, hidden]. token_ids: the newest, and drafted."""
     weights, (embedding, matrix), logits = weights_of(kind), shared, []
 

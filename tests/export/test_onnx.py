@@ -24,8 +24,8 @@ from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.diet.diet import put_on_diet
 from outrider_export.direct.convert import open_weights
-from outrider_export.direct.onnx_pack import Packed
-from outrider_export.onnx.files import Weights, load
+from outrider_export.direct.onnx_pack import OnnxMatrix
+from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.matrices import cut_output, dequantise, quantise
 
 pytestmark = pytest.mark.children
@@ -230,13 +230,13 @@ def test_4_bits_are_read_as_they_were_written(rows: int, columns: int, seed: int
     shapes = {"weight": (rows, blocks, 16), "scales": (rows, blocks), "zero_points": (rows, -(-blocks // 2))}
     kinds = {"weight": np.uint8, "scales": np.float32, "zero_points": np.uint8}
     arrays = {name: np.zeros(shape, kinds[name]) for name, shape in shapes.items()}
-    packed = Packed((rows, columns), 4, 32, {name: (array, 0) for name, array in arrays.items()})
+    packed = OnnxMatrix((rows, columns), 4, 32, {name: (array, 0) for name, array in arrays.items()})
     for first in range(0, rows, 4):
         packed.put(slice(first, first + 4), matrix[first : first + 4])
     node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], N=rows, K=columns, bits=4, block_size=32)
     tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     model = helper.make_model(helper.make_graph([node], "one", [], [], tensors))
-    off = np.abs(dequantise(Weights(model, Path()), node) - matrix)
+    off = np.abs(dequantise(OnnxWeights(model, Path()), node) - matrix)
     assert (off <= 0.51 * np.repeat(arrays["scales"], 32, axis=1)[:, :columns]).all()
 
 
@@ -245,7 +245,7 @@ def test_blocks_of_q4_0_stay_as_they_are(make_checkpoint: Any, make_gguf: Any, c
     path = make_gguf("keep-q4_0", checkpoint, quantisation="Q4_0")
     bundle, _ = convert(path, format="onnx", weights="int4")
     folder = bundle.folder / "main"
-    weights, given = Weights(load(folder / "model.onnx"), folder), open_weights(path, is_gguf=True)
+    weights, given = OnnxWeights(load(folder / "model.onnx"), folder), open_weights(path, is_gguf=True)
     nodes = {node.name.removesuffix("/product"): node for node in weights.model.graph.node}
     for name in ("model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"):
         assert np.array_equal(dequantise(weights, nodes[name]), given.matrix(name).read(slice(None)))
@@ -294,7 +294,7 @@ def biased(folder: Path, op: str) -> None:
 
 def test_a_bias_is_cut(tmp_path: Path) -> None:
     biased(tmp_path, "Add")
-    weights = Weights(load(tmp_path / "model.onnx"), tmp_path)
+    weights = OnnxWeights(load(tmp_path / "model.onnx"), tmp_path)
     hidden = np.random.default_rng(1).standard_normal((1, 3, 4)).astype(np.float32)
     token_ids = np.array([1, 2, 8], dtype=np.int32)
     cut_output(weights, token_ids)
@@ -309,7 +309,7 @@ def test_a_bias_is_cut(tmp_path: Path) -> None:
 def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
     biased(tmp_path, "Pow")
     with pytest.raises(ExportError, match="logits are made by Tanh of Pow"):
-        cut_output(Weights(load(tmp_path / "model.onnx"), tmp_path), np.array([1], dtype=np.int32))
+        cut_output(OnnxWeights(load(tmp_path / "model.onnx"), tmp_path), np.array([1], dtype=np.int32))
 
 
 # Sources, formats, options

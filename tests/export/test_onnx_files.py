@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.onnxruntime import OnnxRuntime
-from outrider_export.onnx.files import MODEL, Weights, data_files, load, save
+from outrider_export.onnx.files import MODEL, OnnxWeights, data_files, load, save
 
 FLOAT = TensorProto.FLOAT
 
@@ -90,7 +90,7 @@ def test_weights_that_are_not_there_are_refused(
         with pytest.raises(ExportError, match=of_files):
             save(model, folder, tmp_path / "copy", shutil.copyfile)
     with pytest.raises(ExportError, match=of_values):
-        Weights(model, folder).read("matrix")
+        OnnxWeights(model, folder).read("matrix")
 
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "link"])

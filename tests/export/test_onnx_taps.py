@@ -26,9 +26,9 @@ from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_export import export_bundle
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.heads import onnx_main
-from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
+from outrider_export.heads.formats import EMBEDDING, MATRIX, HeadCheckpoint
 from outrider_export.heads.onnx_main import add_outputs, hidden_states_of
-from outrider_export.onnx.files import Weights, load
+from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.matrices import dequantise
 from toys import load_toy
 
@@ -48,7 +48,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def run(path: Path, names: list[str]) -> list[Any]:
-    """Outputs of a model for `IDS` behind an empty cache, without the batch."""
+    """Outputs of a model for `IDS` after an empty cache, without the batch."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -78,7 +78,7 @@ def test_hidden_states_are_found_and_change_no_bits(toy: Bundle, tmp_path: Path)
     path = tap(toy, names, tmp_path / "tapped")
     first, _, third, last, logits = run(path, [*names, "logits"])
     np.testing.assert_array_equal(logits, run(toy.folder / "main" / "model.onnx", ["logits"])[0])
-    weights = Weights(load(path), path.parent)
+    weights = OnnxWeights(load(path), path.parent)
     np.testing.assert_array_equal(first, weights.read("embedding")[IDS[0]])
     normed = third / np.sqrt((third**2).mean(-1, keepdims=True) + 1e-6) * weights.read("final_norm.weight")
     np.testing.assert_allclose(last, normed, atol=1e-5)
@@ -178,14 +178,14 @@ def test_an_export_takes_a_drafter_without_pytorch(
 # Matrices
 
 
-def head_of(kind: str) -> Head:
-    return Head(kind, ("last_hidden_state",), {}, 1, 2, 2, 8, 16, 99)
+def head_of(kind: str) -> HeadCheckpoint:
+    return HeadCheckpoint(kind, ("last_hidden_state",), {}, 1, 2, 2, 8, 16, 99)
 
 
 def test_what_a_drafter_lacks_is_read_from_the_main_model(toy: Bundle, tmp_path: Path) -> None:
     shutil.copytree(toy.folder / "main", tmp_path / "main")
     path, geometry = tmp_path / "main" / "model.onnx", toy.manifest.main.geometry
-    weights = Weights(load(path), path.parent)
+    weights = OnnxWeights(load(path), path.parent)
     embedding, matrix = weights.read("embedding"), weights.read("lm_head").T
     token_ids = np.array([0, 3, 7], dtype=np.int32)
     made = onnx_main.share(path, geometry, head_of("eagle"), None)
@@ -227,6 +227,6 @@ def test_matrices_are_read_as_onnxruntime_does(tmp_path: Path, bits: int, has_ze
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     known = session.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
     rows = np.array([1, 4], dtype=np.int32)
-    weights = Weights(model, tmp_path)
+    weights = OnnxWeights(model, tmp_path)
     np.testing.assert_allclose(dequantise(weights, node), known, atol=1e-5)
     np.testing.assert_allclose(dequantise(weights, node, rows), known[rows], atol=1e-5)

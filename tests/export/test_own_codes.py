@@ -13,7 +13,7 @@ import pytest
 
 from outrider_export.direct.convert import convert
 from outrider_export.direct.own_codes import GROUP, forms_of, keep, keep_minima, num_sums, own_codes
-from outrider_export.direct.weights import Stored
+from outrider_export.direct.weights import StoredMatrix
 from outrider_export.onnx.files import load
 from outrider_export.onnx.graph import attribute_of
 from outrider_export.progress import Silent
@@ -99,8 +99,8 @@ def test_a_matrix_is_finer_in_16_bits_too() -> None:
     assert not any(form.is_finer for form in forms_of(made, keep_finer=False).values())
 
 
-def stored(matrix: NDArray[np.float32], bits: float) -> Stored:
-    return Stored(matrix.shape, int(matrix.size * bits / 8), lambda part: matrix[part])
+def stored(matrix: NDArray[np.float32], bits: float) -> StoredMatrix:
+    return StoredMatrix(matrix.shape, int(matrix.size * bits / 8), lambda part: matrix[part])
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def test_a_recurrence_is_what_the_paper_says(case: str, pieces: tuple[int, ...])
 
 
 def cached(states: States, name: str, x: ov.Node) -> ov.Node:
-    """Keys or values [batch, 2, tokens, 8] behind those of earlier calls."""
+    """Keys or values [batch, 2, tokens, 8] after those of earlier calls."""
     info = util.VariableInfo()
     info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, 2, -1, 8]), ov.Type.f32, name
     variable = util.Variable(info)

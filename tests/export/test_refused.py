@@ -147,7 +147,7 @@ def test_a_window_that_an_unknown_model_may_not_use_is_not_promised() -> None:
 
 
 def test_longrope_gets_one_set_of_frequencies() -> None:
-    """With two, a row would depend on whether another row of its call is behind the limit."""
+    """With two, a row would depend on whether another row of its call is after the limit."""
     rope = {
         "rope_type": "longrope",
         "short_factor": [1.0],

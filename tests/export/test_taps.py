@@ -60,7 +60,7 @@ def load(bundle: Bundle, features: tuple[str, ...], precision: str = "f32", rule
 
 
 def expected(model: Any, token_ids: list[int]) -> dict[str, Any]:
-    """float32 [tokens, hidden] by name. Behind the last layer, before the norm, Transformers gives none."""
+    """float32 [tokens, hidden] by name. After the last layer, before the norm, Transformers gives none."""
     outs: list[Any] = []
     hook = model.model.layers[-1].register_forward_hook(lambda module, inputs, out: outs.append(out))
     with torch.no_grad():

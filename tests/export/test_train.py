@@ -24,8 +24,8 @@ from outrider_export.distill.train.fit import (
     start_head,
 )
 from outrider_export.distill.train.layers import Teacher
-from outrider_export.distill.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Step, Targets, draft_loss
-from outrider_export.distill.train.status import Status, Watch
+from outrider_export.distill.train.places import TEXT_WEIGHT, Accuracy, Candidates, LossStep, Reach, Targets, draft_loss
+from outrider_export.distill.train.status import TrainingStatus, Watch
 from shards import counting, write_shard
 
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
@@ -132,7 +132,7 @@ def test_the_loss_of_dspark_is_its_papers(teacher: Teacher, data: Data, monkeypa
     batch = data.read([3, 4])
     with torch.no_grad():
         torch.nn.init.normal_(head.w2, generator=torch.Generator().manual_seed(1))
-        found = head.loss(batch, Step(None, None, torch.Generator().manual_seed(0)))  # type: ignore[arg-type]
+        found = head.loss(batch, LossStep(None, None, torch.Generator().manual_seed(0)))  # type: ignore[arg-type]
         out, places, valid = head._blocks(batch, torch.Generator().manual_seed(0))
         total, weights = 0.0, 0.0
         for text, block, place in valid.nonzero().tolist():
@@ -286,10 +286,10 @@ class Remembered(Watch):
         self.losses: list[float] = []
         self.num_evaluations = 0
 
-    def stepped(self, status: Status) -> None:
+    def stepped(self, status: TrainingStatus) -> None:
         self.losses.append(status.loss)
 
-    def evaluated(self, status: Status) -> None:
+    def evaluated(self, status: TrainingStatus) -> None:
         self.num_evaluations += 1
         assert len(status.evaluations) == self.num_evaluations
 

@@ -68,7 +68,7 @@ def test_drafted_is_plain(listener: Engine, without_timestamps: bool, options: d
             assert stats.num_accepted_tokens == accepted <= stats.num_draft_tokens
             assert max(stats.num_draft_tokens_per_round, default=0) <= count
             assert stats.num_generated_tokens == len(window.token_ids)
-            # The first token comes with the prompt; behind the last, an accepted token's row may be left over.
+            # The first token comes with the prompt; after the last, an accepted token's row may be left over.
             assert stats.num_rounds + stats.num_accepted_tokens - (stats.num_generated_tokens - 1) in (0, 1)
             assert stats.num_rounds <= expected.stats.num_rounds
             assert not expected.stats.num_draft_tokens

@@ -1,8 +1,7 @@
 """What a verifier makes of drafts, in closed form: toy models, all of their drafts, and the law of the tokens."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +43,7 @@ class Models:
     def rng(self, *key: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, len(key), *key])
 
-    def row(self, role: int, context: Seq[int]) -> LogitsRow:
+    def row(self, role: int, context: Sequence[int]) -> LogitsRow:
         key = (role, *context)
         if key not in self.rows:
             rng = self.rng(*key)
@@ -57,7 +56,7 @@ class Models:
     def sampler(self) -> LogitsSampler:
         return LogitsSampler(GenerationConfig(**{"temperature": 1.0} | self.options), [])
 
-    def rows_of(self, draft: Draft, role: int = 0, context: Seq[int] = (), sampler: Any = None) -> DraftRows:
+    def rows_of(self, draft: Draft, role: int = 0, context: Sequence[int] = (), sampler: Any = None) -> DraftRows:
         def row(i: int) -> LogitsRow:
             return self.row(role, (*context, *tokens_before(draft, i)))
 

@@ -1,7 +1,6 @@
 """Every answer that may be drawn, with its probability: each random number is followed wherever it may lead."""
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
@@ -20,7 +19,7 @@ class Way:
     used: set[Any] = field(default_factory=set)
     last: Distribution | None = None
 
-    def choose(self, probs: Seq[float]) -> int:
+    def choose(self, probs: Sequence[float]) -> int:
         self.odds.append([*probs])
         at = len(self.odds) - 1
         if at == len(self.script):

@@ -1,8 +1,7 @@
 """Every fault that an app's code can bring, derived from the interfaces: a new member is in it by itself."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
@@ -63,7 +62,9 @@ class Fault:
         return self.value(*_) if callable(self.value) else self.value
 
 
-def faults_of(members: dict[str, bool], values: Seq[Any] = VALUES, errors: Seq[Any] = ERRORS) -> Iterator[Fault]:
+def faults_of(
+    members: dict[str, bool], values: Sequence[Any] = VALUES, errors: Sequence[Any] = ERRORS
+) -> Iterator[Fault]:
     """Each error and each value for each member; of a method also an attribute in its place."""
     for member, is_method in members.items():
         for error in errors:

@@ -32,7 +32,7 @@ _MOST = 96  # tokens: all of a small cache, to its last number
 
 
 def guarded(num_bytes: int, room: int) -> NDArray[np.uint8]:
-    """Zeros, uint8 [num_bytes], with `room` readable bytes and a protected page behind them."""
+    """Zeros, uint8 [num_bytes], with `room` readable bytes and a protected page after them."""
     size = -(-(num_bytes + room) // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, size + mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _kept.append(memory)

@@ -1,6 +1,6 @@
 """Requests for the loop with fakes, and the loop until they have ended."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,16 +16,16 @@ from outrider.drafters.controller import Fixed
 from outrider.inputs.text import TextStream
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import Committed, DraftRequest, Noise, Pending, Prompt, Sequence, Turn
+from outrider.types import Committed, DraftRequest, Noise, Pending, Prompt, TokenSequence, Turn
 
 
-def letters(token_ids: Seq[int]) -> str:
+def letters(token_ids: Sequence[int]) -> str:
     """The text of a toy's tokens, in which each is a letter."""
     return "".join(chr(ord("a") + token_id) for token_id in token_ids)
 
 
 def new_request(
-    prompt: Seq[int] | Prompt, drafter: Any = None, sampling: dict[str, Any] | None = None, **fields: Any
+    prompt: Sequence[int] | Prompt, drafter: Any = None, sampling: dict[str, Any] | None = None, **fields: Any
 ) -> Answer:
     """The answer to a request that is greedy, unless a verifier is among `fields`.
 
@@ -42,7 +42,7 @@ def new_request(
         "num_assistant_tokens": 4 if drafter else 0,
     }
     made: dict[str, Any] = {
-        "sequence": Sequence.of(prompt),
+        "sequence": TokenSequence.of(prompt),
         "sampler": LogitsSampler(GenerationConfig(**sampling or {}), [*prompt.token_ids]),
     }
     sent: dict[str, Any] = {"text": TextStream(letters)}
@@ -65,22 +65,22 @@ def say(answer: Answer, *token_ids: int) -> None:
 
 @dataclass(eq=False)
 class InTurns:
-    """A policy that lets drafters take turns, as `order` says by number; 0 and what is behind the last: none."""
+    """A policy that lets drafters take turns, as `order` says by number; 0 and what is after the last: none."""
 
-    drafters: Seq[Any]
-    order: Seq[int]
+    drafters: Sequence[Any]
+    order: Sequence[int]
     goes_ahead: bool = False
     num_rounds: int = 0
 
-    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+    def choose(self, requests: Sequence[DraftRequest]) -> list[Turn]:
         self.num_rounds += 1
         chosen = self.order[self.num_rounds % len(self.order)] % (len(self.drafters) + 1)
         return [Turn(each, self.drafters[chosen - 1] if chosen else None) for each in requests]
 
     def drafted(self) -> None: ...
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None: ...
-    def observe(self, sequence: Sequence, committed: Committed) -> None: ...
-    def release(self, sequence: Sequence) -> None: ...
+    def go_ahead(self, turns: Sequence[Turn], check: Pending) -> None: ...
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None: ...
+    def release(self, sequence: TokenSequence) -> None: ...
 
 
 def run(main: Any, *requests: Answer, rows: int = 32, spared: tuple[type[Exception], ...] = ()) -> list[list[int]]:

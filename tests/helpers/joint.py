@@ -37,14 +37,14 @@ class OneRow:
 def sample_joint(
     engine: outrider.Engine, num_samples: int, processors: dict[str, Any], **options: Any
 ) -> tuple[float, Iterable[outrider.Stats]]:
-    """Three tokens behind a prompt, against the exact joint by enumeration: the p-value of a chi-square test.
+    """Three tokens after a prompt, against the exact joint by enumeration: the p-value of a chi-square test.
 
     The seeds are fixed, so the result is always the same. When they were chosen, a correct sampler had a chance of 1e-4
     of failing each case.
     """
 
     def generate(seed: int) -> outrider.Result:
-        # Tokens more than are looked at, so that a draft of three fits behind the first token.
+        # Tokens more than are looked at, so that a draft of three fits after the first token.
         asked = {"max_new_tokens": NUM_TOKENS + 2, "seed": seed, "ignore_eos": True} | processors | options
         return engine.generate(PROMPT, **asked)
 

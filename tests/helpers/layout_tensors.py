@@ -131,7 +131,7 @@ def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
 
 
 def _of_latent(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
-    """Those of latent attention, with experts behind the first layer, and the layer of a drafter behind the last."""
+    """Those of latent attention, with experts after the first layer, and the layer of a drafter after the last."""
     heads, rank, hidden = config["num_attention_heads"], config["kv_lora_rank"], config["hidden_size"]
     plain, rotated, values = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries, short, size = heads * (plain + rotated), config["q_lora_rank"], config["moe_intermediate_size"]

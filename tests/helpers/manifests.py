@@ -1,4 +1,4 @@
-"""Manifests that are changed behind an export's back."""
+"""Manifests that are changed after an export's back."""
 
 from typing import Any
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _NORMALIZED = {"accessorise": "accessorize", "colour": "color", "centre": "center"}
-_EXTRA_IDS = 100  # T5's <extra_id_99> to <extra_id_0>, behind its pieces
+_EXTRA_IDS = 100  # T5's <extra_id_99> to <extra_id_0>, after its pieces
 # What T5's normaliser replaces, of some thousand rules: ligatures, signs, composed forms, spaces.
 _RULES = {
     "\ufb01": "fi",

@@ -39,7 +39,7 @@ def write_qwen(folder: Path) -> Any:
 def qwen_module(token_ids: Any, hidden: Any, shared: tuple[Any, Any], kind: str = "mtp qwen") -> tuple[Any, Any]:
     """Logits float32 [n, vocabulary] and the next hidden states [n, hidden] of the module, position by position.
 
-    token_ids: int64 [n], behind the main model's hidden states float32 [n, hidden], which are behind its last norm.
+    token_ids: int64 [n], after the main model's hidden states float32 [n, hidden], which are behind its last norm.
     shared: its embedding and output matrix. kind: "mtp qwen" or "mtp experts".
     """
     weights, (embedding, matrix) = {name: torch.tensor(each) for name, each in tensors_of(kind).items()}, shared

@@ -7,8 +7,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError
-from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.types import Distribution, Draft, Drafter
 
 # A schema that does not name its draft is taken for 2020-12.
@@ -101,10 +100,10 @@ def read_cases(folder: Path) -> list[Case]:
     return cases
 
 
-def source_of(grammars: Grammars, case: Case) -> Source | OptionError:
+def source_of(grammars: Grammars, case: Case) -> GrammarSource | OptionError:
     """A case's grammar, or why it is refused."""
     try:
-        source = Source.of(GenerationConfig(json_schema=case.schema))
+        source = GrammarSource.of(GenerationConfig(json_schema=case.schema))
         assert source is not None
         grammars.new_state(source)
     except OptionError as error:
@@ -119,7 +118,7 @@ def kind_of(error: OptionError) -> str:
     return next(kind for pattern, kind in REFUSED.items() if re.search(pattern, message))
 
 
-def judge(grammars: Grammars, encode: Callable[[str], list[int]], case: Case, source: Source) -> Iterator[str]:
+def judge(grammars: Grammars, encode: Callable[[str], list[int]], case: Case, source: GrammarSource) -> Iterator[str]:
     """Of each instance whether it is "accepted" or "refused" as it has to be, and otherwise why not."""
 
     def accepted(value: Any) -> bool:
@@ -138,8 +137,8 @@ def judge(grammars: Grammars, encode: Callable[[str], list[int]], case: Case, so
             yield _reason(STRICTER, case, value)
 
 
-def _accepts(grammars: Grammars, source: Source, token_ids: list[int]) -> bool:
-    """Whether a grammar allows these tokens, one after the other, and the end behind them."""
+def _accepts(grammars: Grammars, source: GrammarSource, token_ids: list[int]) -> bool:
+    """Whether a grammar allows these tokens, one after the other, and the end after them."""
     state = grammars.new_state(source)
     for token_id in token_ids:
         if not state.num_allowed([token_id]):
@@ -172,7 +171,7 @@ def _with_integers(value: Any) -> Any:
 
 
 class Wrong(Drafter):
-    """A drafter whose every draft has a random token, among those of `answer`, and behind it.
+    """A drafter whose every draft has a random token, among those of `answer`, and after it.
 
     Every other draft has probabilities, with which it is not cut where the grammar forbids a token.
     """
@@ -183,7 +182,7 @@ class Wrong(Drafter):
         self.vocab_size = vocab_size
         self.answer: list[int] = []
 
-    def propose(self, requests: Seq[Any]) -> list[Draft]:
+    def propose(self, requests: Sequence[Any]) -> list[Draft]:
         return [self._draft(len(request.sequence.generated_token_ids), request.limit) for request in requests]
 
     def _draft(self, done: int, limit: int) -> Draft:

@@ -28,7 +28,7 @@ def write_shard(
     """Write a shard with one prompt and one answer a conversation.
 
     states: for token ids int64 [n], the hidden states taps [n, 3h] and last [n, h]; without it there are none. The main
-    model gives the text's own token 0.8, the two numbers behind it a tenth each.
+    model gives the text's own token 0.8, the two numbers after it a tenth each.
     """
     folder.mkdir(parents=True)
     starts = np.cumsum([0, *map(len, conversations)], dtype=np.int64)

@@ -18,7 +18,7 @@ from outrider_export.direct.describe import describe
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.save import save
-from outrider_export.direct.weights import Rows, Stored, Weights, layer_of
+from outrider_export.direct.weights import Rows, StoredMatrix, Weights, layer_of
 
 SHAPES = ((1, 8), (1, 16), (0, 0), (0, 0))  # heads of keys and values, and their size, by layer
 WINDOW = 8
@@ -37,7 +37,7 @@ class RandomWeights(Weights):
         super().__init__(describe(_CONFIG), interleaved=False)
         self._noise = noise
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`."""
         module, _, kind = name.rpartition(".")
         if kind != "weight" or module == "lm_head" or module.endswith("sinks"):
@@ -53,7 +53,7 @@ class RandomWeights(Weights):
         values = rng.standard_normal(shape) * (0.1 if len(shape) == 1 else 0.3) + (1 if len(shape) == 1 else 0)
         values += self._noise * np.random.default_rng(1).standard_normal(shape)
         found: Rows = values.astype(np.float32)
-        return Stored(shape, found.nbytes, lambda part: found[part])
+        return StoredMatrix(shape, found.nbytes, lambda part: found[part])
 
     def missing(self, name: str) -> Any:
         """See `Weights`."""

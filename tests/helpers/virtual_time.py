@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 from in_the_loop import new_request
@@ -44,22 +44,22 @@ class ClockedBackend(FakeBackend):
         self,
         cost: PassCost,
         vocab_size: int = 64,
-        noises: Seq[tuple[int, float]] = (),
-        periods: Seq[tuple[int, int]] = (),
+        noises: Sequence[tuple[int, float]] = (),
+        periods: Sequence[tuple[int, int]] = (),
         **options: Any,
     ) -> None:
         super().__init__(vocab_size, **options)
         self.cost, self.noises, self.periods = cost, noises, periods
         self._rows_before: int | None = None
 
-    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+    def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         rows, steady = [max(sum(map(len, chunk.layout.branches)), 1) for chunk in chunks], self.capabilities.steady
         rows = [steady.next(sum(rows))] if steady else rows
         self.seconds += self.cost.together(rows, before=self._rows_before)
         self._rows_before = sum(rows)
         return super().submit(chunks)
 
-    def logits_after(self, token_ids: Seq[int]) -> Logits:
+    def logits_after(self, token_ids: Sequence[int]) -> Logits:
         length, last = len(token_ids), tuple(token_ids[-self.memory :])
         self.noise = next((noise for begin, noise in reversed(self.noises) if length >= begin), self.noise)
         period = next((period for begin, period in reversed(self.periods) if length >= begin), 0)
@@ -87,11 +87,11 @@ class World:
 
     def __init__(
         self,
-        noise: float | Seq[tuple[int, float]] = 0.0,
+        noise: float | Sequence[tuple[int, float]] = 0.0,
         *,
         copies: bool | Drafter = False,
         model: bool = True,
-        periods: Seq[tuple[int, int]] = (),
+        periods: Sequence[tuple[int, int]] = (),
         scale: float = 1.0,
         draft_scale: float | None = None,
         draft_cost: float = 1.0,
@@ -120,7 +120,7 @@ class World:
         self._others.append(ClockedBackend(cost, noises=[(0, noise)]))
         self.models[name] = DraftModel(self._others[-1], context_length=4000, cost=cost)
 
-    def controller_of(self, names: Seq[str]) -> Controller:
+    def controller_of(self, names: Sequence[str]) -> Controller:
         """A new controller between these models."""
         return Controller(
             self.main,
@@ -131,7 +131,12 @@ class World:
         )
 
     def decode(
-        self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
+        self,
+        prompt: Sequence[int] = (1, 2, 3),
+        drafted: bool = True,
+        num: int = 200,
+        verifier: Any = None,
+        **options: Any,
     ) -> tuple[list[int], float, Answer]:
         """The answer, the seconds after its first token, and the request."""
         request = self.request(prompt, drafted, num, verifier, **options)
@@ -139,7 +144,7 @@ class World:
         return request.sequence.generated_token_ids, seconds, request
 
     def decode_together(
-        self, prompts: Seq[Seq[int]], drafted: bool, num: int | Seq[int]
+        self, prompts: Sequence[Sequence[int]], drafted: bool, num: int | Sequence[int]
     ) -> tuple[list[list[int]], list[float]]:
         """The answers to several prompts at the same time, and the seconds of each after the first tokens."""
         nums = [num] * len(prompts) if isinstance(num, int) else num
@@ -147,7 +152,7 @@ class World:
         seconds = self.run(requests)
         return [request.sequence.generated_token_ids for request in requests], seconds
 
-    def run(self, requests: Seq[Answer]) -> list[float]:
+    def run(self, requests: Sequence[Answer]) -> list[float]:
         """The seconds until each request has ended, after the first tokens."""
         ended, began = [0.0] * len(requests), 0.0
         while running := [i for i, request in enumerate(requests) if not request.ended]:
@@ -163,7 +168,7 @@ class World:
                 pass
         return [seconds - began for seconds in ended]
 
-    def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Answer:
+    def request(self, prompt: Sequence[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Answer:
         config = GenerationConfig(max_new_tokens=num, **options)
         request = new_request(
             prompt,
@@ -185,7 +190,7 @@ class World:
 class Liar(Ngram):
     """A drafter with high confidences in tokens that are always wrong."""
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
 
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,9 @@ def every(bundle: Bundle) -> OpenVINOPaged:
     return compiled(bundle, *NAMES)
 
 
-def logits(backend: OpenVINOPaged, adapter: str | None, sizes: Seq[int] = (len(TOKENS),), first: int = 0) -> np.ndarray:
+def logits(
+    backend: OpenVINOPaged, adapter: str | None, sizes: Sequence[int] = (len(TOKENS),), first: int = 0
+) -> np.ndarray:
     """The rows float32 [n, vocab] of tokens that are read in pieces; all but the first as an answer."""
     slot = backend.open(len(TOKENS) + 8, Prompt((), adapter=adapter))
     assert slot is not None

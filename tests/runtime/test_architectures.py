@@ -1,6 +1,6 @@
 """Models of other shapes: what is refused at load, and that measuring costs tells experts apart."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_a_state_space_model_is_refused_at_load(tmp_path: Path) -> None:
         outrider.Engine(bundle, tokenizer=ToyTokenizer())
 
 
-def add_state(path: Path, shape: Seq[int]) -> None:
+def add_state(path: Path, shape: Sequence[int]) -> None:
     """Add a state to an IR, which is added to its logits."""
     model = ov.Core().read_model(path)
     start = ops.constant(np.zeros([max(size, 1) for size in shape], np.float32))
@@ -148,7 +148,7 @@ class RecordingBackend(FakeBackend):
         super().__init__(500)
         self.read: list[list[int]] = []
 
-    def submit(self, chunks: Seq[Chunk]) -> Any:
+    def submit(self, chunks: Sequence[Chunk]) -> Any:
         self.read += [[*chunk.token_ids] for chunk in chunks]
         return super().submit(chunks)
 

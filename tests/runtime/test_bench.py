@@ -34,17 +34,21 @@ from outrider_bench.modes.name import ModeName, split_modes
 from outrider_bench.modes.peers import genai
 from outrider_bench.modes.peers.check import check_peer, follow_options
 from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import Prompt, Task, encode_prompts, read_prompts
+from outrider_bench.prompts import BenchPrompt, Task, encode_prompts, read_prompts
 from outrider_bench.report import page as report
 from outrider_bench.report.spread import median_ratio, quartiles, ratio_interval
 from outrider_bench.report.summary import collect, profile, summarize, summarize_prompts
-from outrider_bench.runs.measure import FEWEST_TOKENS, Budget, Record, layers, measure
+from outrider_bench.runs.measure import FEWEST_TOKENS, RunRecord, TimeBudget, layers, measure
 from outrider_bench.runs.run_folder import RunFolder
-from outrider_bench.runs.workers import RunFailed, Worker, start_workers
+from outrider_bench.runs.workers import BenchWorker, RunFailed, start_workers
 
 pytestmark = pytest.mark.any_format
 
-PROMPTS = [Prompt("one", "letters", "hello"), Prompt("two", "letters", "abc abc"), Prompt("three", "digits", "1 2 1 2")]
+PROMPTS = [
+    BenchPrompt("one", "letters", "hello"),
+    BenchPrompt("two", "letters", "abc abc"),
+    BenchPrompt("three", "digits", "1 2 1 2"),
+]
 GENERATION = GenerationConfig(max_new_tokens=8)
 
 
@@ -55,8 +59,8 @@ def setup(openvino_bundle: Bundle) -> Setup:
 
 
 @pytest.fixture
-def worker(setup: Setup, tmp_path: Path) -> Iterator[Worker]:
-    made = Worker(["plain", "draft:3"], setup, tmp_path / "log")
+def worker(setup: Setup, tmp_path: Path) -> Iterator[BenchWorker]:
+    made = BenchWorker(["plain", "draft:3"], setup, tmp_path / "log")
     yield made
     made.close()
 
@@ -94,9 +98,9 @@ def test_quartiles_are_numpys() -> None:
     assert quartiles([2.0]) == (2.0, 2.0)
 
 
-def made_up() -> tuple[list[Task], list[Record]]:
+def made_up() -> tuple[list[Task], list[RunRecord]]:
     """Two prompts, two repeats, two modes: the second is faster on one prompt, and slower on the other."""
-    tasks = [Task(Prompt("a", "x", "a"), [1]), Task(Prompt("b", "y", "b"), [1, 2])]
+    tasks = [Task(BenchPrompt("a", "x", "a"), [1]), Task(BenchPrompt("b", "y", "b"), [1, 2])]
     seconds = {  # decoding of ten tokens after the first
         (0, "slow"): (1.0, 2.0),
         (0, "fast"): (0.5, 0.5),
@@ -104,7 +108,7 @@ def made_up() -> tuple[list[Task], list[Record]]:
         (1, "fast"): (2.0, 2.0),
     }
     records = [
-        Record(number, mode, repeat, run_of(11, 1.0, 1.0 + taken))
+        RunRecord(number, mode, repeat, run_of(11, 1.0, 1.0 + taken))
         for (number, mode), pair in seconds.items()
         for repeat, taken in enumerate(pair)
     ]
@@ -131,8 +135,8 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
 
 def test_what_differs_is_not_identical_and_what_failed_is_left_out() -> None:
     tasks, records = made_up()
-    records[2] = Record(0, "fast", 0, Run([5] * 11, 0.5, 1.5))
-    records[6:] = [Record(1, "fast", repeat, None, "no") for repeat in (0, 1)]
+    records[2] = RunRecord(0, "fast", 0, Run([5] * 11, 0.5, 1.5))
+    records[6:] = [RunRecord(1, "fast", repeat, None, "no") for repeat in (0, 1)]
     rows = {(row["mode"], row["category"]): row for row in summarize(collect(records), tasks, ["slow", "fast"], "slow")}
     assert rows["fast", "x"]["identical"] == 0
     assert rows["fast", "x"]["reading"] == pytest.approx(math.sqrt(2))  # the median of 2 and 1
@@ -143,8 +147,8 @@ def test_what_differs_is_not_identical_and_what_failed_is_left_out() -> None:
 
 
 def test_a_single_token_has_no_speed() -> None:
-    tasks = [Task(Prompt("a", "x", "a"), [1])]
-    records = [Record(0, mode, 0, run_of(1, 1.0, 1.0)) for mode in ("slow", "fast")]
+    tasks = [Task(BenchPrompt("a", "x", "a"), [1])]
+    records = [RunRecord(0, mode, 0, run_of(1, 1.0, 1.0)) for mode in ("slow", "fast")]
     (_, row) = summarize(collect(records), tasks, ["slow", "fast"], "slow")
     assert row["speed_up"] is None
     assert row["end_to_end"] == 1
@@ -163,9 +167,9 @@ def test_a_profile_counts_positions_and_rounds() -> None:
         }  # fmt: skip
 
     records = [
-        Record(0, "m", 0, Run([1], 0, 1, stats([3, 3], [2, 0], [1, 1, 0]))),
-        Record(1, "m", 0, Run([1], 0, 1, stats([1], [1], [1]))),
-        Record(0, "peer", 0, Run([1], 0, 1)),
+        RunRecord(0, "m", 0, Run([1], 0, 1, stats([3, 3], [2, 0], [1, 1, 0]))),
+        RunRecord(1, "m", 0, Run([1], 0, 1, stats([1], [1], [1]))),
+        RunRecord(0, "peer", 0, Run([1], 0, 1)),
     ]
     made = profile(collect(records), ["m", "peer"])
     assert list(made) == ["m"]
@@ -203,9 +207,9 @@ class Counted:
 
 def test_quick_cuts_prompts_evenly_and_ends_in_time() -> None:
     clock = [100.0]
-    tasks = [Task(Prompt(f"{c}{n}", c, "p"), [n]) for c in "abc" for n in range(10)]
+    tasks = [Task(BenchPrompt(f"{c}{n}", c, "p"), [n]) for c in "abc" for n in range(10)]
     modes: list[Mode] = [Counted("slow", clock, 7.0), Counted("fast", clock, 3.0)]
-    records = measure(modes, tasks, GENERATION, 3, budget=Budget(200, lambda: clock[0]))
+    records = measure(modes, tasks, GENERATION, 3, budget=TimeBudget(200, lambda: clock[0]))
     # A layer is three prompts in two modes: 30 seconds. Six of them fit.
     assert clock[0] == 280.0
     assert sorted({record.number for record in records}) == [n + 10 * c for c in range(3) for n in range(6)]
@@ -218,10 +222,10 @@ def test_quick_cuts_prompts_evenly_and_ends_in_time() -> None:
 def test_quick_cuts_repeats_first() -> None:
     clock = [0.0]
     tasks = [Task(prompt, [1]) for prompt in PROMPTS]
-    records = measure([Counted("m", clock, 1.0)], tasks, GENERATION, 3, budget=Budget(8.5, lambda: clock[0]))
+    records = measure([Counted("m", clock, 1.0)], tasks, GENERATION, 3, budget=TimeBudget(8.5, lambda: clock[0]))
     assert {record.repeat for record in records if record.number == 0} == {0, 1, 2}
     assert benchmark.describe_cut(records, tasks, 3, 8, 8) == "To end in time: 2 of 3 repeats of some prompts."
-    everything = measure([Counted("m", clock, 1.0)], tasks, GENERATION, 3, budget=Budget(20, lambda: clock[0]))
+    everything = measure([Counted("m", clock, 1.0)], tasks, GENERATION, 3, budget=TimeBudget(20, lambda: clock[0]))
     assert len(everything) == 9
     assert benchmark.describe_cut(everything, tasks, 3, 8, 8) is None
 
@@ -229,22 +233,22 @@ def test_quick_cuts_repeats_first() -> None:
 def test_quick_runs_one_of_each_category_whatever_it_takes() -> None:
     clock = [0.0]
     tasks = [Task(prompt, [1]) for prompt in PROMPTS]
-    records = measure([Counted("m", clock, 99.0)], tasks, GENERATION, budget=Budget(10, lambda: clock[0]))
+    records = measure([Counted("m", clock, 99.0)], tasks, GENERATION, budget=TimeBudget(10, lambda: clock[0]))
     assert [record.number for record in records] == [0, 2]
 
 
 def test_quick_ends_within_a_layer_when_the_machine_becomes_slower() -> None:
     clock = [0.0]
-    tasks = [Task(Prompt(c, c, "p"), [0]) for c in "abcd"]
+    tasks = [Task(BenchPrompt(c, c, "p"), [0]) for c in "abcd"]
     mode = Counted("m", clock, 1.0)
     mode.slower = 3.0  # seconds more for every run
-    records = measure([mode], tasks, GENERATION, 9, budget=Budget(50, lambda: clock[0]))
+    records = measure([mode], tasks, GENERATION, 9, budget=TimeBudget(50, lambda: clock[0]))
     assert len(records) == 6  # 1, 4, 7, 10, then 13 and 16 seconds: two of the second layer
     assert clock[0] == 51
 
 
 def test_quick_shortens_answers_where_even_that_takes_too_long() -> None:
-    budget = Budget(600, lambda: 0.0)
+    budget = TimeBudget(600, lambda: 0.0)
     assert budget.choose_tokens(64, warm_up_seconds=10, num_prompts=6) == 64
     assert budget.choose_tokens(64, warm_up_seconds=100, num_prompts=6) == 32
     assert budget.choose_tokens(64, warm_up_seconds=1e6, num_prompts=6) == FEWEST_TOKENS
@@ -511,7 +515,7 @@ def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
 # --- workers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_decodes_what_its_engine_would(worker: Worker, toy_engine: Engine) -> None:
+def test_a_worker_decodes_what_its_engine_would(worker: BenchWorker, toy_engine: Engine) -> None:
     prompt = toy_engine.tokenizer.encode_prompt("abc abc")
     worker.start()
     assert worker.pid != os.getpid()
@@ -525,7 +529,7 @@ def test_a_worker_decodes_what_its_engine_would(worker: Worker, toy_engine: Engi
 def test_a_device_that_is_replaced_shows_in_the_parent(setup: Setup, tmp_path: Path) -> None:
     broken = {"NPUW_DEVICES": "CPU", "NPUW_NO_SUCH": "1"}
     setup = replace(setup, config=setup.config.replace(draft_device="NPU", draft_properties=broken))
-    made = Worker(["plain"], setup, tmp_path / "log")
+    made = BenchWorker(["plain"], setup, tmp_path / "log")
     try:
         with pytest.warns(DeviceWarning, match="NPUW_NO_SUCH.* CPU is used instead"):
             made.start()
@@ -545,7 +549,7 @@ def test_references_reach_what_reads_them(toy_engine: Engine) -> None:
     assert runs["suffix:3"].stats["num_accepted_tokens"] > runs["ngram:3"].stats["num_accepted_tokens"]
 
 
-def test_a_run_that_fails_leaves_the_worker_alive(worker: Worker) -> None:
+def test_a_run_that_fails_leaves_the_worker_alive(worker: BenchWorker) -> None:
     worker.start()
     pid = worker.pid
     with pytest.raises(RunFailed, match="exceed the model's context") as caught:
@@ -556,7 +560,7 @@ def test_a_run_that_fails_leaves_the_worker_alive(worker: Worker) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_says_so_and_starts_again(worker: Worker) -> None:
+def test_a_worker_that_dies_says_so_and_starts_again(worker: BenchWorker) -> None:
     worker.start()
     os.kill(worker.pid or 0, signal.SIGTERM)
     with pytest.raises(RunFailed, match=r"the process died \((signal SIGTERM|exit code \d+)\)") as caught:
@@ -567,7 +571,7 @@ def test_a_worker_that_dies_says_so_and_starts_again(worker: Worker) -> None:
 
 
 def test_what_cannot_be_meant_is_an_error_of_usage(setup: Setup, tmp_path: Path) -> None:
-    made = Worker(["plain", "warp:3"], setup, tmp_path / "log")
+    made = BenchWorker(["plain", "warp:3"], setup, tmp_path / "log")
     with pytest.raises(OptionError, match="There is no mode 'warp:3'"):
         made.start()
     assert made.pid is None
@@ -577,7 +581,7 @@ def test_what_cannot_be_meant_is_an_error_of_usage(setup: Setup, tmp_path: Path)
 def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
     tasks = encode_prompts(PROMPTS, ToyTokenizer())
     with start_workers(["plain", "draft:3"], setup, tmp_path, lambda *_: None) as modes:
-        worker: Worker = modes[0].worker
+        worker: BenchWorker = modes[0].worker
         os.kill(worker.pid or 0, signal.SIGTERM)
         records = measure(modes, tasks, GENERATION)
     (died,) = (record for record in records if record.error)
@@ -602,7 +606,7 @@ def test_a_mode_that_cannot_be_loaded_is_a_failure(setup: Setup, tmp_path: Path)
 
 def test_a_folder_goes_on_where_it_was_left(tmp_path: Path) -> None:
     first = RunFolder(tmp_path / "run", {"modes": ["plain"], "repeats": 2})
-    records = [Record(0, "plain", 0, Run([1, 2], 0.1, 0.2, {"x": [1]})), Record(0, "plain", 1, None, "it broke")]
+    records = [RunRecord(0, "plain", 0, Run([1, 2], 0.1, 0.2, {"x": [1]})), RunRecord(0, "plain", 1, None, "it broke")]
     for record in records:
         first.append(record)
     first.choose(max_new_tokens=20)
@@ -631,8 +635,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_what_is_there_is_not_run_again_and_what_failed_is() -> None:
     clock = [0.0]
     tasks = [Task(prompt, [1]) for prompt in PROMPTS]
-    done = [Record(0, "m", 0, Run([9], 0.0, 1.0)), Record(1, "m", 0, None, "it broke")]
-    new: list[Record] = []
+    done = [RunRecord(0, "m", 0, Run([9], 0.0, 1.0)), RunRecord(1, "m", 0, None, "it broke")]
+    new: list[RunRecord] = []
     records = measure([Counted("m", clock, 1.0)], tasks, GENERATION, done=done, record=new.append)
     assert sorted(record.number for record in new) == [1, 2]
     results = benchmark.condense(records, tasks, [{"name": "m"}], "m")

@@ -15,8 +15,8 @@ from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import (
     Chunk,
     Prompt,
-    Sequence,
     Span,
+    TokenSequence,
     answer_keys,
     embed_keys,
     num_common_tokens,
@@ -128,7 +128,7 @@ def test_an_answer_that_cannot_be_read_again_costs_nothing(caplog: pytest.LogCap
             raise outrider.DeviceError("gone")
 
     rereading, backend = Rereading(), Broken(16)
-    rereading.add(Sequence([1, 2, 3, 4], 2))
+    rereading.add(TokenSequence([1, 2, 3, 4], 2))
     assert rereading.is_due
     opened: list[Any] = []
     open_it, backend.open = backend.open, lambda *args: opened.append(open_it(*args)) or opened[-1]  # type: ignore[method-assign, func-returns-value]
@@ -138,7 +138,7 @@ def test_an_answer_that_cannot_be_read_again_costs_nothing(caplog: pytest.LogCap
     assert [slot.closed for slot in opened] == [True]
     assert "could not be read again: DeviceError('gone')" in caplog.text
     backend.open = lambda *_: None
-    rereading.add(Sequence([1, 2, 3, 4], 2))
+    rereading.add(TokenSequence([1, 2, 3, 4], 2))
     rereading.read_on(backend)  # there is no room
     assert not rereading.is_due
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_published_after_a_second_reading_is_closed(caplog: pytes
             self.closed = True
 
     rereading, slot = Rereading(), Full()
-    rereading.add(Sequence([1] * 100, 2))
+    rereading.add(TokenSequence([1] * 100, 2))
     rereading._slot = slot  # type: ignore[assignment]
     rereading.pause()
     assert slot.closed
@@ -164,8 +164,8 @@ def test_what_cannot_be_published_after_a_second_reading_is_closed(caplog: pytes
 
 def test_what_needs_no_second_reading() -> None:
     rereading = Rereading()
-    rereading.add(Sequence([1, 2, 3], 3))  # nothing was generated
-    rereading.add(Sequence([1, 2, 3, 4], 3, answers=((1, 2),)))  # the app says which parts are answers
+    rereading.add(TokenSequence([1, 2, 3], 3))  # nothing was generated
+    rereading.add(TokenSequence([1, 2, 3, 4], 3, answers=((1, 2),)))  # the app says which parts are answers
     assert not rereading.is_due
 
 
@@ -300,7 +300,7 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
         text = prompt + result.token_ids
         engine.settle()
         short.settle()
-        # `short` has the answer up to its end, and no token of what its drafts were behind it.
+        # `short` has the answer up to its end, and no token of what its drafts were after it.
         assert short.generate(text, max_new_tokens=1).stats.num_cached_tokens == len(prompt) + end
         wrong = [(token_id + 1) % 39 for token_id in result.token_ids]
         for i in (0, 10, 20):

@@ -17,14 +17,14 @@ from outrider.config import LOSSY
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import Outcome
-from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import BenchPrompt
 from outrider_bench.verify import certify, fitting
 from outrider_bench.verify.exact import chi_square_p_value, expected_total_variation, total_variation
 from toys import load_toy
 
 pytestmark = pytest.mark.any_format
 
-PROMPTS = [Prompt("one", "toy", "hello"), Prompt("two", "toy", "abc abc")]
+PROMPTS = [BenchPrompt("one", "toy", "hello"), BenchPrompt("two", "toy", "abc abc")]
 
 
 def nothing() -> None:
@@ -88,7 +88,7 @@ def test_short_contexts_get_prompts_that_fit(
     assert run(["verify", str(bundle.folder), "--checks", "greedy", *some]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
     with outrider.load(bundle.folder) as engine:
-        prompts = [Prompt("long", "toy", "word " * 300), Prompt("short", "toy", "a")]
+        prompts = [BenchPrompt("long", "toy", "word " * 300), BenchPrompt("short", "toy", "a")]
         fitted, num_cut = fitting.fit_prompts(engine, prompts, fitting.fit_answers(engine))
         assert (num_cut, fitted[1]) == (1, prompts[1])
         assert fitting.fit_context(engine, None) == longest

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.markdown import Markdown
 
-from outrider.cli.chat.blocks import Block, Blocks, Rendered
+from outrider.cli.chat.blocks import MarkdownBlock, MarkdownBlocks, Rendered
 from outrider.cli.chat.views import MarkdownView
 from outrider.cli.words import visible
 from outrider.decoding.metrics import Stats
@@ -72,8 +72,8 @@ def printed(screen: Console) -> str:
     return screen.file.getvalue()
 
 
-def cut(pieces: Seq[str]) -> list[Block]:
-    blocks = Blocks()
+def cut(pieces: Sequence[str]) -> list[MarkdownBlock]:
+    blocks = MarkdownBlocks()
     found = [block for piece in pieces for block in blocks.push(piece)]
     return found + blocks.finish()
 
@@ -98,7 +98,7 @@ def test_any_text_is_cut_alike_and_nothing_is_lost(lines: list[str], data: st.Da
 @given(st.lists(LINES, max_size=12))
 def test_only_finished_blocks_are_given_out(lines: list[str]) -> None:
     """What was given out stays, whatever follows."""
-    blocks, text, given_out = Blocks(), "", list[Block]()
+    blocks, text, given_out = MarkdownBlocks(), "", list[MarkdownBlock]()
     for line in lines:
         text += line + "\n"
         given_out += blocks.push(line + "\n")
@@ -106,7 +106,7 @@ def test_only_finished_blocks_are_given_out(lines: list[str]) -> None:
 
 
 def test_half_a_line_finishes_nothing() -> None:
-    blocks = Blocks()
+    blocks = MarkdownBlocks()
     assert blocks.push("1. one\n2.") == []  # not yet an item
     assert blocks.push("5 apples\n") == []  # which goes on with the first item
     assert blocks.rest.source == "1. one\n2.5 apples\n"
@@ -156,7 +156,7 @@ def test_a_long_answer_is_printed_once_however_small_the_terminal_is() -> None:
 
 def test_the_drawing_has_the_last_lines() -> None:
     screen = console()
-    screen.print(Rendered(Block("    1\n    2\n    3\n", apart=True), most=2), end="")
+    screen.print(Rendered(MarkdownBlock("    1\n    2\n    3\n", apart=True), most=2), end="")
     assert printed(screen).split() == ["2", "3"]
 
 

@@ -129,7 +129,7 @@ def test_an_engine_that_closes_before_images_are_sent_to_their_thread(
 ) -> None:
     with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False) as engine:
         assert engine.vision
-        engine.vision.encoder.thread.shutdown()  # as closing does, behind the request's own check
+        engine.vision.encoder.thread.shutdown()  # as closing does, after the request's own check
         with pytest.raises(RequestError, match="This engine is closed"):
             asyncio.run(engine.agenerate(asking(picture(1)), **OPTIONS))
 

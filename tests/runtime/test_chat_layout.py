@@ -1,13 +1,12 @@
 """How templates lay turns out, and what is kept of them."""
 
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from outrider.engine.chat.turn import ChatTurn, Layout
+from outrider.engine.chat.turn import ChatTurn, TurnLayout
 from outrider.testing import ToyTokenizer
 from outrider.types import Prompt
 
@@ -15,14 +14,14 @@ from outrider.types import Prompt
 class Trimming(ToyTokenizer):
     """Writes messages without the spaces around them, as Llama 3's template."""
 
-    def render(self, messages: Seq[Mapping[str, Any]], **options: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         return super().render([{**each, "content": each["content"].strip()} for each in messages], **options)
 
 
 class Forgetting(ToyTokenizer):
     """Leaves out what earlier answers have thought, up to a "z", as Qwen 3's template."""
 
-    def render(self, messages: Seq[Mapping[str, Any]], **options: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         kept = [
             {**each, "content": re.sub("^.*z", "", each["content"])} if each["role"] == "assistant" else each
             for each in messages
@@ -33,13 +32,15 @@ class Forgetting(ToyTokenizer):
 class Numbering(ToyTokenizer):
     """Changes what stands before the answers: it begins with the number of messages."""
 
-    def render(self, messages: Seq[Mapping[str, Any]], **options: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         return f"{len(messages)}. " + super().render(messages, **options)
 
 
-def talk(tokenizer: ToyTokenizer, answers: Seq[tuple[str, list[int]]], **options: Any) -> tuple[Prompt, list[ChatTurn]]:
+def talk(
+    tokenizer: ToyTokenizer, answers: Sequence[tuple[str, list[int]]], **options: Any
+) -> tuple[Prompt, list[ChatTurn]]:
     """A conversation with these answers, as text and tokens, and the prompt for the next."""
-    layout = Layout(tokenizer, options.get("opening", ()), options.get("tools", ()), frozenset({39}))
+    layout = TurnLayout(tokenizer, options.get("opening", ()), options.get("tools", ()), frozenset({39}))
     turns: list[ChatTurn] = []
     for i, (text, token_ids) in enumerate(answers):
         messages = ({"role": "user", "content": f"n{i}"},)

@@ -21,18 +21,22 @@ from outrider.models.backends import devices
 from outrider.models.backends.devices import Device
 from outrider.testing import ToyTokenizer
 from outrider_bench import benchmark, concurrency
-from outrider_bench.concurrency import Measured, measure, summarize
-from outrider_bench.modes.mode import Batch, Load, Run
+from outrider_bench.concurrency import MeasuredLoad, measure, summarize
+from outrider_bench.modes.mode import AnsweredLoad, Load, Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers import genai, llamaserver
 from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import BenchPrompt
 from outrider_bench.report.spread import ratio_interval
 from outrider_bench.runs.workers import RunFailed
 
 pytestmark = pytest.mark.any_format
 
-PROMPTS = [Prompt("one", "letters", "hello"), Prompt("two", "letters", "abc abc"), Prompt("three", "digits", "1 2 1 2")]
+PROMPTS = [
+    BenchPrompt("one", "letters", "hello"),
+    BenchPrompt("two", "letters", "abc abc"),
+    BenchPrompt("three", "digits", "1 2 1 2"),
+]
 
 
 @pytest.fixture
@@ -58,19 +62,19 @@ def test_all_requests_of_a_level_have_the_text_that_they_have_alone(setup: Setup
         assert one["read_seconds"] > 0
 
 
-def batch(seconds: float, *token_ids: list[int]) -> Batch:
-    return Batch(list(token_ids), seconds)
+def batch(seconds: float, *token_ids: list[int]) -> AnsweredLoad:
+    return AnsweredLoad(list(token_ids), seconds)
 
 
 def test_a_summary_is_what_one_gets_by_hand() -> None:
     texts = [1] * 11, [2] * 11
     measured = [
-        Measured("plain", 2, 0, batch(3.0, *texts), 1.0),  # 20 tokens in 2 seconds
-        Measured("plain", 2, 1, batch(6.0, *texts), 2.0),
-        Measured("fast", 2, 0, batch(2.0, *texts), 1.0),
-        Measured("fast", 2, 1, batch(3.0, [1] * 11, [3] * 11), 1.0),
-        Measured("plain", 1, 0, batch(2.0, texts[0]), 1.0),
-        Measured("fast", 1, 0, batch(1.0, texts[0]), 1.5),  # reading took longer than all
+        MeasuredLoad("plain", 2, 0, batch(3.0, *texts), 1.0),  # 20 tokens in 2 seconds
+        MeasuredLoad("plain", 2, 1, batch(6.0, *texts), 2.0),
+        MeasuredLoad("fast", 2, 0, batch(2.0, *texts), 1.0),
+        MeasuredLoad("fast", 2, 1, batch(3.0, [1] * 11, [3] * 11), 1.0),
+        MeasuredLoad("plain", 1, 0, batch(2.0, texts[0]), 1.0),
+        MeasuredLoad("fast", 1, 0, batch(1.0, texts[0]), 1.5),  # reading took longer than all
     ]
     one, other, plain, fast = summarize(measured, [1, 2], ["plain", "fast", "dead"])
     assert (plain["mode"], plain["num_requests"], plain["speed_up"], plain["identical"]) == ("plain", 2, 1, 2)
@@ -175,11 +179,11 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def run(self, load: Load, config: GenerationConfig) -> Batch:
+        def run(self, load: Load, config: GenerationConfig) -> AnsweredLoad:
             ran.append((self.name, load.at_once, config.max_new_tokens))
             if (self.name, load.at_once) == ("b", 2):
                 raise RunFailed("no room")
-            return Batch(load.prompts, float(config.max_new_tokens or 0))
+            return AnsweredLoad(load.prompts, float(config.max_new_tokens or 0))
 
     modes: list[Any] = [Counted("a"), Counted("b")]
     failed: list[Any] = []

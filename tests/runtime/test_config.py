@@ -1,8 +1,7 @@
 """Options are checked when they are set. Errors name the wrong ones."""
 
 import inspect
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -182,9 +181,9 @@ def test_names_of_configs_that_no_file_can_have(tmp_path: Path) -> None:
 
 def test_type_checkers_know_the_options_of_a_request() -> None:
     wider = {
-        tuple[str, ...]: str | Seq[str],
-        tuple[int, ...]: Seq[int],
-        tuple[Mapping[str, Any], ...]: Seq[Mapping[str, Any]],
+        tuple[str, ...]: str | Sequence[str],
+        tuple[int, ...]: Sequence[int],
+        tuple[Mapping[str, Any], ...]: Sequence[Mapping[str, Any]],
     }
     known = get_type_hints(GenerationConfig)
     described = {name: wider.get(known[name], known[name]) for name in options_of(GenerationConfig)}

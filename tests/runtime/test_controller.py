@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,16 @@ from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
-from outrider.drafters.controller.answer import Answer
+from outrider.drafters.controller.answer import AnswerRecord
 from outrider.drafters.controller.batch import Batch
-from outrider.drafters.controller.ledger import COPIES, Account, Entry, Ledger
+from outrider.drafters.controller.ledger import COPIES, Account, Ledger, LedgerEntry
 from outrider.drafters.controller.pricing import affordable, best_length, should_read, should_try
 from outrider.drafters.controller.rules import WorthIt
 from outrider.models.tuning.measure import PassCost, measure_pass
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import Capabilities, Draft, DraftRequest, FixedShape, Sequence
+from outrider.types import Capabilities, Draft, DraftRequest, FixedShape, TokenSequence
 from virtual_time import DRAFT_MS, HEAD_MS, MAIN_MS, Liar, World, cost_of, speed_up
 
 
@@ -32,7 +32,7 @@ def asked_of(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[tuple[i
     """The tokens of context and the limit of each draft that a model is asked for from now on."""
     asked: list[tuple[int, int]] = []
 
-    def propose(requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(requests: Sequence[DraftRequest]) -> list[Draft]:
         asked.extend((len(request.sequence), request.limit) for request in requests)
         return DraftModel.propose(model, requests)
 
@@ -51,7 +51,7 @@ def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
 
 
 @pytest.mark.parametrize("prompt", [(1, 2, 3), tuple(range(1, 62))], ids=["it has read", "too long for it"])
-def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_only_asked_where_it_can_draft(prompt: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with a full context, or without a slot on its device. Then it costs nothing, and displaces no copy."""
     world = World(0.0)
     model = world.model
@@ -117,7 +117,7 @@ class Asked(Suffix):
         super().__init__()
         self.proposed: list[list[float]] = []
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = super().propose(requests)
         self.proposed.append([each for draft in drafts for each in draft.confidences or []])
         return drafts
@@ -158,7 +158,7 @@ def test_considering_copies_takes_a_hundredth_of_the_time_unless_they_gain_it_ba
     assert sum(plain) > 1.4 * sum(drafted)  # of the text that repeats itself
 
 
-def rounds_of(seconds: Seq[float], num_tokens: int = 1, drafter: str | None = COPIES) -> tuple[Ledger, Account]:
+def rounds_of(seconds: Sequence[float], num_tokens: int = 1, drafter: str | None = COPIES) -> tuple[Ledger, Account]:
     """A ledger after rounds that take this long by the clock, of which 10 ms were expected, and an answer's account."""
     times = [0.0, *(at for at in itertools.accumulate(seconds) for _ in range(2))]  # of an end, and of a begin
     ledger, account = Ledger(iter(times).__next__), Account(1.0, 0.01)
@@ -166,7 +166,7 @@ def rounds_of(seconds: Seq[float], num_tokens: int = 1, drafter: str | None = CO
     for _ in seconds:
         ledger.begin(0.01, 1)
         is_plain = drafter is None
-        ledger.chose([Entry(account, drafter, 0.01, num_drafted=not is_plain)], is_plain=is_plain)
+        ledger.chose([LedgerEntry(account, drafter, 0.01, num_drafted=not is_plain)], is_plain=is_plain)
         ledger.committed(account, num_tokens, counts=True)
     ledger.end(counts=True)
     return ledger, account
@@ -196,7 +196,7 @@ def test_what_choosing_takes_is_a_cost_of_drafting() -> None:
     for _ in range(2):
         ledger.begin(0.01, 1)
         ledger.decided([COPIES])
-        ledger.chose([Entry(account, None, 0.01)], is_plain=True)
+        ledger.chose([LedgerEntry(account, None, 0.01)], is_plain=True)
         ledger.committed(account, 1, counts=True)
     ledger.end(counts=True)
     assert account.balance == pytest.approx(-0.004)
@@ -210,7 +210,7 @@ def test_what_a_round_takes_longer_is_lost_by_those_that_draft() -> None:
     ledger.open(COPIES, 0.0)
     ledger.begin(0.02, 2)
     ledger._num_plain = 1  # the machine's speed is known
-    ledger.chose([Entry(drafts, COPIES, 0.02, num_drafted=1), Entry(waits, None, 0.01)], is_plain=False)
+    ledger.chose([LedgerEntry(drafts, COPIES, 0.02, num_drafted=1), LedgerEntry(waits, None, 0.01)], is_plain=False)
     for account in (drafts, waits):
         ledger.committed(account, 1, counts=True)
     ledger.end(counts=True)
@@ -315,8 +315,8 @@ def test_a_model_that_does_not_pay_is_not_tried_while_copies_are_right(monkeypat
 
 
 def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
-    sequence = Sequence([1, 2, 3], 3)
-    answer = Answer(Record(), Account(1.0, 0.01))
+    sequence = TokenSequence([1, 2, 3], 3)
+    answer = AnswerRecord(Record(), Account(1.0, 0.01))
     copy, wrong = Draft([4, 5], confidences=[0.9, 0.9]), Draft([9], confidences=[0.9])
     for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
         answer.copy, answer.copied_at = proposed, len(sequence)

@@ -697,9 +697,9 @@ class TestProcessor:
         self, precision: str, weights: str, num_threads: int, may: bool
     ) -> None:
         """`tests/runtime/test_adapters.py` converts such a file, with one processor, where there is AMX."""
-        xeon = processor.Processor("A Xeon", instructions=("avx2", "amx_bf16"))
+        xeon = processor.ProcessorFacts("A Xeon", instructions=("avx2", "amx_bf16"))
         assert processor.may_divide_by_zero(xeon, precision, weights, num_threads) == may
-        assert not processor.may_divide_by_zero(processor.Processor("another"), precision, weights, num_threads)
+        assert not processor.may_divide_by_zero(processor.ProcessorFacts("another"), precision, weights, num_threads)
 
     def test_what_may_end_the_process_is_tried_in_another(
         self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.testing import ToyTokenizer
 from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Timestamps
-from outrider.types import Prompt, Sequence, Source
+from outrider.types import EncoderSource, Prompt, TokenSequence
 
 TEXT = EncoderEntry("encoder", "text", 2, 8, 6, "0" * 64, (0,), suppress_token_ids=(3,), begin_suppress_token_ids=(4,))
 AUDIO = msgspec.structs.replace(
@@ -72,20 +72,20 @@ def test_text_becomes_a_source() -> None:
     assert other.scope != prompt.scope
     with pytest.raises(TooLong, match="7 tokens, and the encoder reads 6"):
         read_prompt([1] * 7, TEXT, tokenizer)
-    sequence = Sequence([0, 9], 1, source=prompt.source)
+    sequence = TokenSequence([0, 9], 1, source=prompt.source)
     assert sequence.context == [5, 6, 7, 0, 9]
-    assert Sequence([0, 9], 1, source=Source.of_audio(np.zeros((2, 2), dtype=np.float32))).context == [0, 9]
+    assert TokenSequence([0, 9], 1, source=EncoderSource.of_audio(np.zeros((2, 2), dtype=np.float32))).context == [0, 9]
 
 
 def test_the_scope_of_a_prompt_tells_sources_apart() -> None:
-    sources = [Source.of_text([1, 2]), Source.of_text([1, 3])]
+    sources = [EncoderSource.of_text([1, 2]), EncoderSource.of_text([1, 3])]
     scopes = {read_prompt(Prompt([0], b"x", source=each), TEXT, ToyTokenizer()).scope for each in sources}
     assert len(scopes) == 2
 
 
 def test_a_decoder_reads_no_source() -> None:
     with pytest.raises(RequestError, match="a model without one"):
-        Prompt([1], source=Source.of_text([1])).check_tokens(object())
+        Prompt([1], source=EncoderSource.of_text([1])).check_tokens(object())
 
 
 def test_tokens_that_are_never_said() -> None:

@@ -13,7 +13,7 @@ from outrider.errors import OptionError, RequestError
 from outrider.models.backends.encoder_decoder import EncoderDecoder
 from outrider.models.tuning.measure.readings import compare_readings
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule, Source
+from outrider.types import Chunk, EncoderSource, Exactness, Prompt, Rounding, RowRule
 from toys import load_toy
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "ignore_eos": True}
@@ -35,7 +35,7 @@ def backend(engine: Engine) -> EncoderDecoder:
     return found
 
 
-def logits_of(backend: EncoderDecoder, token_ids: list[int], sizes: list[int], source: Source | None) -> Any:
+def logits_of(backend: EncoderDecoder, token_ids: list[int], sizes: list[int], source: EncoderSource | None) -> Any:
     """All rows, read in chunks of these sizes."""
     slot = backend.open(len(token_ids), Prompt((), source=source))
     assert slot is not None
@@ -51,11 +51,11 @@ def logits_of(backend: EncoderDecoder, token_ids: list[int], sizes: list[int], s
 def test_rows_are_those_of_numpy(backend: EncoderDecoder) -> None:
     """A second look at the tokens, with all keys at once: no token sees padding, or what follows it."""
     token_ids = np.random.default_rng(0).integers(VOCAB, size=150).tolist()
-    source = Source.of_text([1, 2, 3, 4])
+    source = EncoderSource.of_text([1, 2, 3, 4])
     whole = logits_of(backend, token_ids, [150], source)
     for sizes in ([1] * 150, [63, 1, 1, 85], [7] * 22, [64, 64, 22]):
         assert np.array_equal(logits_of(backend, token_ids, sizes, source), whole)
-    assert not np.array_equal(logits_of(backend, token_ids, [150], Source.of_text([1, 2, 3, 5])), whole)
+    assert not np.array_equal(logits_of(backend, token_ids, [150], EncoderSource.of_text([1, 2, 3, 5])), whole)
     changed = [*token_ids[:100], (token_ids[100] + 1) % VOCAB, *token_ids[101:]]
     other = logits_of(backend, changed, [150], source)
     assert np.array_equal(other[:100], whole[:100])
@@ -68,7 +68,7 @@ def test_every_way_to_read_gives_the_same_bits(backend: EncoderDecoder) -> None:
 
 
 def test_trimmed_tokens_leave_no_trace(backend: EncoderDecoder) -> None:
-    source = Source.of_text([5, 6])
+    source = EncoderSource.of_text([5, 6])
     expected = logits_of(backend, [1, 2, 3, 4], [4], source)
     slot = backend.open(70, Prompt((), source=source))
     assert slot is not None
@@ -125,7 +125,7 @@ def test_an_encoder_of_its_own(tmp_path: Any) -> None:
 
 def test_a_source_takes_room_until_its_request_ends(engine: Engine, backend: EncoderDecoder) -> None:
     assert backend.cache.num_used_tokens == 0
-    slot = backend.open(10, Prompt((), source=Source.of_text([1] * 20)))
+    slot = backend.open(10, Prompt((), source=EncoderSource.of_text([1] * 20)))
     assert slot is not None
     assert backend.cache.num_used_tokens == 30 + backend.capabilities.rows.num_spare
     slot.close()
@@ -133,9 +133,9 @@ def test_a_source_takes_room_until_its_request_ends(engine: Engine, backend: Enc
     assert backend.cache.num_used_tokens == 0
     assert backend.open(backend.cache.num_tokens + 1) is None
     with pytest.raises(RequestError, match="65 tokens; the encoder reads 64"):
-        backend.open(4, Prompt((), source=Source.of_text([1] * 65)))
+        backend.open(4, Prompt((), source=EncoderSource.of_text([1] * 65)))
     with pytest.raises(RequestError, match="for the adapter 'legal', and EncoderDecoder has none here"):
-        backend.open(4, Prompt((), source=Source.of_text([1]), adapter="legal"))
+        backend.open(4, Prompt((), source=EncoderSource.of_text([1]), adapter="legal"))
     with pytest.raises(RequestError, match="exceed the model's context"):
         engine.generate(TEXTS[0], max_new_tokens=512)
 
@@ -182,7 +182,7 @@ def test_padding_is_not_kept_and_calls_end_where_the_number_of_keys_changes(back
         for part in backend._parts(Chunk(slot, [*range(30)] * 4, 1)):
             sizes.append(len(part.token_ids))
             slot.length += len(part.token_ids)
-        assert sizes == [62, 58]  # behind the first token, 63 positions leave room for one row of padding
+        assert sizes == [62, 58]  # after the first token, 63 positions leave room for one row of padding
         slot.close()
     finally:
         backend.use(measured)

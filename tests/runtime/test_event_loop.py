@@ -11,7 +11,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.tokens.grammar import Source, compiler
+from outrider.tokens.grammar import GrammarSource, compiler
 from outrider.types import Drafter
 from watching import Watcher, chat_engine, watched
 
@@ -100,7 +100,7 @@ def test_slow_grammars_keep_each_other_waiting_alone(tiny: Path, monkeypatch: py
     pytest.importorskip("llguidance", reason="the extra [structured]")
     begun, goes_on, compiled = threading.Event(), threading.Event(), compiler._compile
 
-    def compile_slowly(tokenizer: Any, source: Source) -> Any:
+    def compile_slowly(tokenizer: Any, source: GrammarSource) -> Any:
         begun.set()
         assert goes_on.wait(60)
         return compiled(tokenizer, source)
@@ -117,7 +117,7 @@ def test_slow_grammars_keep_each_other_waiting_alone(tiny: Path, monkeypatch: py
         return await asyncio.gather(*slow)
 
     monkeypatch.setattr(compiler, "_compile", compile_slowly)
-    monkeypatch.setattr(Source, "is_cheap", False)
+    monkeypatch.setattr(GrammarSource, "is_cheap", False)
     with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
         texts = [result.text for result in asyncio.run(ask(engine))]
     assert texts == ["a" * i + "b" for i in range(1, 9)]

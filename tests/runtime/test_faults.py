@@ -6,8 +6,7 @@ after the other, at every place where an app's code or values enter. The other t
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -284,7 +283,7 @@ def test_all_faults_of_a_tokenizer_end_their_request_alone(small_drill: Drill) -
     bring_a_tokenizer_s(VALUES, small_drill)
 
 
-def bring_a_tokenizer_s(values: Seq[Any], drill: Drill) -> None:
+def bring_a_tokenizer_s(values: Sequence[Any], drill: Drill) -> None:
     tokenizer: Any = drill.engine.tokenizer
     reached = set()
     for fault in faults_of(members_of(ChatTokenizer), values):
@@ -325,7 +324,7 @@ def test_faults_of_cancel_and_of_sinks_end_their_request_alone(drill: Drill) -> 
 
 
 def test_a_grammar_s_faults_end_their_request_alone(drill: Drill) -> None:
-    """Every method fails, and the library's matcher behind it. A panic in llguidance is no Exception."""
+    """Every method fails, and the library's matcher after it. A panic in llguidance is no Exception."""
     options: dict[str, Any] = {"regex": "[a-z]{6}", "ignore_eos": False, "drafter": "suffix"}
     right = drill.alone(PROMPT, **NINTH | options | {"drafter": None})
     names = [name for name, member in vars(GrammarState).items() if callable(member) and name[0] != "_"]

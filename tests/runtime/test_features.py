@@ -1,6 +1,6 @@
 """Drafters that ask for hidden states get those of the committed tokens."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from outrider.errors import BundleError, RequestError
 from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Threshold
-from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, Sequence
+from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, TokenSequence
 from toys import load_toy
 
 pytestmark = pytest.mark.any_format
@@ -33,15 +33,15 @@ class Reading(Drafter):
 
     def __init__(self, main: FakeBackend, requirements: Requirements) -> None:
         self.main, self.requirements = main, requirements
-        self.begins: dict[Sequence, int] = {}
-        self.rows: dict[Sequence, list[Any]] = {}
-        self.token_ids: dict[Sequence, list[int]] = {}
+        self.begins: dict[TokenSequence, int] = {}
+        self.rows: dict[TokenSequence, list[Any]] = {}
+        self.token_ids: dict[TokenSequence, list[int]] = {}
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int) -> bool:
         self.begins[sequence], self.rows[sequence], self.token_ids[sequence] = num_cached, [], []
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self.propose_one(request) for request in requests]
 
     def propose_one(self, request: DraftRequest) -> Draft:
@@ -51,7 +51,7 @@ class Reading(Drafter):
             context.append(right if (len(context) + i) % 4 else (right + 1) % VOCAB_SIZE)
         return Draft(context[len(request.sequence) :])
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         self.token_ids[sequence] += committed.token_ids
         if self.requirements.features:
             assert committed.features is not None

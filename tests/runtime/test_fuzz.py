@@ -29,7 +29,7 @@ pytestmark = few_or_many
 
 
 def without_checksum(content: bytes) -> bytes:
-    """A file as earlier versions wrote it, so that what is checked behind the checksum is tried."""
+    """A file as earlier versions wrote it, so that what is checked after the checksum is tried."""
     whole = json.loads(content)
     del whole["checksum"]
     return json.dumps(whole).encode()

@@ -3,8 +3,7 @@
 import calendar
 import json
 import sys
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -18,16 +17,16 @@ from hypothesis import strategies as st
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
 from outrider.config import GenerationConfig
 from outrider.errors import BundleError, NoTokenLeft, OptionError
-from outrider.tokens.grammar import Grammars, GrammarState, Source, compiler, fill_masks, with_real_dates
+from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState, compiler, fill_masks, with_real_dates
 from outrider.types import Draft
 from tiny import train_tokenizer
 
 TOKENIZER = train_tokenizer()
 LONG_KEYS = json.dumps(SCHEMAS["object"])
 SOURCES = [
-    *(Source("json_schema", json.dumps(schema)) for schema in SCHEMAS.values()),
-    Source("regex", "(a|ab|abc)*d{2,3}"),
-    Source("grammar", 'start: "the " noun ("," " " noun)*\nnoun: /fo[xg]/ | "dog" | %json {"type": "boolean"}'),
+    *(GrammarSource("json_schema", json.dumps(schema)) for schema in SCHEMAS.values()),
+    GrammarSource("regex", "(a|ab|abc)*d{2,3}"),
+    GrammarSource("grammar", 'start: "the " noun ("," " " noun)*\nnoun: /fo[xg]/ | "dog" | %json {"type": "boolean"}'),
 ]
 
 
@@ -36,14 +35,16 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
     return new_grammars(tmp_path_factory.mktemp("tokenizer"))
 
 
-def allowed(state: GrammarState, prefix: Seq[int] = ()) -> list[int]:
+def allowed(state: GrammarState, prefix: Sequence[int] = ()) -> list[int]:
     logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
     state.apply(logits, prefix)
     return np.flatnonzero(logits == 0).tolist()
 
 
-def walk(state: GrammarState, choose: Callable[[Seq[int]], int], count: int, prefix: Seq[int] = ()) -> list[int]:
-    """Up to `count` tokens that a grammar allows behind `prefix`; none that ends the answer."""
+def walk(
+    state: GrammarState, choose: Callable[[Sequence[int]], int], count: int, prefix: Sequence[int] = ()
+) -> list[int]:
+    """Up to `count` tokens that a grammar allows after `prefix`; none that ends the answer."""
     token_ids: list[int] = []
     while len(token_ids) < count:
         others = [token_id for token_id in allowed(state, [*prefix, *token_ids]) if token_id not in EOS]
@@ -60,10 +61,10 @@ def encode(text: str) -> list[int]:
 
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from(SOURCES))
-def test_rejected_tokens_leave_no_trace(grammars: Grammars, data: Any, source: Source) -> None:
+def test_rejected_tokens_leave_no_trace(grammars: Grammars, data: Any, source: GrammarSource) -> None:
     """Masks, forced tokens and ends are those of a state that has only seen the committed tokens."""
 
-    def choose(token_ids: Seq[int]) -> int:
+    def choose(token_ids: Sequence[int]) -> int:
         return int(data.draw(st.sampled_from(token_ids)))
 
     state, committed = grammars.new_state(source), list[int]()
@@ -92,7 +93,9 @@ def test_rejected_tokens_leave_no_trace(grammars: Grammars, data: Any, source: S
 
 @settings(max_examples=40)
 @given(st.data(), st.lists(st.sampled_from(SOURCES), min_size=1, max_size=3))
-def test_masks_of_one_call_are_those_of_single_rows(grammars: Grammars, data: Any, sources: list[Source]) -> None:
+def test_masks_of_one_call_are_those_of_single_rows(
+    grammars: Grammars, data: Any, sources: list[GrammarSource]
+) -> None:
     states = [grammars.new_state(source) for source in sources]
     drafts = []
     for source in sources:
@@ -113,7 +116,7 @@ def test_masks_of_one_call_are_those_of_single_rows(grammars: Grammars, data: An
 
 @settings(max_examples=30)
 @given(st.data(), st.sampled_from(SOURCES))
-def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, data: Any, source: Source) -> None:
+def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, data: Any, source: GrammarSource) -> None:
     state = grammars.new_state(source)
     for _ in range(12):
         for i, token_id in enumerate(forced := state.forced([], 20)):
@@ -124,20 +127,22 @@ def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, data: Any, 
         state.commit(token_ids)
 
 
-def grammar_behind(grammars: Grammars, source: Source, state: GrammarState, token_ids: list[int]) -> GrammarState:
+def grammar_behind(
+    grammars: Grammars, source: GrammarSource, state: GrammarState, token_ids: list[int]
+) -> GrammarState:
     fresh = grammars.new_state(source)
     fresh.commit([*state._committed, *token_ids])
     return fresh
 
 
 def test_long_keys_are_forced(grammars: Grammars) -> None:
-    state = grammars.new_state(Source("json_schema", LONG_KEYS))
+    state = grammars.new_state(GrammarSource("json_schema", LONG_KEYS))
     assert TOKENIZER.decode(state.forced([], 64)).startswith('{"description_of_the_place"')
     assert len(state.forced([], 3)) == 3
 
 
 def test_an_answer_ends_where_nothing_may_follow(grammars: Grammars) -> None:
-    state = grammars.new_state(Source("regex", "ab|abc?d"))
+    state = grammars.new_state(GrammarSource("regex", "ab|abc?d"))
     token_ids = [*encode("a"), *encode("b"), *encode("d"), *encode("x")]
     assert not state.is_complete(token_ids[:2])  # it may go on
     assert state.is_complete(token_ids[:3])
@@ -150,7 +155,7 @@ def test_an_answer_ends_where_nothing_may_follow(grammars: Grammars) -> None:
 
 
 def test_ends_are_allowed_only_where_the_grammar_accepts(grammars: Grammars) -> None:
-    state = grammars.new_state(Source("regex", "a+"))
+    state = grammars.new_state(GrammarSource("regex", "a+"))
     assert not {*EOS} & {*allowed(state)}
     state.commit(encode("a"))
     assert {*EOS} < {*allowed(state)}
@@ -158,7 +163,7 @@ def test_ends_are_allowed_only_where_the_grammar_accepts(grammars: Grammars) -> 
 
 
 def test_rows_wider_and_narrower_than_the_vocabulary(grammars: Grammars) -> None:
-    whole = allowed(state := grammars.new_state(Source("regex", "a+")))
+    whole = allowed(state := grammars.new_state(GrammarSource("regex", "a+")))
     for width in (VOCAB_SIZE - 50, VOCAB_SIZE + 30):
         logits = np.zeros(width, dtype=np.float32)
         state.apply(logits, [])
@@ -167,7 +172,7 @@ def test_rows_wider_and_narrower_than_the_vocabulary(grammars: Grammars) -> None
 
 def test_a_draft_that_breaks_the_matcher_does_not_break_the_answer(grammars: Grammars) -> None:
     """llguidance's matcher stays in an error for good; the answer goes on with another."""
-    state = grammars.new_state(Source("regex", "a(b|c)d+"))
+    state = grammars.new_state(GrammarSource("regex", "a(b|c)d+"))
     state.commit(encode("a"))
     state.matcher.consume_token(encode("x")[0])
     assert state.matcher.is_error()
@@ -183,7 +188,7 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
     pattern = llguidance.LLMatcher.grammar_from_regex("(a|b|[c-z]+)*foo.{1,100}bar")
     base = llguidance.LLMatcher(tokenizer, pattern, log_level=0, limits=limits)
     state = GrammarState(base, executor, VOCAB_SIZE, EOS, "regex")
-    fill_masks([(state, Draft([5, 6])), (other := grammars.new_state(Source("regex", "a")), Draft([]))])
+    fill_masks([(state, Draft([5, 6])), (other := grammars.new_state(GrammarSource("regex", "a")), Draft([]))])
     with pytest.raises(NoTokenLeft, match=r"^regex is too complex to be followed here: \w[^\n]*\. Simplify it\.$"):
         allowed(state)
     assert allowed(other) == encode("a")
@@ -192,18 +197,27 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        (Source("json_schema", '{"not":' * 200 + "{}" + "}" * 200), "cannot be followed: it is nested too deeply"),
-        (Source("regex", "("), r"regex=\( cannot be followed: .*unclosed group"),
-        (Source("grammar", "start: foo"), 'grammar=start: foo cannot be followed: unknown name: "foo"'),
+        (
+            GrammarSource("json_schema", '{"not":' * 200 + "{}" + "}" * 200),
+            "cannot be followed: it is nested too deeply",
+        ),
+        (GrammarSource("regex", "("), r"regex=\( cannot be followed: .*unclosed group"),
+        (GrammarSource("grammar", "start: foo"), 'grammar=start: foo cannot be followed: unknown name: "foo"'),
         # Found with the first mask, which can take a second: not in the engine's thread, where all would wait for it.
-        (Source("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'), "NoExtensionBias"),
-        (Source("regex", "a" * 500_001), "cannot be followed: it has 500,001 characters, and 500,000 can be followed"),
-        (Source("json_schema", '{"not": {}}'), 'Unimplemented keys: \\["not"\\]'),
-        (Source("json_schema", '{"type": "strin"}'), "Invalid type: strin"),
-        (Source("json_schema", json.dumps({"enum": ["x" * 200], "not": {}})), "xxx…"),
+        (
+            GrammarSource("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'),
+            "NoExtensionBias",
+        ),
+        (
+            GrammarSource("regex", "a" * 500_001),
+            "cannot be followed: it has 500,001 characters, and 500,000 can be followed",
+        ),
+        (GrammarSource("json_schema", '{"not": {}}'), 'Unimplemented keys: \\["not"\\]'),
+        (GrammarSource("json_schema", '{"type": "strin"}'), "Invalid type: strin"),
+        (GrammarSource("json_schema", json.dumps({"enum": ["x" * 200], "not": {}})), "xxx…"),
     ],
 )
-def test_grammars_that_cannot_be_followed(grammars: Grammars, source: Source, says: str) -> None:
+def test_grammars_that_cannot_be_followed(grammars: Grammars, source: GrammarSource, says: str) -> None:
     with pytest.raises(OptionError, match=says) as raised:
         grammars.new_state(source)
     assert "\n" not in str(raised.value)
@@ -214,7 +228,7 @@ def test_grammars_that_cannot_be_followed(grammars: Grammars, source: Source, sa
 def test_schemas_that_are_nested_deeply(grammars: Grammars, depth: int) -> None:
     for text in (json.dumps(nested(depth)), json.dumps(nested(5))[:-1] + ',"not":' * depth + "{}" + "}"):
         with pytest.raises(OptionError, match="cannot be followed"):
-            grammars.new_state(Source("json_schema", text))
+            grammars.new_state(GrammarSource("json_schema", text))
     assert with_real_dates(nested(depth))
 
 
@@ -233,7 +247,7 @@ def test_dates_that_do_not_exist(grammars: Grammars, depth: int) -> None:
         schema = {"type": "array", "items": schema}
     for year in (0, 4, 100, 400, 1900, 1996, 2000, 2019, 2020, 2022, 2024, 2100, 9996):
         for day in (28, 29):
-            state = grammars.new_state(Source("json_schema", json.dumps(schema)))
+            state = grammars.new_state(GrammarSource("json_schema", json.dumps(schema)))
             token_ids = encode("[" * depth + f'"{year:04}-02-{day}"' + "]" * depth)
             exists = day == 28 or calendar.isleap(year)
             assert (state.num_allowed(token_ids) == len(token_ids)) == exists
@@ -241,11 +255,11 @@ def test_dates_that_do_not_exist(grammars: Grammars, depth: int) -> None:
 
 def test_a_slow_grammar_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one that was compiled before, nor a new one. The slow one is compiled once for all who ask for it."""
-    grammars, known, slow = new_grammars(tmp_path), Source("regex", "a+"), Source("regex", "b+")
+    grammars, known, slow = new_grammars(tmp_path), GrammarSource("regex", "a+"), GrammarSource("regex", "b+")
     grammars.new_state(known)
-    begun, goes_on, calls = Event(), Event(), list[Source]()
+    begun, goes_on, calls = Event(), Event(), list[GrammarSource]()
 
-    def compile_slowly(tokenizer: Any, source: Source) -> Any:
+    def compile_slowly(tokenizer: Any, source: GrammarSource) -> Any:
         calls.append(source)
         if source == slow:
             begun.set()
@@ -259,7 +273,7 @@ def test_a_slow_grammar_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pyte
         assert begun.wait(300)
         try:
             pool.submit(grammars.new_state, known).result(300)
-            pool.submit(grammars.new_state, Source("regex", "c+")).result(300)
+            pool.submit(grammars.new_state, GrammarSource("regex", "c+")).result(300)
         finally:
             goes_on.set()
         for each in waiting:
@@ -271,7 +285,7 @@ def test_a_slow_grammar_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pyte
 def test_without_llguidance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(OptionError, match=r'regex needs the package llguidance .*pip install ".*\[structured\]"'):
-        new_grammars(tmp_path).new_state(Source("regex", "a"))
+        new_grammars(tmp_path).new_state(GrammarSource("regex", "a"))
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
@@ -279,13 +293,13 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(
         BundleError, match=r"regex needs the tokenizer as .*tokenizer\.json, and the bundle has no such"
     ):
-        grammars.new_state(Source("regex", "a"))
+        grammars.new_state(GrammarSource("regex", "a"))
     (tmp_path / "tokenizer.json").write_text('{"a": 1}', encoding="utf-8")
     with pytest.raises(BundleError, match=r"cannot be used with the tokenizer .*tokenizer\.json"):
-        grammars.new_state(Source("regex", "a"))
+        grammars.new_state(GrammarSource("regex", "a"))
     train_tokenizer().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(BundleError, match="vocab size too small"):
-        Grammars(tmp_path, 50, EOS).new_state(Source("regex", "a"))
+        Grammars(tmp_path, 50, EOS).new_state(GrammarSource("regex", "a"))
 
 
 @pytest.mark.parametrize(
@@ -322,9 +336,9 @@ def test_options_that_do_not_fit(options: dict[str, Any], says: str) -> None:
 
 def test_options_that_fit() -> None:
     assert GenerationConfig(json_schema='{"type": "object"}').json_schema == {"type": "object"}
-    assert Source.of(GenerationConfig(json_schema=True)) == Source("json_schema", '{"type": "object"}')
-    assert Source.of(GenerationConfig(json_schema={})) == Source("json_schema", "{}")
-    assert Source.of(GenerationConfig()) is None
+    assert GrammarSource.of(GenerationConfig(json_schema=True)) == GrammarSource("json_schema", '{"type": "object"}')
+    assert GrammarSource.of(GenerationConfig(json_schema={})) == GrammarSource("json_schema", "{}")
+    assert GrammarSource.of(GenerationConfig()) is None
     choice = {"type": "function", "function": {"name": "f"}}
     config = GenerationConfig(tools=(choice,), tool_choice=choice)
     assert config.tool_choice == "f"

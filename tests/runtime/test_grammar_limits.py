@@ -23,13 +23,16 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.errors import EngineClosed, NoTokenLeft, OptionError
 from outrider.testing import FakeBackend
-from outrider.tokens.grammar import GrammarLimits, Grammars, Source, trials
+from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource, trials
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled
 from outrider.types import Draft, Drafter, Noise
 
-ATTACK = Source("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
-DEAR = [Source("json_schema", json.dumps({"allOf": [{"type": "string"}, {"pattern": f"^a{i}b*$"}]})) for i in range(4)]
+ATTACK = GrammarSource("grammar", "start: A\nA: " + " & ".join(f"/(?s:.*)w{i}(?s:.*)/" for i in range(26)))
+DEAR = [
+    GrammarSource("json_schema", json.dumps({"allOf": [{"type": "string"}, {"pattern": f"^a{i}b*$"}]}))
+    for i in range(4)
+]
 QUICK = GrammarLimits(compile_seconds=0.2)
 PATIENT = GrammarLimits(compile_seconds=10, compile_memory=1 << 30)
 ALL_SLOW = GrammarLimits(slow_seconds=-1)  # each mask takes longer
@@ -124,7 +127,7 @@ def test_slow_masks_are_found_in_the_trial(make: Callable[..., Grammars]) -> Non
 def test_a_client_that_leaves_ends_its_compilation(make: Callable[..., Grammars]) -> None:
     """So that others' grammars have their turn: as many were compiled as may be at a time."""
     grammars, gone = make(PATIENT), threading.Event()
-    attacks = [ATTACK, Source("grammar", ATTACK.text + " "), ATTACK]
+    attacks = [ATTACK, GrammarSource("grammar", ATTACK.text + " "), ATTACK]
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(grammars.new_state, attack, gone) for attack in attacks]
         wait_for(lambda: len(grammars.trials.process_ids) == 2)
@@ -182,66 +185,73 @@ def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Gramm
 @pytest.mark.parametrize(
     ("source", "is_cheap"),
     [
-        (Source("regex", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), True),
-        (Source("regex", "(a{1000}){1000}"), False),
-        (Source("regex", "a{1000}{1000}"), False),
-        (Source("regex", "a" * 600), False),
-        (Source("grammar", 'start: "yes" | "no"\n'), True),
+        (GrammarSource("regex", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), True),
+        (GrammarSource("regex", "(a{1000}){1000}"), False),
+        (GrammarSource("regex", "a{1000}{1000}"), False),
+        (GrammarSource("regex", "a" * 600), False),
+        (GrammarSource("grammar", 'start: "yes" | "no"\n'), True),
         (ATTACK, False),
-        (Source("grammar", "start: A{100}\nA: B{100}\nB: /a/"), False),
-        (Source("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
-        (Source("tools", 'start: %json {"allOf": []}'), False),
-        (Source("json_schema", '{"maxLength": 100000}'), False),
-        (Source("json_schema", '{"multipleOf": 0.01}'), True),
-        (Source("json_schema", '{"multipleOf": 56606581}'), False),
-        (Source("json_schema", '{"multipleOf": 1e-09}'), False),
-        (Source("json_schema", '{"items": [{"multipleOf": 56606581}, {"multipleOf": 0}]}'), False),
-        (Source("json_schema", '{"items": [{"multipleOf": 997}, {"multipleOf": 991}]}'), False),
-        (Source("json_schema", json.dumps({"items": [{"pattern": "a"}] * 9})), False),
-        (Source("json_schema", json.dumps({"items": [{"pattern": "(a{1000}){1000}"}]})), False),
-        *((Source("json_schema", json.dumps(SCHEMAS[name])), True) for name in ("object", "array", "numbers", "ref")),
+        (GrammarSource("grammar", "start: A{100}\nA: B{100}\nB: /a/"), False),
+        (GrammarSource("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
+        (GrammarSource("tools", 'start: %json {"allOf": []}'), False),
+        (GrammarSource("json_schema", '{"maxLength": 100000}'), False),
+        (GrammarSource("json_schema", '{"multipleOf": 0.01}'), True),
+        (GrammarSource("json_schema", '{"multipleOf": 56606581}'), False),
+        (GrammarSource("json_schema", '{"multipleOf": 1e-09}'), False),
+        (GrammarSource("json_schema", '{"items": [{"multipleOf": 56606581}, {"multipleOf": 0}]}'), False),
+        (GrammarSource("json_schema", '{"items": [{"multipleOf": 997}, {"multipleOf": 991}]}'), False),
+        (GrammarSource("json_schema", json.dumps({"items": [{"pattern": "a"}] * 9})), False),
+        (GrammarSource("json_schema", json.dumps({"items": [{"pattern": "(a{1000}){1000}"}]})), False),
+        *(
+            (GrammarSource("json_schema", json.dumps(SCHEMAS[name])), True)
+            for name in ("object", "array", "numbers", "ref")
+        ),
     ],
 )
-def test_grammars_that_are_certain_to_be_cheap(source: Source, is_cheap: bool) -> None:
+def test_grammars_that_are_certain_to_be_cheap(source: GrammarSource, is_cheap: bool) -> None:
     assert source.is_cheap == is_cheap
 
 
 def test_usual_schemas_are_compiled_without_a_process(make: Callable[..., Grammars]) -> None:
     grammars = make()
-    dear = {name for name, schema in SCHEMAS.items() if not Source("json_schema", json.dumps(schema)).is_cheap}
+    dear = {name for name, schema in SCHEMAS.items() if not GrammarSource("json_schema", json.dumps(schema)).is_cheap}
     assert dear == {"oneOf", "allOf", "map", "blanks"}
-    grammars.new_state(Source("json_schema", json.dumps(SCHEMAS["pattern"])))
+    grammars.new_state(GrammarSource("json_schema", json.dumps(SCHEMAS["pattern"])))
     assert not grammars.trials.process_ids
 
 
 REFUSED_SOON = [
-    Source("regex", "(?=a)b"),
-    Source("regex", r"(a)\1"),
-    Source("grammar", "start: A\nA: /a/ A"),
-    Source("grammar", "start: a\na: a"),
-    Source("json_schema", json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 2}}})),
-    Source("json_schema", json.dumps({"patternProperties": {f"^a*{i}": {} for i in range(40)}})),
+    GrammarSource("regex", "(?=a)b"),
+    GrammarSource("regex", r"(a)\1"),
+    GrammarSource("grammar", "start: A\nA: /a/ A"),
+    GrammarSource("grammar", "start: a\na: a"),
+    GrammarSource(
+        "json_schema", json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}] * 2}}})
+    ),
+    GrammarSource("json_schema", json.dumps({"patternProperties": {f"^a*{i}": {} for i in range(40)}})),
 ]
 NASTY = [
-    Source("regex", "(" * 300 + "a" + "){2}" * 300),
-    Source("regex", "(a{1000}){1000}"),
-    Source("regex", "((a|b)*a(a|b){30}){40}"),
-    Source("regex", "(a*)*" * 200),
-    Source("regex", "a{999999999}"),
-    Source("regex", r"(\p{L}|\P{L}){0,500}x" * 3),
-    Source("grammar", "start: a\na: b a | b\nb: a b | /x/"),
-    Source("grammar", "start: A\nA: ~(" + "~/a.*b/ & " * 12 + "/b/)"),
+    GrammarSource("regex", "(" * 300 + "a" + "){2}" * 300),
+    GrammarSource("regex", "(a{1000}){1000}"),
+    GrammarSource("regex", "((a|b)*a(a|b){30}){40}"),
+    GrammarSource("regex", "(a*)*" * 200),
+    GrammarSource("regex", "a{999999999}"),
+    GrammarSource("regex", r"(\p{L}|\P{L}){0,500}x" * 3),
+    GrammarSource("grammar", "start: a\na: b a | b\nb: a b | /x/"),
+    GrammarSource("grammar", "start: A\nA: ~(" + "~/a.*b/ & " * 12 + "/b/)"),
     ATTACK,
-    Source("json_schema", json.dumps({"type": "string", "allOf": [{"pattern": f"w{i}"} for i in range(26)]})),
-    Source("json_schema", json.dumps({"enum": [f"value {i}" for i in range(5_000)]})),
-    Source("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(3_000)}})),
-    Source("json_schema", json.dumps({"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83, 79)]})),
-    Source("json_schema", json.dumps({"anyOf": [{"anyOf": [{"minLength": i}] * 20} for i in range(40)]})),
+    GrammarSource("json_schema", json.dumps({"type": "string", "allOf": [{"pattern": f"w{i}"} for i in range(26)]})),
+    GrammarSource("json_schema", json.dumps({"enum": [f"value {i}" for i in range(5_000)]})),
+    GrammarSource("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(3_000)}})),
+    GrammarSource(
+        "json_schema", json.dumps({"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83, 79)]})
+    ),
+    GrammarSource("json_schema", json.dumps({"anyOf": [{"anyOf": [{"minLength": i}] * 20} for i in range(40)]})),
 ]
 
 
 @pytest.mark.parametrize("sources", [REFUSED_SOON, pytest.param(NASTY, marks=pytest.mark.slow)], ids=["soon", "all"])
-def test_grammars_that_are_made_to_hurt(make: Callable[..., Grammars], sources: list[Source]) -> None:
+def test_grammars_that_are_made_to_hurt(make: Callable[..., Grammars], sources: list[GrammarSource]) -> None:
     """Each is refused in a line, or an answer may begin with it. None takes longer than the limits say."""
     grammars = make(GrammarLimits(compile_seconds=0.5, compile_memory=100 << 20))
     says: list[str] = []
@@ -258,7 +268,7 @@ def test_grammars_that_are_made_to_hurt(make: Callable[..., Grammars], sources: 
 # Masks
 
 
-def make_request(grammars: Grammars, source: Source, **fields: Any) -> Answer:
+def make_request(grammars: Grammars, source: GrammarSource, **fields: Any) -> Answer:
     state = grammars.new_state(source)
     sampler = LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state)
     given: dict[str, Any] = {"verifier": Coupled(), "noise": Noise(0), "max_new_tokens": 60, "reuse": False}
@@ -283,8 +293,10 @@ class Proposes(Drafter):
 def test_answers_with_late_masks_are_the_same(make: Callable[..., Grammars]) -> None:
     """Their tokens, and how they end: where the grammar is complete, or with the last token that may be generated."""
     quick, slow = make(), make(ALL_SLOW)
-    sources = [Source("json_schema", json.dumps(SCHEMAS[name])) for name in ("object", "enum", "optional", "lengths")]
-    for source, most in itertools.product([*sources, Source("regex", "ab|abc?d")], (3, 60)):
+    sources = [
+        GrammarSource("json_schema", json.dumps(SCHEMAS[name])) for name in ("object", "enum", "optional", "lengths")
+    ]
+    for source, most in itertools.product([*sources, GrammarSource("regex", "ab|abc?d")], (3, 60)):
         plain = make_request(quick, source, max_new_tokens=most)
         late = [
             make_request(slow, source, max_new_tokens=most),
@@ -308,9 +320,9 @@ def test_answers_with_late_masks_are_the_same(make: Callable[..., Grammars]) -> 
 def test_an_answer_beyond_the_limit_of_its_masks_fails_alone(
     make: Callable[..., Grammars], limits: GrammarLimits, says: str
 ) -> None:
-    other = make_request(make(), Source("regex", "[a-c]{20}"))
-    (expected,) = answer(make_request(make(), Source("regex", "[a-c]{20}")))
-    source = Source("regex", "(a|b){30}")
+    other = make_request(make(), GrammarSource("regex", "[a-c]{20}"))
+    (expected,) = answer(make_request(make(), GrammarSource("regex", "[a-c]{20}")))
+    source = GrammarSource("regex", "(a|b){30}")
     failing = make_request(make(limits), source)
     state_of(failing).is_slow = limits.slow_seconds < 0
     main = FakeBackend(VOCAB_SIZE, seed=1)
@@ -344,7 +356,7 @@ def begun(main: FakeBackend, *requests: Answer) -> None:
 
 def test_others_go_on_while_a_mask_is_late(make: Callable[..., Grammars]) -> None:
     """A bystander has all of its tokens before the late mask is there; then the late answer has its own."""
-    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{9}"), threading.Event()
+    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), GrammarSource("regex", "[a-c]{9}"), threading.Event()
     (expected,) = answer(make_request(make(), source))
     late = make_request(make(GrammarLimits(mask_seconds=60, slow_seconds=-1)), source)
     state = state_of(late)
@@ -367,7 +379,7 @@ def test_others_go_on_while_a_mask_is_late(make: Callable[..., Grammars]) -> Non
 
 def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> None:
     """Its thread is left to it, and other slow answers have another."""
-    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{9}"), threading.Event()
+    main, source, goes_on = FakeBackend(VOCAB_SIZE, seed=1), GrammarSource("regex", "[a-c]{9}"), threading.Event()
     (expected,) = answer(make_request(make(), source))
     lost = make_request(make(GrammarLimits(mask_seconds=0.01, slow_seconds=-1)), source)
     late = make_request(make(ALL_SLOW), source)
@@ -389,7 +401,7 @@ def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> No
 
 def test_an_answer_is_slow_only_while_its_masks_are(make: Callable[..., Grammars]) -> None:
     """One slow mask, as of a busy machine, does not take an answer's drafts for good."""
-    request = make_request(make(), Source("regex", "[a-c]{9}"))
+    request = make_request(make(), GrammarSource("regex", "[a-c]{9}"))
     state = state_of(request)
     state.is_slow = True
     answer(request)

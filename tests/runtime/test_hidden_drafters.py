@@ -6,7 +6,7 @@ one made from scratch, from the committed tokens and the main model's hidden sta
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ from outrider.drafters.draft_state import DraftState
 from outrider.testing import FakeBackend, FakeHead, FakeSlot
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, TokenRejection
-from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence
+from outrider.types import Committed, Draft, DraftRequest, Noise, TokenSequence
 from outrider_bench.verify.exact import chi_square_p_value
 
 VOCAB_SIZE = 3  # a third of all draft tokens are right
@@ -78,9 +78,9 @@ class Checked(HiddenModel):
         checked.num_drafts = checked.num_empty = 0
         return checked
 
-    ids: defaultdict[Sequence, list[int]]
-    positions: dict[Sequence, int]  # of the first hidden states that the main model gives
-    known: dict[Sequence, list[tuple[int, int]]]  # a sequence's entries that were in the cache at its begin
+    ids: defaultdict[TokenSequence, list[int]]
+    positions: dict[TokenSequence, int]  # of the first hidden states that the main model gives
+    known: dict[TokenSequence, list[tuple[int, int]]]  # a sequence's entries that were in the cache at its begin
     begun: Counter[str]  # how sequences began
     inexact: set[int]  # rows that were read beside the token before their own
     num_drafts: int
@@ -94,21 +94,21 @@ class Checked(HiddenModel):
     def shift(self) -> int:
         return int("module" in self.kind)
 
-    def row_of(self, token_ids: Seq[int], i: int) -> Any:
+    def row_of(self, token_ids: Sequence[int], i: int) -> Any:
         """The main model's hidden states of token i, in their place of the head's input."""
         row = np.concatenate(
             [self.main.features_after(token_ids[: i + 1], name) for name in self.requirements.features]
         )
         return np.pad(row, (0, self.head.hidden_width - len(row)))
 
-    def id_of(self, sequence: Sequence, i: int) -> int:
+    def id_of(self, sequence: TokenSequence, i: int) -> int:
         """What stands for the main model's hidden states of a committed token."""
         ids = self.ids[sequence]
         while len(ids) <= i:
             ids.append(self.head.row_id(self.row_of(sequence.token_ids, len(ids))))
         return ids[i]
 
-    def entries(self, sequence: Sequence) -> list[tuple[int, int]]:
+    def entries(self, sequence: TokenSequence) -> list[tuple[int, int]]:
         """What the head's slot has to hold before a draft: tokens, and what stands for their hidden states."""
         token_ids, position = sequence.token_ids, self.positions[sequence]
         entries = [*self.known[sequence]]
@@ -118,7 +118,7 @@ class Checked(HiddenModel):
             rows, first = [position, *rows], position - 1
         return entries + [(token_ids[i + self.shift], self.id_of(sequence, row)) for i, row in enumerate(rows, first)]
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:
         assert super().reserve(sequence, max_tokens, num_cached)
         slot = self.slot_of(sequence)
         self.positions[sequence] = num_cached
@@ -134,10 +134,10 @@ class Checked(HiddenModel):
             self.inexact.add(self.id_of(sequence, num_cached))
         return True
 
-    def slot_of(self, sequence: Sequence) -> FakeSlot:
+    def slot_of(self, sequence: TokenSequence) -> FakeSlot:
         return cast("FakeSlot", self._states[sequence].slot)
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         unread = [self.num_unread(request.sequence) for request in requests]
         drafts = super().propose(requests)
         for request, draft, num_unread in zip(requests, drafts, unread, strict=True):
@@ -150,7 +150,7 @@ class Checked(HiddenModel):
             self.num_empty += not expected
         return drafts
 
-    def _share(self, states: Seq[DraftState]) -> list[int]:
+    def _share(self, states: Sequence[DraftState]) -> list[int]:
         shares = super()._share(states)
         self.shares = {state.request.sequence: count for state, count in zip(states, shares, strict=True)}
         return shares
@@ -192,22 +192,22 @@ class Checked(HiddenModel):
             drafted.append(int(logits.argmax()))
         return drafted[1:]
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         super().observe(sequence, committed)
         if "places" not in self.kind:  # nothing of a draft is left
             slot = self.slot_of(sequence)
             held = [*zip(slot.token_ids, slot.shifts, strict=True)]
             assert held == self.entries(sequence)[: len(held)]
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         slot = self.slot_of(sequence)
         super().release(sequence)
         assert slot.closed
         assert sequence not in self._states
 
 
-def make_request(prompt: Seq[int], policy: Any, max_new_tokens: int = 16, scope: bytes = b"") -> Answer:
-    sequence = Sequence([*prompt], len(prompt), scope=scope)
+def make_request(prompt: Sequence[int], policy: Any, max_new_tokens: int = 16, scope: bytes = b"") -> Answer:
+    sequence = TokenSequence([*prompt], len(prompt), scope=scope)
     return new_request(prompt, policy, sequence=sequence, max_new_tokens=max_new_tokens)
 
 
@@ -295,7 +295,7 @@ def test_a_text_that_goes_on_finds_all_of_it_in_the_cache(kind: str) -> None:
 
 
 def test_a_module_may_be_one_behind() -> None:
-    """What it reads last in a prefix depends on the token behind, which is another."""
+    """What it reads last in a prefix depends on the token after, which is another."""
     main = new_main()
     drafter = Checked.of(main, "module")
     policy = InTurns([drafter], [1])

@@ -18,7 +18,7 @@ import pytest
 import outrider
 import schema_suite
 from grammars import EOS, VOCAB_SIZE, new_grammars, save_pair
-from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.grammar import Grammars, GrammarSource
 from schema_suite import Case, Silent, Wrong, judge, kind_of, read_cases, source_of
 from tiny import train_tokenizer
 
@@ -66,7 +66,7 @@ def test_instances(grammars: Grammars, cases: list[Case]) -> None:
     refusals, verdicts = Counter[str](), Counter[str]()
     for case in cases:
         source = source_of(grammars, case)
-        if isinstance(source, Source):
+        if isinstance(source, GrammarSource):
             verdicts.update(judge(grammars, lambda text: TOKENIZER.encode(text).ids, case, source))
         else:
             refusals[kind_of(source)] += 1
@@ -115,7 +115,7 @@ def compare(
 def test_texts(engine: outrider.Engine, grammars: Grammars, cases: list[Case]) -> None:
     ends = biased(lambda text: int(TOKENIZER.encode(text).ids[0]), EOS)
     modes: list[dict[str, Any]] = [{}, ends, {"temperature": 1.0, "seed": 5, **ends}]
-    taken = [case for case in cases if isinstance(source_of(grammars, case), Source)]
+    taken = [case for case in cases if isinstance(source_of(grammars, case), GrammarSource)]
     drafters = ("ngram", "suffix", "draft", "forced", "wrong")
     found = compare(engine, taken, modes, drafters, lambda case: [1, 2, 3])
     print(f"\n{len(taken)} schemas: {found}")
@@ -132,7 +132,7 @@ def test_texts(engine: outrider.Engine, grammars: Grammars, cases: list[Case]) -
 
 @pytest.mark.slow
 def test_a_real_model(smollm2: Path, grammars: Grammars) -> None:
-    taken = [case for case in published() if isinstance(source_of(grammars, case), Source)]
+    taken = [case for case in published() if isinstance(source_of(grammars, case), GrammarSource)]
     sample = [taken[i * len(taken) // 60] for i in range(60)]
     modes: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 3}]
     with outrider.load(smollm2, cache_size=0.3) as engine:

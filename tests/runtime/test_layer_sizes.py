@@ -40,7 +40,7 @@ def test_the_cache_has_each_layer_s_own_size(bundle: Bundle, engine: outrider.En
 
 @pytest.mark.parametrize("draft", [{"drafter": "draft", "num_assistant_tokens": 3}, {"drafter": "suffix"}])
 def test_drafts_change_no_bit(engine: outrider.Engine, draft: dict[str, Any]) -> None:
-    """Behind prompts of other lengths, and behind one that is in the cache."""
+    """Behind prompts of other lengths, and after one that is in the cache."""
     prompts = [random_ids(1, 50), random_ids(1, 33) + random_ids(2, 9), random_ids(3, 5) * 6]
     plain = [engine.generate(each, drafter=None, **OPTIONS) for each in prompts]
     drafted = [engine.generate(each, **draft, **OPTIONS) for each in prompts]

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -52,7 +51,7 @@ def call(
         cost.observe([rows], context, slower * actual.together([rows], context, before))
 
 
-def ratios(cost: PassCost, actual: PassCost, rows: Seq[int] = (2, 3, 4, 6, 8)) -> list[float]:
+def ratios(cost: PassCost, actual: PassCost, rows: Sequence[int] = (2, 3, 4, 6, 8)) -> list[float]:
     return [cost(n) / actual(n) for n in rows]
 
 
@@ -161,7 +160,7 @@ class Healing(World):
         assert cost.change is not None
         steady.price(cost, cost.scale * cost.change)
 
-    def run(self, requests: Seq[Answer]) -> list[float]:
+    def run(self, requests: Sequence[Answer]) -> list[float]:
         (request,), began = requests, 0.0
         while not request.ended:
             round_began = self.seconds
@@ -222,7 +221,7 @@ def test_after_500_tokens_costs_are_as_good_as_clean_ones(main: PassCost, draft:
 class Clock(ClockedBackend):
     """Its calls take the seconds of `cost`, times those of `slower` in turn."""
 
-    def __init__(self, cost: PassCost, slower: Seq[float] = (1.0,)) -> None:
+    def __init__(self, cost: PassCost, slower: Sequence[float] = (1.0,)) -> None:
         super().__init__(cost)
         self.slower, self.num_calls = slower, 0
         self.opened: list[Any] = []

@@ -3,7 +3,7 @@
 import _thread
 import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,7 +22,7 @@ from outrider.errors import DeviceError, RequestError
 from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Prompt, Sequence
+from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Prompt, TokenSequence
 from outrider_bench.modes.ours import Shuffled
 from toys import in_threads
 
@@ -31,7 +31,7 @@ SEED = st.integers(0, 2**20)
 VERIFIERS: dict[str, Any] = {"coupled": Coupled(), "rejection": BlockRejection()}
 
 
-def letters(token_ids: Seq[int]) -> str:
+def letters(token_ids: Sequence[int]) -> str:
     return "".join("abcdef"[i] for i in token_ids)
 
 
@@ -83,18 +83,18 @@ class RandomDrafter(Drafter):
         self.rng = np.random.default_rng(seed)
         self.open: set[int] = set()
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int) -> bool:
         self.open.add(id(sequence))
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         assert all(id(request.sequence) in self.open for request in requests)
         return [
             Draft(self.rng.integers(VOCAB_SIZE, size=self.rng.integers(request.limit + 1)).tolist())
             for request in requests
         ]
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         self.open.discard(id(sequence))
 
 
@@ -378,7 +378,7 @@ def test_an_error_while_messages_are_received_reaches_the_reader() -> None:
 
 def test_one_requests_error_is_its_own() -> None:
     class Broken(FakeBackend):
-        def logits_after(self, token_ids: Seq[int]) -> Any:
+        def logits_after(self, token_ids: Sequence[int]) -> Any:
             logits = super().logits_after(token_ids)
             return logits * np.float32(np.nan) if token_ids[0] == 5 and len(token_ids) > 4 else logits
 
@@ -444,12 +444,12 @@ class Listening(RandomDrafter):
         self.lengths: list[int] = []
         self.drafts: list[Draft] = []
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = super().propose(requests)
         self.drafts.extend(drafts)
         return drafts
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         self.heard.append(committed)
         self.lengths.append(len(sequence))
 
@@ -533,7 +533,7 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
     """At any call: while tokens are committed, and at the end of the answer."""
     calls = 0
 
-    def decode(token_ids: Seq[int]) -> str:
+    def decode(token_ids: Sequence[int]) -> str:
         nonlocal calls
         calls += 1
         if calls == at_call:
@@ -551,7 +551,7 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
     class Broken(FakeBackend):
-        def logits_after(self, token_ids: Seq[int]) -> Any:
+        def logits_after(self, token_ids: Sequence[int]) -> Any:
             return np.where(np.arange(VOCAB_SIZE) == 2, broken, super().logits_after(token_ids)).astype(np.float32)
 
     for temperature in (0.0, 1.0):

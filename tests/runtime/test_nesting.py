@@ -13,7 +13,7 @@ from outrider import GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.text import Tokenizer
 from outrider.system.nesting import MOST_LEVELS, TooDeep, check_json, check_levels, levels_of, levels_of_json
-from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.grammar import Grammars, GrammarSource
 
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES = st.recursive(
@@ -128,13 +128,13 @@ def test_the_levels_of_references_count(tiny: Path, escaped: bool) -> None:
         return text.replace('"$ref"', '"\\u0024\\u0072ef"') if escaped else text
 
     for option, before in (("json_schema", ""), ("grammar", "start: %json ")):
-        assert grammars.new_state(Source(option, before + schema(300)))
+        assert grammars.new_state(GrammarSource(option, before + schema(300)))
         with pytest.raises(OptionError, match=r"may lead through \d+,\d+ levels, and 4,000 can be followed"):
-            grammars.new_state(Source(option, before + schema(8_000)))
+            grammars.new_state(GrammarSource(option, before + schema(8_000)))
 
 
 def test_brackets_in_texts_are_no_levels_of_a_grammar(tiny: Path) -> None:
     pytest.importorskip("llguidance", reason="the extra [structured]")
     rules = "".join(f'r{i}: "([{{" /\\(/ "a" // it\'s ([{{ "\n' for i in range(500))
     text = "start: " + " | ".join(f"r{i}" for i in range(500)) + "\n" + rules
-    assert Grammars(tiny / "tokenizer", 404, (402,)).new_state(Source("grammar", text))
+    assert Grammars(tiny / "tokenizer", 404, (402,)).new_state(GrammarSource("grammar", text))

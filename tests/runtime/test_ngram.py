@@ -7,12 +7,12 @@ from outrider.config import GenerationConfig
 from outrider.drafters import Ngram
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import DraftRequest, Noise, Sequence
+from outrider.types import DraftRequest, Noise, TokenSequence
 
 SAMPLER = LogitsSampler(GenerationConfig(), [])
 
 
-def propose(drafter: Ngram, sequence: Sequence, limit: int, eos: frozenset[int] = frozenset()) -> list[int]:
+def propose(drafter: Ngram, sequence: TokenSequence, limit: int, eos: frozenset[int] = frozenset()) -> list[int]:
     (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Greedy(), Noise(0), eos)])
     assert draft.probs is None
     return draft.token_ids
@@ -39,7 +39,7 @@ def test_an_index_that_grows_finds_what_a_scan_finds(
     prompt: list[int], rounds: list[list[int]], max_ngram_size: int, limit: int
 ) -> None:
     drafter = Ngram(max_ngram_size)
-    sequence = Sequence(list(prompt), len(prompt))
+    sequence = TokenSequence(list(prompt), len(prompt))
     drafter.reserve(sequence, 1000)
     assert propose(drafter, sequence, limit) == by_scanning(prompt, max_ngram_size, limit)
     for committed in rounds:
@@ -50,6 +50,6 @@ def test_an_index_that_grows_finds_what_a_scan_finds(
 
 def test_nothing_is_copied_behind_an_end() -> None:
     drafter = Ngram()
-    sequence = Sequence([1, 2, 9, 3, 1, 2], 6)
+    sequence = TokenSequence([1, 2, 9, 3, 1, 2], 6)
     drafter.reserve(sequence, 100)
     assert propose(drafter, sequence, 5, frozenset({9})) == [9]

@@ -105,7 +105,7 @@ def tapped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_hidden_states_are_given_to_chunks_that_ask(tapped: tuple[Path, Any], in_background: bool) -> None:
-    """Beside chunks that do not, in the same slot at other times, and behind padding."""
+    """Beside chunks that do not, in the same slot at other times, and after padding."""
     path, matrix = tapped
     backend = load(path, features=NAMES)
     assert backend.capabilities.features == NAMES

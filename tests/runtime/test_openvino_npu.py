@@ -1,7 +1,7 @@
 """The NPU's backend, emulated on the CPU through NPUW: windows, rollback, limits, and pairs on two devices."""
 
 import threading
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def load(bundle: Bundle, **options: Any) -> OpenVINONpu:
     return OpenVINONpu(path, vocab_size=40, precision="f32", **(defaults | {"properties": EMULATED} | options))
 
 
-def rows_of(backend: CompiledModel, sizes: Seq[int], wanted: Seq[int]) -> np.ndarray:
+def rows_of(backend: CompiledModel, sizes: Sequence[int], wanted: Sequence[int]) -> np.ndarray:
     """The last rows of a text read in chunks of these sizes, as many of each chunk as are `wanted`."""
     slot = open_slot(backend, sum(sizes))
     rows = []
@@ -153,7 +153,7 @@ def test_calls_are_as_few_as_can_be(backend: OpenVINONpu, monkeypatch: pytest.Mo
     read: list[tuple[int, int]] = []
     honest = OpenVINONpu._set
 
-    def spy(self: OpenVINONpu, token_ids: Seq[int], begin: int, mask: np.ndarray) -> None:
+    def spy(self: OpenVINONpu, token_ids: Sequence[int], begin: int, mask: np.ndarray) -> None:
         read.append((begin, begin + len(token_ids)))
         honest(self, token_ids, begin, mask)
 

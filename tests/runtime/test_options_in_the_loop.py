@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from outrider.drafters import DraftModel
 from outrider.testing import TOY_ALPHABET, FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import Chunk, DraftRequest, LogitsRow, Noise, Sequence, TokenLogprobs
+from outrider.types import Chunk, DraftRequest, LogitsRow, Noise, TokenLogprobs, TokenSequence
 
 pytestmark = pytest.mark.any_format
 
@@ -111,7 +111,7 @@ def test_a_request_without_a_token_left_fails_alone(toy_engine: outrider.Engine)
 class Narrow(FakeBackend):
     """A draft model that has only the first three of eight tokens."""
 
-    def logits_after(self, token_ids: Seq[int]) -> Any:
+    def logits_after(self, token_ids: Sequence[int]) -> Any:
         return np.where(np.arange(8) < 3, super().logits_after(token_ids), -np.inf).astype(np.float32)
 
 
@@ -122,7 +122,7 @@ def test_a_draft_ends_where_the_draft_model_has_no_token(banned: tuple[int, ...]
     config = outrider.GenerationConfig(no_repeat_ngram_size=1, banned_token_ids=banned)
     requests = []
     for options in (config, outrider.GenerationConfig()):
-        sequence = Sequence([0, 5], 1)
+        sequence = TokenSequence([0, 5], 1)
         assert drafter.reserve(sequence, 20)
         sampler = LogitsSampler(options, sequence.token_ids)
         requests.append(DraftRequest(sequence, 6, sampler, Greedy(), Noise(0), frozenset()))

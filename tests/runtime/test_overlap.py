@@ -3,8 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,19 +66,19 @@ class SlowBackend(FakeBackend):
         self.begins: list[int] = []
         self.ends: list[int] = []
 
-    def submit(self, chunks: Seq[Chunk]) -> SlowPending:  # type: ignore[override]
+    def submit(self, chunks: Sequence[Chunk]) -> SlowPending:  # type: ignore[override]
         self.begins.append(self.watch())
         return SlowPending(self, super().submit(chunks), self.patience)
 
 
 def make_request(
-    prompt: Seq[int],
+    prompt: Sequence[int],
     drafter: Any,
     *,
     overlap: bool = True,
     n: int = 3,
     sampling: str = "greedy",
-    eos: Seq[int] = (),
+    eos: Sequence[int] = (),
     **options: Any,
 ) -> Answer:
     options |= {"temperature": 0.0 if sampling == "greedy" else 1.0}
@@ -178,7 +177,7 @@ class Between(FakeBackend):
         super().__init__(VOCAB_SIZE, memory=MEMORY)
         self.is_sure = is_sure
 
-    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+    def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         step = super().submit(chunks)
         for row in step.rows:
             second, best = row.argsort()[-2:]
@@ -225,7 +224,7 @@ def test_requests_overlap_together() -> None:
 
 def test_a_draft_model_that_fails_ahead_ends_its_requests_alone() -> None:
     class Breaks(FakeBackend):
-        def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
             if len(self.calls) == 5:
                 raise DeviceError("it broke")
             return super().submit(chunks)
@@ -250,7 +249,7 @@ def test_a_draft_ends_between_two_calls_where_its_answer_is_cancelled(gone: bool
     stop = threading.Event()
 
     class Slow(FakeBackend):
-        def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
             if len(self.calls) == 4:
                 stop.set()
                 stopped.delivery.abandoned = gone
@@ -272,7 +271,7 @@ def test_nothing_is_checked_after_a_cancelled_draft() -> None:
     stop = threading.Event()
 
     class Slow(FakeBackend):
-        def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
             if len(self.calls) == 2:
                 stop.set()
             return super().submit(chunks)

@@ -1,7 +1,7 @@
 """A draft model with a mask token drafts all of its tokens in one call (An et al. 2025, "PARD")."""
 
 import shutil
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.any_format
 VOCAB_SIZE, MASK, NUM_PLACES = 3, 2, 4
 
 
-def expected(rows: Seq[Any], request: DraftRequest) -> list[int]:
+def expected(rows: Sequence[Any], request: DraftRequest) -> list[int]:
     """What is drawn at the rows of one call, float32 [vocab_size] each: none depends on another token of the draft."""
     drafted: list[int] = []
     for i in range(len(rows)):
@@ -35,11 +35,11 @@ def expected(rows: Seq[Any], request: DraftRequest) -> list[int]:
 
 
 class Checked(DraftModel):
-    """Compares each draft with one made from scratch: rows behind the text, and behind the masks that follow it."""
+    """Compares each draft with one made from scratch: rows after the text, and after the masks that follow it."""
 
-    lengths: Seq[int] = ()
+    lengths: Sequence[int] = ()
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = super().propose(requests)
         backend: Any = self.backend
         for request, draft in zip(requests, drafts, strict=True):
@@ -86,7 +86,7 @@ def test_a_bundle_says_which_token_is_the_mask(toy_bundle: Bundle, tmp_path: Pat
     assert (model.at_once, model.most_tokens) == (True, NUM_PLACES)
     propose = model.propose
 
-    def compare(requests: Seq[DraftRequest]) -> list[Draft]:
+    def compare(requests: Sequence[DraftRequest]) -> list[Draft]:
         nonlocal checked
         drafts = propose(requests)
         for request, draft in zip(requests, drafts, strict=True):

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,12 +20,12 @@ from outrider.drafters.controller import Controller, Fixed, Records
 from outrider.drafters.drafter_registry import DrafterRegistry
 from outrider.models.tuning.measure import PassCost
 from outrider.testing import FakeBackend
-from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, Sequence
+from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, TokenSequence
 
 COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
 
 
-def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Answer:
+def make_request(policy: DraftPolicy | None, prompt: Sequence[int] = (1, 2)) -> Answer:
     return new_request(prompt, policy, max_new_tokens=12, num_assistant_tokens=3)
 
 
@@ -39,28 +39,28 @@ class Counting(Drafter):
         self.room, self.error = room, error
         self.seconds = 0.0
         self.asked: list[int] = []
-        self.held: list[Sequence] = []
+        self.held: list[TokenSequence] = []
         self.heard = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Counting)
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int) -> bool:
         if self.error and self.room:
             raise self.error
         if self.room:
             self.held.append(sequence)
         return self.room
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self.asked.append(len(requests))
         self.seconds += 1.0
         return [Draft([0]) for _ in requests]
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         self.heard += 1
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         self.held.remove(sequence)
 
 
@@ -87,7 +87,7 @@ def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
 
 def test_a_drafter_that_fails_ends_the_requests_that_use_it() -> None:
     class Failing(Counting):
-        def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
             raise KeyError("odd")
 
     main, failing = FakeBackend(6), Failing()
@@ -105,10 +105,10 @@ class Noting:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def drafting(self, stage: str, requests: Seq[Answer]) -> None:
+    def drafting(self, stage: str, requests: Sequence[Answer]) -> None:
         self.told.append((stage, len(requests)))
 
-    def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
+    def drafted(self, drafts: Sequence[Draft], error: BaseException | None = None) -> None:
         self.told.append([len(draft) for draft in drafts] if error is None else error)
 
     def __getattr__(self, name: str) -> Any:

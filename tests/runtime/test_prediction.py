@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.drafters.prediction import Costs, Prediction, best_draft, needed, predict, predictions
+from outrider.drafters.prediction import Costs, SpeedPrediction, best_draft, needed, predict, predictions
 
 COSTS = Costs(check=[10.0, 10.0, 11.0, 12.0], draft=[1.0, 2.0, 6.0])
 
@@ -17,7 +17,7 @@ def test_the_best_draft_length_is_found_by_the_costs() -> None:
 
 def test_plain_decoding_is_chosen_where_no_draft_pays() -> None:
     costs = Costs([10.0, 11.0, 12.0], [5.0, 6.0])
-    assert predict([0.1, 0.1], costs) == predict([], costs) == Prediction(0, 1.0, 1.0)
+    assert predict([0.1, 0.1], costs) == predict([], costs) == SpeedPrediction(0, 1.0, 1.0)
     assert best_draft([0.1, 0.1], costs).speed_up == pytest.approx(1.1 * 10 / 16)
 
 

@@ -24,7 +24,7 @@ from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.errors import OptionError
 from outrider.models.kv import chunk_files
-from outrider.models.kv.chunk_files import Chunk, ChunkFiles, files_in, root_of
+from outrider.models.kv.chunk_files import ChunkFile, ChunkFiles, files_in, root_of
 from toys import in_threads, load_toy, random_ids
 
 ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2}
@@ -212,10 +212,10 @@ def content(size: int = 1000) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.zeros(size, dtype=np.uint8)
 
 
-def chain(ids: list[int], size: int = 4) -> list[Chunk]:
+def chain(ids: list[int], size: int = 4) -> list[ChunkFile]:
     made, parent = [], root_of(b"")
     for begin in range(0, len(ids), size):
-        made.append(Chunk.of(parent, begin, ids[begin : begin + size]))
+        made.append(ChunkFile.of(parent, begin, ids[begin : begin + size]))
         parent = made[-1].key
     return made
 

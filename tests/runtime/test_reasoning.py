@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import pytest
 from outrider.engine.reasoning import Reasoning
 from outrider.inputs.reasoning import ReasoningFormat, Thought
 from outrider.inputs.tools import ToolCall, ToolFormat, source_of_calls
-from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
 from outrider.types import TextTokenizer
 from tiny import train_tokenizer
@@ -164,7 +164,7 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {
 class Marked:
     """A tokenizer of a chat template, for which some markers are special tokens."""
 
-    def __init__(self, folder: Path, template: str, special: Seq[str] = ()) -> None:
+    def __init__(self, folder: Path, template: str, special: Sequence[str] = ()) -> None:
         self.chat_template, self._tokenizer = template, train_tokenizer(special=["<|endoftext|>", *special])
         self._tokenizer.save(str(folder / "tokenizer.json"))
         self.end = self.encode("<|endoftext|>")[0]
@@ -174,11 +174,11 @@ class Marked:
         token_ids: list[int] = self._tokenizer.encode(text).ids
         return token_ids
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(token_ids))
         return text
 
-    def allows(self, source: Source, text: str, *, spelled: bool = False) -> bool:
+    def allows(self, source: GrammarSource, text: str, *, spelled: bool = False) -> bool:
         """Whether a grammar allows a text and its end. spelled: markers are text."""
         token_ids = [self.encode(each)[0] for each in text] if spelled else self.encode(text)
         state = self._grammars.new_state(source)
@@ -217,7 +217,7 @@ def test_calls_of_gpt_oss_follow_their_schemas(harmony: Marked, free: bool) -> N
 
 
 def test_an_answer_of_gpt_oss_follows_a_grammar_after_its_analyses(harmony: Marked) -> None:
-    source = harmony.reasoning("<|start|>assistant").before(Source("regex", "yes|no"))
+    source = harmony.reasoning("<|start|>assistant").before(GrammarSource("regex", "yes|no"))
     for text in (
         f"{FINAL}yes",
         f"{ANALYSIS}Well, maybe. {NEXT}{FINAL}no",
@@ -226,7 +226,7 @@ def test_an_answer_of_gpt_oss_follows_a_grammar_after_its_analyses(harmony: Mark
         assert harmony.allows(source, text)
     for text in ("yes", f"{FINAL}maybe", f"{ANALYSIS}yes", f"{ANALYSIS}A.{NEXT}{FINAL}maybe", f"{CALL}<|message|>yes"):
         assert not harmony.allows(source, text)
-    opened = harmony.reasoning(f"<|start|>assistant{ANALYSIS}").before(Source("regex", "yes|no"))
+    opened = harmony.reasoning(f"<|start|>assistant{ANALYSIS}").before(GrammarSource("regex", "yes|no"))
     assert harmony.allows(opened, f"Maybe.{NEXT}{FINAL}yes")
     assert not harmony.allows(opened, f"{FINAL}yes")
 
@@ -241,8 +241,8 @@ def test_a_grammar_begins_after_markers_of_several_tokens(
     tmp_path: Path, sign: str, begin: str, end: str, special: tuple[str, ...]
 ) -> None:
     tokenizer = Marked(tmp_path, f"… {sign} …", special)
-    source = tokenizer.reasoning().before(Source("regex", "yes|no"))
-    opened = tokenizer.reasoning(begin).before(Source("regex", "yes|no"))
+    source = tokenizer.reasoning().before(GrammarSource("regex", "yes|no"))
+    opened = tokenizer.reasoning(begin).before(GrammarSource("regex", "yes|no"))
     for text in ("yes", f"{begin} Hm. no? {end}yes", f"{begin}\nHm.\n{end}\n\nno"):
         assert tokenizer.allows(source, text)
     assert tokenizer.allows(opened, f" Hm. {end} yes")

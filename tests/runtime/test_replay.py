@@ -9,7 +9,7 @@ from outrider.decoding.replaying import Replaying
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import DraftPolicy, Sequence
+from outrider.types import DraftPolicy, TokenSequence
 from serving import wait_until
 from virtual_time import World
 
@@ -116,5 +116,5 @@ def test_an_engine_drafts_an_answer_again_once_it_is_idle() -> None:
 
 def test_a_sequence_without_an_answer_is_left_alone() -> None:
     world = World(0.0, pauses=True)
-    world.controller.release(Sequence([1, 2], 2))
+    world.controller.release(TokenSequence([1, 2], 2))
     assert not list(world.controller.replay(lambda: False))

@@ -1,7 +1,7 @@
 """Rows of a round: answers never wait, prompts are read in order, and a round stays within its time."""
 
 import itertools
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -51,7 +51,7 @@ class Machine:
         self.budget, self.cost = budget, cost
         self.prompt_row, self.of_context = prompt_row, of_context
 
-    def round(self, answers: Seq[int], left: list[int], read: list[int]) -> float:
+    def round(self, answers: Sequence[int], left: list[int], read: list[int]) -> float:
         """Read one round of prompts, in place. Returns its seconds."""
         contexts = [100] * len(answers) + read
         counts = self.budget.share([*answers, *left], [True] * len(answers) + [False] * len(left), contexts)
@@ -120,7 +120,7 @@ def test_a_piece_of_a_prompt_takes_half_a_second_at_most(row: float, rule: RowRu
 
 @given(st.lists(st.tuples(sizes, st.integers(0, 60)), min_size=1, max_size=12), st.integers(64, 1000))
 def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], most: int) -> None:
-    """Behind those that came before it, or behind as many tokens of every other as it has itself."""
+    """Behind those that came before it, or after as many tokens of every other as it has itself."""
     prompts = sorted(prompts, key=lambda prompt: prompt[1])
     budget, left = RowBudget(most), [size for size, _ in prompts]
     ended: dict[int, int] = {}

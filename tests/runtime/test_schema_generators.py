@@ -20,7 +20,7 @@ from llguidance import LLTokenizer
 
 import schema_suite
 from grammars import EOS, VOCAB_SIZE
-from outrider.tokens.grammar import Source, widened
+from outrider.tokens.grammar import GrammarSource, widened
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from tiny import train_tokenizer
 
@@ -39,7 +39,7 @@ def test_schemas_are_followed_as_far_as_they_say(tokenizer: LLTokenizer, name: s
     case = CASES[name]
     made, left_out = widened(case["schema"])
     assert left_out == case.get("left_out", [])
-    matcher = new_matcher(tokenizer, Source("json_schema", json.dumps(made)))
+    matcher = new_matcher(tokenizer, GrammarSource("json_schema", json.dumps(made)))
     assert not matcher.get_error()
 
     def accepts(value: Any) -> bool:
@@ -75,7 +75,7 @@ def test_the_text_of_a_special_token_can_be_forced(option: Any, text: str, right
     special = max(each["id"] for each in stored["added_tokens"]) + 1
     stored["added_tokens"].append({**stored["added_tokens"][-1], "id": special, "content": "<call>", "special": False})
     tokenizer = new_tokenizer(json.dumps(stored), VOCAB_SIZE + 1, EOS)
-    matcher, written = new_matcher(tokenizer, Source(option, text)), b""
+    matcher, written = new_matcher(tokenizer, GrammarSource(option, text)), b""
     while written.decode() != right:
         allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
         token_id = int(np.flatnonzero(allowed)[0])

@@ -279,7 +279,7 @@ def test_a_call_that_fails_ends_its_own_requests_alone(layered: Bundle, monkeypa
         with pytest.raises(DeviceError, match="gone"):
             ask(engine, prompt_of(0), "self", max_new_tokens=200)
         assert beside.result().token_ids == plain
-    assert min(lengths) > 0  # the main model goes on behind the text, not behind the draft
+    assert min(lengths) > 0  # the main model goes on after the text, not after the draft
     assert ask(engine, prompt_of(0), "self").token_ids == ask(engine, prompt_of(0), None).token_ids
 
 

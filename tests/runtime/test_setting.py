@@ -13,7 +13,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.backends.processor import Processor
+from outrider.models.backends.processor import ProcessorFacts
 from outrider.models.tuning import candidates, measured, trials
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.measured import Measured
@@ -90,7 +90,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         monkeypatch.setattr(ModelSpec, "compile", compile_it)
         monkeypatch.setattr(measured, "time_calls", time_calls)  # else the times would depend on the machine's load
         monkeypatch.setattr(trials, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
-        monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", cores=cores or {"threads": 2}))
+        monkeypatch.setattr(candidates, "this_processor", lambda: ProcessorFacts("one", cores=cores or {"threads": 2}))
         return compiled
 
     return has
@@ -449,7 +449,7 @@ def test_precisions_without_kernels_are_not_tried(
 
     monkeypatch.setattr(candidates, "new_core", Core)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", instructions))
+    monkeypatch.setattr(candidates, "this_processor", lambda: ProcessorFacts("one", instructions))
     monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
     assert {each.precision for each in candidates.settings_for(part)} == tried

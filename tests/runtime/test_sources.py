@@ -1,7 +1,6 @@
 """Which tokens were drafted, by which drafter, and what became of the drafts."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -74,7 +73,7 @@ def test_sources_agree_with_the_statistics(engine: outrider.Engine, drafter: str
 
 @given(st.lists(st.text("aeos t", min_size=1, max_size=3), min_size=1, max_size=3, unique=True), st.integers(0, 30))
 def test_stop_strings_never_leak_and_neither_do_their_tokens(
-    engine: outrider.Engine, stop: Seq[str], seed: int
+    engine: outrider.Engine, stop: Sequence[str], seed: int
 ) -> None:
     options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 1.5, "seed": seed}
     chunks = [*engine.stream("the same", stop=stop, **options)]
@@ -94,7 +93,7 @@ def test_stop_strings_never_leak_and_neither_do_their_tokens(
 
 
 def test_sources_in_trees() -> None:
-    """1, or 2 with 3 or 4 behind it."""
+    """1, or 2 with 3 or 4 after it."""
     tree = Draft([1, 2, 3, 4], parents=[-1, -1, 1, 1])
     ends: list[tuple[list[int], str]] = [([], "recovered"), ([0], "bonus"), ([1], "recovered"), ([1, 3], "bonus")]
     for path, last in ends:

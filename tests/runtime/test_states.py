@@ -135,7 +135,7 @@ def test_cached_prefixes_are_checked(engine: outrider.Engine, monkeypatch: pytes
 
 
 def test_a_draft_model_reads_nothing_twice(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes back to the last accepted token by its rows, and reads what was decided behind it."""
+    """It goes back to the last accepted token by its rows, and reads what was decided after it."""
     backend: Any = engine.draft_models["draft"].backend
     read: list[int] = []
     submit = type(backend)._submit

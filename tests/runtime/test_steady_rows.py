@@ -1,7 +1,7 @@
 """Calls keep their number of rows where idle rows cost less than a change of it, and say the same."""
 
 import dataclasses
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from virtual_time import World, speed_up
 SECONDS = [n / 1000 for n in range(33)]
 
 
-def rows_of(needs: Seq[int], change: float, rule: RowRule | None = None) -> list[int]:
+def rows_of(needs: Sequence[int], change: float, rule: RowRule | None = None) -> list[int]:
     steady = SteadyRows(SECONDS, change, rule or RowRule())
     found = []
     for need in needs:
@@ -45,7 +45,7 @@ def test_idle_rows_stay_until_they_have_cost_as_much_as_a_change() -> None:
 def test_it_costs_at_most_twice_what_all_changes_cost(needs: list[int], change: float) -> None:
     found = rows_of(needs, change)
 
-    def extra(rows: Seq[int]) -> float:
+    def extra(rows: Sequence[int]) -> float:
         changes = sum(a != b for a, b in zip([0, *rows], rows, strict=False))
         return change * changes + sum(SECONDS[n] - SECONDS[need] for n, need in zip(rows, needs, strict=True))
 

@@ -3,8 +3,7 @@
 import itertools
 import re
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -13,10 +12,10 @@ from hypothesis import strategies as st
 from outrider.inputs.text import TextStream
 from outrider.inputs.text.stream import StopStrings
 
-Decode = "Callable[[Seq[int]], str]"
+Decode = "Callable[[Sequence[int]], str]"
 
 
-def byte_decoder(errors: str) -> Callable[[Seq[int]], str]:
+def byte_decoder(errors: str) -> Callable[[Sequence[int]], str]:
     """One byte per token. openvino-genai's GGUF tokenizers drop an incomplete character, others write U+FFFD."""
     return lambda token_ids: bytes(token_ids).decode("utf-8", errors)
 
@@ -24,7 +23,7 @@ def byte_decoder(errors: str) -> Callable[[Seq[int]], str]:
 WORDS = ["", "▁the", "▁a", "s", "ing", "▁", "é", "\n"]
 
 
-def word_decoder(token_ids: Seq[int]) -> str:
+def word_decoder(token_ids: Sequence[int]) -> str:
     """Like SentencePiece: the space before a text's first word is left out, and token 0 is special."""
     return "".join(WORDS[i] for i in token_ids).replace("▁", " ").removeprefix(" ")
 
@@ -113,7 +112,7 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
 def test_decoding_a_long_answer_looks_at_a_window_only() -> None:
     sizes = []
 
-    def decode(token_ids: Seq[int]) -> str:
+    def decode(token_ids: Sequence[int]) -> str:
         sizes.append(len(token_ids))
         return "x" * len(token_ids)
 
@@ -190,7 +189,7 @@ def test_a_long_stop_string_costs_no_more_than_the_text() -> None:
 def test_a_long_stop_string_that_comes_is_decoded_a_few_times() -> None:
     num_decoded = 0
 
-    def decode(token_ids: Seq[int]) -> str:
+    def decode(token_ids: Sequence[int]) -> str:
         nonlocal num_decoded
         num_decoded += len(token_ids)
         return "x" * len(token_ids)

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from outrider.decoding.answer import Answer
 from outrider.decoding.drafting import _allowed
 from outrider.drafters import DraftModel, HiddenModel, MarkovHead
 from outrider.testing import FakeBackend, FakeHead
-from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Verifier
@@ -155,10 +155,10 @@ class Proposes(Drafter):
 
     num_assistant_tokens = 8
 
-    def __init__(self, drafts: Seq[Draft]) -> None:
+    def __init__(self, drafts: Sequence[Draft]) -> None:
         self.drafts = [*drafts]
 
-    def propose(self, requests: Seq[Any]) -> list[Draft]:
+    def propose(self, requests: Sequence[Any]) -> list[Draft]:
         return [self.drafts.pop(0) if self.drafts else Draft([]) for _ in requests]
 
 
@@ -168,7 +168,11 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
 
 
 def make_request(
-    grammars: Grammars, source: Source, drafter: Drafter | None = None, verifier: Verifier | None = None, seed: int = 0
+    grammars: Grammars,
+    source: GrammarSource,
+    drafter: Drafter | None = None,
+    verifier: Verifier | None = None,
+    seed: int = 0,
 ) -> Answer:
     state = grammars.new_state(source)
     return new_request(
@@ -203,7 +207,7 @@ def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
     }
     for verifier in (Greedy(), Coupled()):
         for schema in SCHEMAS.values():
-            source = Source("json_schema", json.dumps(schema))
+            source = GrammarSource("json_schema", json.dumps(schema))
             (plain,) = answer(main, make_request(grammars, source, verifier=verifier))
             drafted = make_request(grammars, source, made[kind](), verifier)
             assert answer(main, drafted) == [plain]
@@ -219,7 +223,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize("method", ["compute_bitmask", "try_consume_tokens"])
 def test_a_panic_while_a_model_drafts_ends_that_draft_alone(grammars: Grammars, method: str) -> None:
     """Requests that the same draft model drafts for go on, and the text is the one without drafts."""
-    main, source = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{30}")
+    main, source = FakeBackend(VOCAB_SIZE, seed=1), GrammarSource("regex", "[a-c]{30}")
     (plain,) = answer(main, make_request(grammars, source))
 
     class Panics:
@@ -236,7 +240,7 @@ def test_a_panic_while_a_model_drafts_ends_that_draft_alone(grammars: Grammars, 
             raise Panic("index out of bounds")
 
     class Panicking(DraftModel):
-        def propose(self, requests: Seq[Any]) -> list[Draft]:
+        def propose(self, requests: Sequence[Any]) -> list[Draft]:
             state.matcher = Panics(state.matcher)
             return super().propose(requests)
 
@@ -251,7 +255,7 @@ def test_a_panic_while_a_model_drafts_ends_that_draft_alone(grammars: Grammars, 
 def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> None:
     """And go on with what it forces there, up to the round's limit."""
     a, b, c = (token_of(each) for each in "abc")
-    request = make_request(grammars, Source("regex", "c(abXYZ|c)+!"), Proposes([]))
+    request = make_request(grammars, GrammarSource("regex", "c(abXYZ|c)+!"), Proposes([]))
     say(request, c)
     request.sampler.commit([c])
     draft = Draft([a, b, a, b], confidences=[0.5, 0.4, 0.3, 0.2])
@@ -265,7 +269,10 @@ def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> No
 def test_drafters_that_know_no_grammar(grammars: Grammars) -> None:
     """An app's own drafter may propose anything."""
     main, rng = FakeBackend(VOCAB_SIZE, seed=2), np.random.default_rng(1)
-    for source in (Source("regex", "(aXb|bYc|c){3,9}!wwwww"), Source("json_schema", json.dumps(SCHEMAS["nested"]))):
+    for source in (
+        GrammarSource("regex", "(aXb|bYc|c){3,9}!wwwww"),
+        GrammarSource("json_schema", json.dumps(SCHEMAS["nested"])),
+    ):
         (plain,) = answer(main, make_request(grammars, source))
         drafts = [Draft(rng.integers(0, VOCAB_SIZE, 4).tolist()) for _ in range(50)]
         drafts += [Draft([*plain[i : i + 2], 5, 5]) for i in range(len(plain))]
@@ -276,7 +283,7 @@ def test_drafters_that_know_no_grammar(grammars: Grammars) -> None:
 
 def test_sampled_drafts_are_never_cut(grammars: Grammars) -> None:
     """To drop a drawn token after seeing it would bias the text: it is rejected, and another one is recovered."""
-    request = make_request(grammars, Source("regex", "[ab]{8}"))
+    request = make_request(grammars, GrammarSource("regex", "[ab]{8}"))
     certain = Distribution(np.array([token_of("x")]), np.array([1.0]))
     drawn = Draft([token_of("x")], probs=[certain])
     assert _allowed(request, drawn, goes_on=True) is drawn
@@ -292,7 +299,7 @@ def test_sampled_drafts_are_never_cut(grammars: Grammars) -> None:
 )
 def test_rejection_samples_the_masked_distribution(grammars: Grammars, verifier: Any) -> None:
     """Every text that the grammar allows, with its probability. False alarms: one in a million runs."""
-    source = Source("regex", "[abc]X[ab]{2}")
+    source = GrammarSource("regex", "[abc]X[ab]{2}")
     main = FakeBackend(VOCAB_SIZE, seed=3)
     draft = FakeBackend(VOCAB_SIZE, seed=3, noise=0.7)
     config = GenerationConfig(temperature=1.0)

@@ -13,7 +13,7 @@ from outrider.drafters.suffix import MOST_INDEXED, NextTokens
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence, Verifier
+from outrider.types import Committed, Draft, DraftRequest, Noise, TokenSequence, Verifier
 from virtual_time import World
 
 SAMPLER = LogitsSampler(GenerationConfig(), [])
@@ -136,7 +136,7 @@ def test_a_frequent_token_is_looked_up_in_a_sample_of_places() -> None:
     assert references.followers(match).token_id == 2
 
 
-def propose(drafter: Suffix, sequence: Sequence, limit: int, eos: frozenset[int] = frozenset()) -> Draft:
+def propose(drafter: Suffix, sequence: TokenSequence, limit: int, eos: frozenset[int] = frozenset()) -> Draft:
     (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Greedy(), Noise(0), eos)])
     assert draft.probs is None
     return draft
@@ -150,7 +150,7 @@ def draft_of(
     num_prompt_tokens: int | None = None,
 ) -> Draft:
     drafter = drafter or Suffix()
-    sequence = Sequence(context, len(context) if num_prompt_tokens is None else num_prompt_tokens)
+    sequence = TokenSequence(context, len(context) if num_prompt_tokens is None else num_prompt_tokens)
     drafter.reserve(sequence, 1000)
     return propose(drafter, sequence, limit, eos)
 
@@ -158,7 +158,7 @@ def draft_of(
 def test_a_long_context_is_indexed_in_pieces() -> None:
     """All answers of a round wait for it. Nothing is copied before the index is whole, and then as by a new one."""
     context = [*range(64)] * (3 * MOST_INDEXED // 64) + [7, 8]
-    drafter, sequences = Suffix(), [Sequence([*context], len(context)) for _ in range(2)]
+    drafter, sequences = Suffix(), [TokenSequence([*context], len(context)) for _ in range(2)]
     for sequence in sequences:
         drafter.reserve(sequence, 10_000)
     requests = [DraftRequest(sequence, 4, SAMPLER, Greedy(), Noise(0), frozenset()) for sequence in sequences]
@@ -175,7 +175,7 @@ def test_a_long_context_is_indexed_in_pieces() -> None:
 
 def test_a_prompt_is_indexed_as_it_is_read() -> None:
     context = [*range(64)] * (3 * MOST_INDEXED // 64) + [7, 8]
-    drafter, sequence = Suffix(), Sequence(context, len(context))
+    drafter, sequence = Suffix(), TokenSequence(context, len(context))
     drafter.reserve(sequence, 10_000)
     for begin in range(0, len(context), 512):
         drafter.observe(sequence, Committed(context[begin : begin + 512], []))
@@ -189,7 +189,7 @@ def test_drafts_keep_to_their_rules(
     """A grown index drafts the same as a new one."""
     references = [References(documents)]
     drafter = Suffix(references, min_chance)
-    sequence = Sequence(list(prompt), len(prompt))
+    sequence = TokenSequence(list(prompt), len(prompt))
     drafter.reserve(sequence, 1000)
     for committed in [[], *rounds]:
         sequence.token_ids += committed
@@ -290,10 +290,10 @@ def test_contexts_in_the_same_place_are_told_apart_and_the_newer_one_stays() -> 
 
 def test_what_an_answer_said_is_proposed_in_the_next_one_and_what_a_prompt_said_is_not() -> None:
     drafter = Suffix(min_chance=0)
-    first = Sequence([1, 2, 3], 2)  # 3 is the answer's
+    first = TokenSequence([1, 2, 3], 2)  # 3 is the answer's
     drafter.reserve(first, 100)
     propose(drafter, first, 5)
-    first.token_ids += [4, 5]  # the end of an answer has no proposal behind it
+    first.token_ids += [4, 5]  # the end of an answer has no proposal after it
     drafter.release(first)
     draft = draft_of([8, 2], 5, drafter)
     assert draft.token_ids == [3, 4, 5]
@@ -307,7 +307,7 @@ def test_what_an_answer_said_is_proposed_in_the_next_one_and_what_a_prompt_said_
 def test_a_request_without_earlier_answers_takes_nothing_from_them_and_leaves_nothing() -> None:
     drafter = Suffix(min_chance=0)
     for said, earlier_answers in ((4, False), (5, True), (6, False)):
-        sequence = Sequence([1, 2], 2, earlier_answers=earlier_answers)
+        sequence = TokenSequence([1, 2], 2, earlier_answers=earlier_answers)
         drafter.reserve(sequence, 100)
         assert propose(drafter, sequence, 1).token_ids == []
         sequence.token_ids += [said, 2]

@@ -12,7 +12,7 @@ from outrider.inputs.text.chat_template import ChatTemplates
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
     from pathlib import Path
 
 HI = {"role": "user", "content": "Hi"}
@@ -24,7 +24,7 @@ MARKED = (
 TEMPLATE = MARKED.replace("{filter}", "")
 
 
-def rendered(template: str, messages: Seq[Any], **options: Any) -> str:
+def rendered(template: str, messages: Sequence[Any], **options: Any) -> str:
     return ChatTemplates({"default": template}).render(messages, (), **{"answering": True} | options)
 
 
@@ -38,7 +38,7 @@ def test_variables_reach_the_template() -> None:
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED.replace("{filter}", " | trim")])
 @pytest.mark.parametrize("content", ["One, two", "One, two ", "Hi", "</>"])
 def test_the_last_message_is_left_open(template: str, content: str) -> None:
-    """As Transformers' continue_final_message: what the template writes behind the content is left out."""
+    """As Transformers' continue_final_message: what the template writes after the content is left out."""
     text = rendered(template, [HI, {"role": "assistant", "content": content}], continuing=True)
     assert text == f"<user>Hi</><assistant>{content}"
 

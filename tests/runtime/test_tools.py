@@ -1,7 +1,7 @@
 """Calls of functions: in the format of the chat template, from text in any pieces, and required by a grammar."""
 
 import json
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from outrider.inputs.text import Tokenizer
 from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
 from outrider.inputs.tools.formats import GLM, GLM_IN_LINE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER
 from outrider.inputs.tools.stream import joined
-from outrider.tokens.grammar import Grammars, GrammarState, Source
+from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState
 from tiny import train_tokenizer
 
 FORMS = [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER, GLM, GLM_IN_LINE]
@@ -127,7 +127,7 @@ def test_texts_with_calls(form: ToolFormat, text: str, content: str, calls: list
     assert form.parse(text) == (content, calls)
 
 
-def add_up(pieces: Seq[str | ToolCallDelta]) -> tuple[str, list[tuple[int, str, str]]]:
+def add_up(pieces: Sequence[str | ToolCallDelta]) -> tuple[str, list[tuple[int, str, str]]]:
     content, calls = "", list[tuple[int, str, str]]()
     for piece in pieces:
         if isinstance(piece, str):
@@ -226,7 +226,7 @@ class Fast:
     def encode_prompt(self, prompt: Any, *, chat_template: bool = True, tools: Any = ()) -> list[int]:
         return self.encode(prompt)
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(token_ids))
         return text
 
@@ -505,7 +505,7 @@ def test_a_random_model_calls_functions(engine: outrider.Engine, choice: Any) ->
 def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    def recorded(*given: Any, **more: Any) -> Source:
+    def recorded(*given: Any, **more: Any) -> GrammarSource:
         made.append(more)
         return source_of_calls(*given, **more)
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,7 +30,7 @@ from outrider.errors import DeviceError, OptionError, OutriderError
 from outrider.models.calls import submit
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Chunk, Draft, Drafter
-from outrider_bench.traces.timeline import Span, Timeline, read_timeline, summarise
+from outrider_bench.traces.timeline import Timeline, TraceSpan, read_timeline, summarise
 from toys import in_threads, load_toy
 
 pytestmark = pytest.mark.any_format
@@ -407,7 +407,7 @@ class Device(FakeBackend):
 
     device = "CPU"
 
-    def submit(self, chunks: Seq[Chunk]) -> Any:
+    def submit(self, chunks: Sequence[Chunk]) -> Any:
         self.began = time.perf_counter()
         return super().submit(chunks)
 
@@ -501,9 +501,9 @@ def test_a_trace_without_a_round_is_not_drawn(
 
 
 def test_gaps_are_those_within_a_draft() -> None:
-    proposals = [Span("host", "host", "propose", at, at + 1.0) for at in (0.0, 2.0, 4.0)]
+    proposals = [TraceSpan("host", "host", "propose", at, at + 1.0) for at in (0.0, 2.0, 4.0)]
     calls = [(0.0, 0.25), (0.5, 1.0), (1.5, 1.75), (2.0, 2.5), (3.0, 3.5), (4.125, 4.25)]
-    drafts = [Span("draft: CPU", "device", "draft", began, ended) for began, ended in calls]
+    drafts = [TraceSpan("draft: CPU", "device", "draft", began, ended) for began, ended in calls]
     timeline = Timeline(sorted([*proposals, *drafts], key=lambda span: span.began), is_whole=True)
     assert summarise(timeline)["gap_milliseconds"] == 250
 

@@ -15,7 +15,7 @@ from outrider.drafters import DraftModel, Ngram
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
-from outrider.types import Draft, Drafter, Noise, Outcome, Rows, Sequence
+from outrider.types import Draft, Drafter, Noise, Outcome, Rows, TokenSequence
 from outrider_bench.modes.ours import Shuffled
 
 VOCAB_SIZE = 6
@@ -26,7 +26,7 @@ CONFIG = GenerationConfig(temperature=1.0, max_new_tokens=60)
 class RecordingNoise(Noise):
     """Records the rounds in which each number was used. The length of the sequence identifies a round."""
 
-    sequence: Sequence = field(default_factory=lambda: Sequence([], 0))
+    sequence: TokenSequence = field(default_factory=lambda: TokenSequence([], 0))
     rounds: dict[float, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     def uniforms(self, position: int, purpose: str, count: int) -> np.ndarray:
@@ -70,14 +70,14 @@ def make_drafter(kind: str) -> Drafter:
 
 
 def run(verifier: Any, drafter: Drafter, seed: int) -> RecordingNoise:
-    sequence = Sequence([1, 2, 3, 1, 2], 5)
+    sequence = TokenSequence([1, 2, 3, 1, 2], 5)
     noise = RecordingNoise(seed, sequence=sequence)
     finish(sequence, verifier, drafter, noise=noise, eos={5} if seed % 2 else set())
     return noise
 
 
 def finish(
-    sequence: Sequence, verifier: Any, drafter: Drafter | None, *, noise: Noise | None = None, eos: Any = ()
+    sequence: TokenSequence, verifier: Any, drafter: Drafter | None, *, noise: Noise | None = None, eos: Any = ()
 ) -> None:
     """Bring an answer to its end."""
     sampler = LogitsSampler(CONFIG, sequence.token_ids)
@@ -132,7 +132,7 @@ def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
 
 def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> None:
     """Every other round uses another drafter's right draft. The draft model must not continue from its own."""
-    plain = Sequence([1, 2, 3], 3)
+    plain = TokenSequence([1, 2, 3], 3)
     finish(plain, Greedy(), None)
 
     def draft_model(kind: type[DraftModel]) -> DraftModel:
@@ -154,7 +154,7 @@ def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> N
                 return drafts
             return [Draft(plain.token_ids[len(sequence) :][: requests[0].limit])]
 
-    sequence = Sequence([1, 2, 3], 3)
+    sequence = TokenSequence([1, 2, 3], 3)
     drafter = draft_model(Interrupted)
     finish(sequence, Greedy(), drafter)
     assert sequence.token_ids == plain.token_ids

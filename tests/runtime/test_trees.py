@@ -5,7 +5,7 @@ token against plain decoding.
 """
 
 import itertools
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -135,7 +135,7 @@ class Planned:
     right: list[bool]
     others: list[list[int]]
 
-    def draft(self, answer: Seq[int]) -> Draft:
+    def draft(self, answer: Sequence[int]) -> Draft:
         token_ids: list[int] = []
         for i, depth in enumerate(Draft(self.parents, parents=self.parents).depths):
             siblings = [token_ids[k] for k in range(i) if self.parents[k] == self.parents[i]]
@@ -152,7 +152,7 @@ def plans(draw: st.DrawFn) -> Planned:
     return Planned(parents, [draw(right) for _ in range(size)], [draw(others) for _ in range(size)])
 
 
-def finish(request: Answer, models: Models, plans: Seq[Planned], answer: Seq[int] = ()) -> Any:
+def finish(request: Answer, models: Models, plans: Sequence[Planned], answer: Sequence[int] = ()) -> Any:
     """All of an answer that must not depend on drafts, with these trees in its rounds, then none."""
     drafts = iter(plans)
     error = None

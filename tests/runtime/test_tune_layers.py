@@ -22,8 +22,8 @@ from outrider.cli import run
 from outrider.errors import BundleError, OptionError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.types import Chunk
-from outrider_bench.layers import Found, _Reader, add_layers, check_name, find_layers, probe_engine, search
-from outrider_bench.prompts import Prompt, Task
+from outrider_bench.layers import DrafterLayers, _Reader, add_layers, check_name, find_layers, probe_engine, search
+from outrider_bench.prompts import BenchPrompt, Task
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +38,18 @@ def layered(original: Bundle, tmp_path: Path) -> Bundle:
 
 
 CONFIG = outrider.Config().replace(cache_size=0.02, ignore_eos=True)
-TASKS = [Task(Prompt(str(i), "all", ""), [30 + i, 31, 32, 33 + i]) for i in range(2)]
+TASKS = [Task(BenchPrompt(str(i), "all", ""), [30 + i, 31, 32, 33 + i]) for i in range(2)]
 
 
 def judged(agreements: dict[range, float], seen: list[range]) -> Any:
     """Runs of layers to leave out agree as said, others not at all; each layer costs a tenth of a pass."""
 
-    def judge(skipped: range) -> Found:
+    def judge(skipped: range) -> DrafterLayers:
         seen.append(skipped)
         agreement = agreements.get(skipped, 0.0)
         layers = tuple(i for i in range(10) if i not in skipped)
         cost = len(layers) / 10
-        return Found(layers, agreement, cost, 1, (1 + agreement) / (1 + cost))
+        return DrafterLayers(layers, agreement, cost, 1, (1 + agreement) / (1 + cost))
 
     return judge
 

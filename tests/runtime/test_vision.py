@@ -5,7 +5,7 @@ import functools
 import io
 import json
 import shutil
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,9 @@ def backend_of(bundle: Bundle, adapters: Adapters | None = None) -> OpenVINOPage
 
 def read(
     backend: OpenVINOPaged,
-    token_ids: Seq[int],
+    token_ids: Sequence[int],
     spans: tuple[Span, ...] = (),
-    pieces: Seq[int] = (),
+    pieces: Sequence[int] = (),
     adapter: str | None = None,
 ) -> NDArray[np.float32]:
     """The logits of the last two tokens, read in pieces of these lengths, and then the rest."""
@@ -109,7 +109,7 @@ def read(
     return rows
 
 
-def embedded(backend: OpenVINOPaged, token_ids: Seq[int]) -> NDArray[np.float32]:
+def embedded(backend: OpenVINOPaged, token_ids: Sequence[int]) -> NDArray[np.float32]:
     """The model's own embeddings of tokens, float32 [n, hidden]."""
     slot = backend.open(len(token_ids) + 8)
     assert slot is not None

@@ -12,7 +12,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
-from outrider.drafters import DraftModel, Intersection, Text, TokenMap, Vocabulary
+from outrider.drafters import DraftModel, DraftVocabulary, Intersection, Text, TokenMap
 from outrider.drafters.translation import Translation
 from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
@@ -33,7 +33,7 @@ def token_map_of(main: list[bytes], draft: list[bytes], shared: bool = True, **o
     return TokenMap(main, ToyTokenizer(draft).encode, np.array(to_draft, dtype=np.int32), **options)
 
 
-def vocabulary_of(way: Way, main: list[bytes], draft: list[bytes]) -> Vocabulary:
+def vocabulary_of(way: Way, main: list[bytes], draft: list[bytes]) -> DraftVocabulary:
     token_map = token_map_of(main, draft, way == "intersection")
     if way == "intersection":
         to_main = [main.index(token) if token in main else -1 for token in draft]
@@ -207,7 +207,7 @@ class Scripted(FakeBackend):
     ("script", "limit", "expected"),
     [
         ([8, 8, 8], 3, [1, 2, 1]),  # "bab" three times, cut to three
-        ([8, 7, 8], 3, [1, 2, 7]),  # nothing behind an end
+        ([8, 7, 8], 3, [1, 2, 7]),  # nothing after an end
         ([9, 9, 9], 3, []),  # a special token that the main model does not have
         ([5, 8, 8], 1, []),  # half a character
     ],

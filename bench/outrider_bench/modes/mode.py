@@ -46,15 +46,15 @@ class Load:
     prompts: list[list[int]]
     at_once: int
 
-    def run(self, decode: Callable[[list[int]], list[int]]) -> Batch:
+    def run(self, decode: Callable[[list[int]], list[int]]) -> AnsweredLoad:
         """Decode them with so many threads. decode: one prompt; returns its new tokens."""
         with ThreadPoolExecutor(self.at_once) as threads:
             began = time.perf_counter()
-            return Batch(list(threads.map(decode, self.prompts)), time.perf_counter() - began)
+            return AnsweredLoad(list(threads.map(decode, self.prompts)), time.perf_counter() - began)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AnsweredLoad:
     """The answers to a `Load`. seconds: from the start of the first to the end of the last."""
 
     token_ids: list[list[int]]
@@ -73,5 +73,5 @@ class BatchMode(Protocol):
     runtime: str
     description: str
 
-    def run(self, load: Load, config: GenerationConfig) -> Batch:
+    def run(self, load: Load, config: GenerationConfig) -> AnsweredLoad:
         """Decode these prompts, so many at a time."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -12,7 +12,7 @@ import numpy as np
 from outrider.config import COPYING, GenerationConfig
 from outrider.drafters import Suffix
 from outrider.engine.engine import Engine
-from outrider.types import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, Sequence
+from outrider.types import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, TokenSequence
 from outrider_bench.modes.mode import Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.setting import describe_runtimes
@@ -77,7 +77,7 @@ class Shuffled(Drafter):
 
     num_assistant_tokens = 8
 
-    def __init__(self, drafters: Seq[Drafter], seed: int = 0) -> None:
+    def __init__(self, drafters: Sequence[Drafter], seed: int = 0) -> None:
         self._drafters = drafters
         self._rng = np.random.default_rng(seed)
 
@@ -86,14 +86,14 @@ class Shuffled(Drafter):
         """Time spent in model calls so far."""
         return sum(drafter.seconds for drafter in self._drafters)
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:
         """Reserve room with all of them; False, without any room, while one has none."""
         if all(drafter.reserve(sequence, max_tokens, num_cached) for drafter in self._drafters):
             return True
         self.release(sequence)
         return False
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request, of a random length up to its limit, from a random drafter."""
         drafts = [NO_DRAFT] * len(requests)
         chosen = self._rng.integers(len(self._drafters) + 1, size=len(requests))
@@ -105,12 +105,12 @@ class Shuffled(Drafter):
                 drafts[i] = draft
         return drafts
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Pass on to all of them."""
         for drafter in self._drafters:
             drafter.observe(sequence, committed)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Release a sequence with all of them."""
         for drafter in self._drafters:
             drafter.release(sequence)

@@ -20,7 +20,7 @@ _FOLDER = Path(str(importlib.resources.files("outrider_bench"))) / "prompts"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """A user's message, with a name and a category for reports.
 
     references: texts that the answer may quote from, for drafters that read them.
@@ -36,16 +36,16 @@ class Prompt:
 class Task:
     """A prompt with its token ids."""
 
-    prompt: Prompt
+    prompt: BenchPrompt
     token_ids: list[int]
 
 
-def encode_prompts(prompts: list[Prompt], tokenizer: TextTokenizer) -> list[Task]:
+def encode_prompts(prompts: list[BenchPrompt], tokenizer: TextTokenizer) -> list[Task]:
     """Encode prompts. All modes get the same token ids."""
     return [Task(prompt, tokenizer.encode_prompt(prompt.text)) for prompt in prompts]
 
 
-def read_prompts(path: str | Path | None = None, per_category: int | None = None) -> list[Prompt]:
+def read_prompts(path: str | Path | None = None, per_category: int | None = None) -> list[BenchPrompt]:
     """Prompts from a JSON Lines file, or those that ship with Outrider: "default", or None, "grounded" and "long".
 
     Each line is an object with `turns`, a list of messages of which the first is used, or `prompt`, a text; and
@@ -74,7 +74,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     return chosen
 
 
-def _behind_documents(grounded: list[Prompt]) -> list[Prompt]:
+def _behind_documents(grounded: list[BenchPrompt]) -> list[BenchPrompt]:
     """The same questions, with more and more other documents in the prompt before their own."""
     documents = [document for prompt in grounded for document in prompt.references]
     prompts = []
@@ -82,11 +82,11 @@ def _behind_documents(grounded: list[Prompt]) -> list[Prompt]:
         for i, prompt in enumerate(grounded):
             others = [documents[(i + k) % len(documents)] for k in range(count - 1, 0, -1)]
             text = "\n\n".join([*others, prompt.text])
-            prompts.append(Prompt(f"{prompt.id}-{count}", f"{count} documents", text))
+            prompts.append(BenchPrompt(f"{prompt.id}-{count}", f"{count} documents", text))
     return prompts
 
 
-def _read_prompt(line: str, source: str, number: str) -> Prompt:
+def _read_prompt(line: str, source: str, number: str) -> BenchPrompt:
     with reading(source):
         record: dict[str, Any] = json.loads(line)
         try:
@@ -99,4 +99,4 @@ def _read_prompt(line: str, source: str, number: str) -> Prompt:
         if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
             raise OptionError(f"{source} has 'references' that are not a list of texts.")
         category = str(record.get("category", "all"))
-        return Prompt(str(record.get("id", number)), category, text, tuple(references))
+        return BenchPrompt(str(record.get("id", number)), category, text, tuple(references))

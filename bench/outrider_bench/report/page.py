@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -27,7 +26,7 @@ def times(ratio: float | None) -> str:
     return f"{ratio:.2f}×" if ratio else "-"
 
 
-def span(interval: Seq[float] | None) -> str:
+def span(interval: Sequence[float] | None) -> str:
     """An interval; "-" for none, "wide" if it is too wide to be useful, as of two repeats."""
     if not interval:
         return "-"
@@ -238,18 +237,18 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
     return f"<ul class=legend>{marks}</ul>"
 
 
-def _notes(title: str, sentences: Seq[str]) -> str:
+def _notes(title: str, sentences: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
     return f"<h2>{escape(title)}</h2><ul>{items}</ul>"
 
 
-def _table(columns: Seq[str], rows: Rows) -> str:
+def _table(columns: Sequence[str], rows: Rows) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _markdown_table(columns: Seq[str], rows: Rows) -> list[str]:
+def _markdown_table(columns: Sequence[str], rows: Rows) -> list[str]:
     return [
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_bench.report.svg import Canvas
@@ -15,12 +14,12 @@ PARTS = {"draft": "drafting", "check": "target passes", "host": "all else on the
 _TICKS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 16.0)
 
 
-def colour(modes: Seq[str], mode: str) -> str:
+def colour(modes: Sequence[str], mode: str) -> str:
     """A mode's colour, as a class of the style sheet; the same in all plots."""
     return f"s{modes.index(mode) % NUM_COLOURS}"
 
 
-def plot_ratios(rows: Seq[Mapping[str, Any]], modes: Seq[str], reference: str, figure: str) -> str:
+def plot_ratios(rows: Sequence[Mapping[str, Any]], modes: Sequence[str], reference: str, figure: str) -> str:
     """Bars from 1 to the right for faster and to the left for slower, on a logarithmic scale, by category.
 
     figure: "speed_up", with whiskers for its interval where there is one, or "end_to_end".
@@ -68,7 +67,7 @@ def plot_ratios(rows: Seq[Mapping[str, Any]], modes: Seq[str], reference: str, f
     return canvas.markup(f"{figure} against {reference}, by category and mode")
 
 
-def plot_acceptance(profile: Mapping[str, Mapping[str, Any]], modes: Seq[str]) -> str:
+def plot_acceptance(profile: Mapping[str, Mapping[str, Any]], modes: Sequence[str]) -> str:
     """For each mode, the share of drafts whose token at a position was accepted."""
     shown = {mode: one["accepted_by_position"] for mode, one in profile.items() if one["accepted_by_position"]}
     if not shown:
@@ -121,7 +120,7 @@ def plot_time(profile: Mapping[str, Mapping[str, Any]]) -> str:
     return canvas.markup("milliseconds of decoding per token: drafting, target passes, host")
 
 
-def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_draft: float) -> str:
+def plot_lengths(mode: str, one: Mapping[str, Any], modes: Sequence[str], longest_draft: float) -> str:
     """A mode's mean draft length, round by round, and the accepted part of it.
 
     Over answers with so many rounds, while these are at least a third of all. longest_draft: where the scale ends.
@@ -131,7 +130,7 @@ def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_dra
     width, height, left, top, bottom = 430.0, 150.0, 34.0, 22.0, 34.0
     canvas = Canvas(width, height)
 
-    def points(values: Seq[float]) -> list[tuple[float, float]]:
+    def points(values: Sequence[float]) -> list[tuple[float, float]]:
         """The edges of steps, one per round."""
         wide = (width - left - 12) / num_rounds
         return [(left + (i + edge) * wide, y(value)) for i, value in enumerate(values[:num_rounds]) for edge in (0, 1)]
@@ -153,9 +152,9 @@ def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_dra
     return canvas.markup(f"draft length over rounds, {mode}")
 
 
-def _interval(row: Mapping[str, Any], figure: str) -> Seq[float] | None:
+def _interval(row: Mapping[str, Any], figure: str) -> Sequence[float] | None:
     """A speed-up's interval, cut to what can be drawn. Two repeats may give a very wide one."""
-    interval: Seq[float] | None = row.get(f"{figure}_interval")
+    interval: Sequence[float] | None = row.get(f"{figure}_interval")
     if not interval:
         return None
     return max(interval[0], row[figure] / 2), min(interval[1], row[figure] * 2)

@@ -7,20 +7,19 @@ the two ran one after the other. Repeats give the median, prompts the geometric 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from outrider_bench.modes.mode import Run
 from outrider_bench.prompts import Task
 from outrider_bench.report.spread import geometric_mean, median_and_range, median_ratio, quartiles, ratio_interval
-from outrider_bench.runs.measure import Record
+from outrider_bench.runs.measure import RunRecord
 
 # For each prompt's number and mode, its runs by repeat.
 Runs = dict[tuple[int, str], dict[int, "Run"]]
 
 
-def collect(records: Iterable[Record]) -> Runs:
+def collect(records: Iterable[RunRecord]) -> Runs:
     """The runs that did not fail."""
     runs: Runs = {}
     for record in records:
@@ -29,7 +28,7 @@ def collect(records: Iterable[Record]) -> Runs:
     return runs
 
 
-def summarize_prompts(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> list[dict[str, Any]]:
+def summarize_prompts(runs: Runs, tasks: Sequence[Task], modes: Sequence[str], reference: str) -> list[dict[str, Any]]:
     """For each prompt and mode, medians over its repeats, their smallest and largest, and ratios to the reference.
 
     speed_up: of decoded tokens per second; end_to_end: of the seconds per token of whole requests, reading the prompt
@@ -72,7 +71,7 @@ def summarize_prompts(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: 
     return rows
 
 
-def summarize(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> list[dict[str, Any]]:
+def summarize(runs: Runs, tasks: Sequence[Task], modes: Sequence[str], reference: str) -> list[dict[str, Any]]:
     """For each mode and category, and for "all": medians over prompts with quartiles, and geometric means of ratios.
 
     slowest: the worst prompt's speed_up; identical: of num_prompts, how many had the reference's tokens. Intervals are
@@ -111,7 +110,7 @@ def summarize(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> 
     return rows
 
 
-def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
+def profile(runs: Runs, modes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Statistics of our own modes' rounds.
 
     accepted_by_position: the share of drafts whose token at this position was accepted. drafted_by_round and
@@ -176,13 +175,13 @@ def _repeat_interval(
     return ratio_interval(means)
 
 
-def _columns(lists: Seq[Seq[float]]) -> list[list[float]]:
+def _columns(lists: Sequence[Sequence[float]]) -> list[list[float]]:
     """The first numbers of all lists, then the second ones of all lists that are long enough, and so on."""
     longest = max(map(len, lists))
     return [[values[i] for values in lists if i < len(values)] for i in range(longest)]
 
 
-def _shares(runs: Seq[Run]) -> dict[str, float]:
+def _shares(runs: Sequence[Run]) -> dict[str, float]:
     """Acceptance, and shares of decoding time, over all runs of a mode; empty for modes without statistics."""
     if not all(run.stats for run in runs):
         return {}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.config import GenerationConfig
@@ -17,7 +16,7 @@ FEWEST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """One run of a prompt in a mode, or the error instead. number: the prompt's."""
 
     number: int
@@ -32,7 +31,7 @@ class Record:
         return self.number, self.mode, self.repeat
 
 
-class Budget:
+class TimeBudget:
     """A time budget from now on, and the time that prompts took so far.
 
     clock: returns seconds; tests use another one.
@@ -71,7 +70,7 @@ class Budget:
         self._num_prompts += 1
 
 
-def layers(tasks: Seq[Task], repeats: int) -> list[list[tuple[int, int]]]:
+def layers(tasks: Sequence[Task], repeats: int) -> list[list[tuple[int, int]]]:
     """The order of runs, as layers of (prompt's number, repeat), with one prompt of every category each.
 
     All prompts run once before any runs again. So a measurement that ends between two layers covers all categories
@@ -88,7 +87,7 @@ def layers(tasks: Seq[Task], repeats: int) -> list[list[tuple[int, int]]]:
     ]
 
 
-def warm_up(modes: Seq[Mode], tasks: Seq[Task], config: GenerationConfig) -> float:
+def warm_up(modes: Sequence[Mode], tasks: Sequence[Task], config: GenerationConfig) -> float:
     """Run the first prompt in every mode, uncounted, because first calls of a shape compile kernels. Returns seconds.
 
     Errors are ignored here. They occur again, and are reported, in the measurement.
@@ -100,15 +99,15 @@ def warm_up(modes: Seq[Mode], tasks: Seq[Task], config: GenerationConfig) -> flo
 
 
 def measure(
-    modes: Seq[Mode],
-    tasks: Seq[Task],
+    modes: Sequence[Mode],
+    tasks: Sequence[Task],
     config: GenerationConfig,
     repeats: int = 1,
     *,
-    done: Seq[Record] = (),
-    record: Callable[[Record], None] = lambda _: None,
-    budget: Budget | None = None,
-) -> list[Record]:
+    done: Sequence[RunRecord] = (),
+    record: Callable[[RunRecord], None] = lambda _: None,
+    budget: TimeBudget | None = None,
+) -> list[RunRecord]:
     """Run every prompt in every mode, interleaved, so that a machine that slows down slows all of them.
 
     done: earlier records, which come first in the result. record: called with each new one. budget: ends the
@@ -142,12 +141,14 @@ def measure(
     return records
 
 
-def _run(mode: Mode, tasks: Seq[Task], number: int, repeat: int, config: GenerationConfig) -> tuple[Record, bool]:
+def _run(
+    mode: Mode, tasks: Sequence[Task], number: int, repeat: int, config: GenerationConfig
+) -> tuple[RunRecord, bool]:
     """A run, and whether its process died."""
     task = tasks[number]
     if task.prompt.references and mode.runtime == "outrider":  # other runtimes do not read them
         config = config.replace(references=task.prompt.references)
     try:
-        return Record(number, mode.name, repeat, mode.run(task.token_ids, config)), False
+        return RunRecord(number, mode.name, repeat, mode.run(task.token_ids, config)), False
     except RunFailed as error:
-        return Record(number, mode.name, repeat, None, str(error)), error.died
+        return RunRecord(number, mode.name, repeat, None, str(error)), error.died

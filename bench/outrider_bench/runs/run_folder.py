@@ -20,7 +20,7 @@ from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.system.files import FAULTS, shown, why
 from outrider_bench.modes.mode import Run
-from outrider_bench.runs.measure import Record
+from outrider_bench.runs.measure import RunRecord
 
 
 class RunFolder:
@@ -35,7 +35,7 @@ class RunFolder:
     def __init__(self, path: str | Path, setting: dict[str, Any]) -> None:
         self.path = user_path(path)
         self.setting: dict[str, Any] = json.loads(json.dumps(setting))
-        self.records: list[Record] = []
+        self.records: list[RunRecord] = []
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if self._setting_path.exists():
@@ -61,7 +61,7 @@ class RunFolder:
         self.setting["chosen"] = self.chosen | options
         self._write_setting()
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RunRecord) -> None:
         """Append one run to the file."""
         with self._runs_path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(asdict(record)) + "\n")
@@ -87,7 +87,7 @@ class RunFolder:
                     f"{_shown(value)}. Choose another folder, or delete it."
                 )
 
-    def _read(self) -> list[Record]:
+    def _read(self) -> list[RunRecord]:
         """The runs so far. A line that a crash cut off is removed."""
         if not self._runs_path.exists():
             return []
@@ -99,7 +99,7 @@ class RunFolder:
         for line in whole.decode().splitlines():
             fields = json.loads(line)
             fields["run"] = Run(**fields["run"]) if fields["run"] else None
-            records.append(Record(**fields))
+            records.append(RunRecord(**fields))
         return records
 
 

@@ -1,7 +1,7 @@
 """Engines in processes of their own, so that no two runtimes share memory, threads or a crash.
 
 Modes that share an engine share a worker. Workers wait while another runs. The parent sends (mode's name, prompt,
-config) through a pipe and gets a `Run`, a `Batch` or a `_Failure` back; an engine's output goes to a file.
+config) through a pipe and gets a `Run`, a `AnsweredLoad` or a `_Failure` back; an engine's output goes to a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from outrider.config import GenerationConfig
 from outrider.errors import DeviceWarning, OptionError, OutriderError, one_line
 from outrider_bench.modes.make import load_modes
-from outrider_bench.modes.mode import Batch, Run
+from outrider_bench.modes.mode import AnsweredLoad, Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.setup import Setup
 
@@ -52,7 +52,7 @@ class _Failure:
         return cls(kind + one_line(error), isinstance(error, OptionError))
 
 
-class Worker:
+class BenchWorker:
     """A process with one engine and the modes that use it.
 
     log: a file for its output. load: makes its modes, for one prompt or several at a time. The process starts when it
@@ -102,7 +102,7 @@ class Worker:
             warnings.warn(message, DeviceWarning, stacklevel=2)
 
     def run(self, name: str, prompt: Any, config: GenerationConfig) -> Any:
-        """Decode in a mode: a prompt for a `Run`, or several at a time for a `Batch`.
+        """Decode in a mode: a prompt for a `Run`, or several at a time for a `AnsweredLoad`.
 
         Raises:
             OptionError: when the mode cannot follow these options.
@@ -154,12 +154,12 @@ class RemoteMode:
 
     num_parallel = 1
 
-    def __init__(self, name: str, worker: Worker) -> None:
+    def __init__(self, name: str, worker: BenchWorker) -> None:
         self.name, self.worker = name, worker
         self.runtime, self.description, self.trial = worker.descriptions[name]
 
     def run(self, prompt: Any, config: GenerationConfig) -> Any:
-        """As `Worker.run`."""
+        """As `BenchWorker.run`."""
         return self.worker.run(self.name, prompt, config)
 
 
@@ -170,7 +170,7 @@ def start_workers(
     """The modes of these names, each engine in a process of its own; all of them end with the block.
 
     logs: a folder for the workers' output. failed: called with the name of a mode that cannot be loaded, and the
-    reason. load: as in `Worker`.
+    reason. load: as in `BenchWorker`.
 
     Raises:
         OptionError: for an invalid mode.
@@ -178,7 +178,7 @@ def start_workers(
     workers = {}
     for label in dict.fromkeys(ModeName.parse(name).worker for name in names):
         mine = [name for name in names if ModeName.parse(name).worker == label]
-        workers[label] = Worker(mine, setup, logs / f"{label}.log", load)
+        workers[label] = BenchWorker(mine, setup, logs / f"{label}.log", load)
     try:
         modes: dict[str, RemoteMode] = {}
         for worker in workers.values():
@@ -215,7 +215,7 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str, loa
         except _NO_ANSWER:
             return
         try:
-            answer: Run | Batch | _Failure = modes[name].run(prompt, config)
+            answer: Run | AnsweredLoad | _Failure = modes[name].run(prompt, config)
         except Exception as error:
             answer = _Failure.of(error)
         connection.send(answer)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.errors import OptionError
 from outrider_bench.report.svg import Canvas
-from outrider_bench.traces.timeline import Span, Timeline
+from outrider_bench.traces.timeline import Timeline, TraceSpan
 
 WIDTH = 1160.0
 _LEFT, _RIGHT, _TOP = 104.0, 16.0, 16.0
 _BAR, _GAP = 30.0, 12.0
-_TOKEN = 9.0  # a token's square and the space behind it
+_TOKEN = 9.0  # a token's square and the space after it
 _KINDS = {  # of spans, by name: the class of the style sheet, and what the legend says; in the legend's order
     "check": ("check", "main model verifies"),
     "draft": ("draft", "draft model drafts a token"),
@@ -68,7 +68,7 @@ def draw_timeline(timeline: Timeline, *, first: int = 1, count: int = 8) -> str:
     return canvas.markup(f"rounds {first} to {last} of a trace: what devices and host did", _STYLE)
 
 
-def _lanes(spans: Seq[Span], kind: str) -> list[str]:
+def _lanes(spans: Sequence[TraceSpan], kind: str) -> list[str]:
     return sorted({span.lane for span in spans if span.kind == kind}, key=lambda lane: (lane[:4] != "main", lane))
 
 
@@ -93,14 +93,14 @@ class _Drawing:
             self._canvas.line(x, _TOP - 8, x, bottom, "grid")
             self._canvas.text(x, bottom + 8, f"{tick} ms" if not tick else str(tick), "middle", "small")
 
-    def span(self, span: Span, y: float) -> None:
+    def span(self, span: TraceSpan, y: float) -> None:
         """What a lane at y shows: of a request its rounds, else bars; the host's waiting stays blank."""
         if span.name == "round":
             self._round(span, y)
         elif span.name in _KINDS and span.kind != "request":
             self._bar(span, y)
 
-    def _bar(self, span: Span, y: float) -> None:
+    def _bar(self, span: TraceSpan, y: float) -> None:
         x, kind = self.x(span.began), _KINDS[span.name][0]
         width = self.x(span.ended) - x
         figures = ", ".join(f"{name} {value}" for name, value in span.args.items())
@@ -113,7 +113,7 @@ class _Drawing:
             rows = span.args["rows"]
             self._canvas.text(x + width / 2, y + _BAR / 2, "1 row" if rows == 1 else f"{rows} rows", "middle", "light")
 
-    def _round(self, span: Span, y: float) -> None:
+    def _round(self, span: TraceSpan, y: float) -> None:
         """A request's round: its draft tokens, kept or rejected, and the main model's own."""
         drafted, accepted, tokens = (span.args[name] for name in ("drafted", "accepted", "tokens"))
         x, width = self.x(span.began), self.x(span.ended) - self.x(span.began)

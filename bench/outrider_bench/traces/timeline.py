@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 
 
 @dataclass(slots=True)
-class Span:
+class TraceSpan:
     """Something that took time, in seconds from the trace's begin.
 
     kind: "device", "host" or "request". depth: how many others of its lane it lies in. args: its figures.
@@ -48,15 +47,15 @@ class Span:
 class Timeline:
     """A trace's spans in the order in which they began, and whether it has its end."""
 
-    spans: list[Span]
+    spans: list[TraceSpan]
     is_whole: bool
 
-    def of(self, kind: str, *names: str) -> list[Span]:
+    def of(self, kind: str, *names: str) -> list[TraceSpan]:
         """Those of a kind, and of these names if any are given."""
         return [span for span in self.spans if span.kind == kind and (not names or span.name in names)]
 
     @property
-    def rounds(self) -> list[Span]:
+    def rounds(self) -> list[TraceSpan]:
         """The rounds of all requests, as they ended."""
         return sorted(self.of("request", "round"), key=lambda span: span.ended)
 
@@ -121,7 +120,7 @@ class _Check(msgspec.Struct):
     rows: _Count
 
 
-def _spans(events: Seq[_Event]) -> list[Span]:
+def _spans(events: Sequence[_Event]) -> list[TraceSpan]:
     """Spans from events; what has not ended ends with the last event.
 
     Raises:
@@ -129,7 +128,7 @@ def _spans(events: Seq[_Event]) -> list[Span]:
     """
     lanes: dict[tuple[int, int], str] = {}
     names: dict[str, int] = defaultdict(int)
-    opened: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    opened: dict[tuple[int, int], list[TraceSpan]] = defaultdict(list)
     found = []
     last = max(event.ts + event.dur for event in events) / 1e6
     for event in events:
@@ -139,9 +138,9 @@ def _spans(events: Seq[_Event]) -> list[Span]:
             names[name] += 1
             lanes[key] = name if names[name] == 1 else f"{name} {names[name]}"
         elif event.ph == "X":
-            found.append(Span(lanes[key], event.cat, event.name, at, (event.ts + event.dur) / 1e6, event.args))
+            found.append(TraceSpan(lanes[key], event.cat, event.name, at, (event.ts + event.dur) / 1e6, event.args))
         elif event.ph == "B":
-            span = Span(lanes[key], event.cat, event.name, at, last, event.args)
+            span = TraceSpan(lanes[key], event.cat, event.name, at, last, event.args)
             opened[key].append(span)
             found.append(span)
         elif event.ph == "E" and opened[key]:
@@ -149,7 +148,7 @@ def _spans(events: Seq[_Event]) -> list[Span]:
             span.ended = at
             span.args |= event.args
     found.sort(key=lambda span: (span.began, -span.ended))
-    around: dict[str, list[Span]] = defaultdict(list)
+    around: dict[str, list[TraceSpan]] = defaultdict(list)
     for span in found:
         outer = around[span.lane]
         while outer and outer[-1].ended <= span.began:
@@ -196,7 +195,7 @@ def summarise(timeline: Timeline) -> dict[str, Any]:
 
 def _devices(timeline: Timeline, total: float) -> dict[str, dict[str, Any]]:
     """Of each device's lane, the calls within rounds."""
-    calls: dict[str, list[Span]] = defaultdict(list)
+    calls: dict[str, list[TraceSpan]] = defaultdict(list)
     busy: dict[str, float] = defaultdict(float)
     for seconds, active in _stretches([*timeline.rounds, *timeline.of("device")]):
         if any(span.kind == "request" for span in active):
@@ -227,11 +226,11 @@ def _gaps(timeline: Timeline) -> list[float]:
     return found
 
 
-def _stretches(spans: Seq[Span]) -> Iterator[tuple[float, list[Span]]]:
+def _stretches(spans: Sequence[TraceSpan]) -> Iterator[tuple[float, list[TraceSpan]]]:
     """Seconds in which the same spans go on, and which."""
     long = [(i, span) for i, span in enumerate(spans) if span.ended > span.began]
     edges = sorted([(span.began, 1, i) for i, span in long] + [(span.ended, 0, i) for i, span in long])
-    active: dict[int, Span] = {}
+    active: dict[int, TraceSpan] = {}
     before = 0.0
     for at, begins, i in edges:
         if at > before and active:

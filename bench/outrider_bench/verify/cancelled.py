@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ class Wrong:
     num_cached_tokens: int
 
 
-def known_answers(engine: Engine, prompts: Seq[list[int] | Prompt], **options: Any) -> list[Known]:
+def known_answers(engine: Engine, prompts: Sequence[list[int] | Prompt], **options: Any) -> list[Known]:
     """Each prompt's answer by plain decoding, with these options."""
     found = []
     for prompt in prompts:
@@ -49,8 +48,8 @@ def known_answers(engine: Engine, prompts: Seq[list[int] | Prompt], **options: A
 
 def cancel_and_compare(
     engine: Engine,
-    known: Seq[Known],
-    drafters: Seq[str | None],
+    known: Sequence[Known],
+    drafters: Sequence[str | None],
     num_cancels: int,
     seed: int,
     advance: Callable[[], None] = lambda: None,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -26,12 +25,12 @@ from outrider.inputs.audio import log_mel
 from outrider.models.tuning.measure.readings import compare_readings, compare_states, read
 from outrider.models.tuning.measure.slots import Adapted
 from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.types import Backend, Source
+from outrider.types import Backend, EncoderSource
 from outrider.types import Prompt as Input
 from outrider_bench.modes.make import make_modes
 from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import BenchPrompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from outrider_bench.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 
@@ -57,11 +56,11 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CertifiedRuntime:
     """A runtime: plain decoding, and the modes that must not differ from it."""
 
     plain: Mode
-    modes: Seq[Mode]
+    modes: Sequence[Mode]
 
     @property
     def name(self) -> str:
@@ -69,15 +68,15 @@ class Subject:
         return self.plain.runtime
 
 
-def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
+def our_subject(engine: Engine, modes: Sequence[str] = ()) -> CertifiedRuntime:
     """Outrider: these modes, or every drafter at several lengths, and drafter and length at random every round."""
     loaded = [name for name in engine.bundled_drafters if name in engine.drafters]
     own = [f"{drafter}:{length}" for drafter in (*loaded, *COPYING) for length in LENGTHS]
     plain, *made = make_modes(["plain", *(modes or [*own, "auto", "shuffled:8", "shuffled:3"])], engine)
-    return Subject(plain, made)
+    return CertifiedRuntime(plain, made)
 
 
-def genai_subject(engine: Engine) -> Subject:
+def genai_subject(engine: Engine) -> CertifiedRuntime:
     """openvino-genai on the same files: draft model, if there is one, and prompt lookup."""
     same = [
         drafter
@@ -86,7 +85,7 @@ def genai_subject(engine: Engine) -> Subject:
     ]
     kinds = ("genai-draft", "genai-ngram") if same else ("genai-ngram",)
     plain, *modes = make_modes(["genai", *(f"{kind}:{length}" for kind in kinds for length in LENGTHS)], engine)
-    return Subject(plain, modes)
+    return CertifiedRuntime(plain, modes)
 
 
 def main_of(engine: Engine) -> Backend:
@@ -115,7 +114,11 @@ def _same_bits(name: str, differences: dict[str, float], context: int) -> Check:
 
 
 def check_greedy(
-    subject: Subject, engine: Engine, prompts: Seq[Prompt], max_new_tokens: int, advance: Callable[[], None]
+    subject: CertifiedRuntime,
+    engine: Engine,
+    prompts: Sequence[BenchPrompt],
+    max_new_tokens: int,
+    advance: Callable[[], None],
 ) -> Check:
     """Whether greedy text is that of plain decoding in every mode.
 
@@ -125,7 +128,11 @@ def check_greedy(
 
 
 def check_coupled(
-    subject: Subject, engine: Engine, prompts: Seq[Prompt], max_new_tokens: int, advance: Callable[[], None]
+    subject: CertifiedRuntime,
+    engine: Engine,
+    prompts: Sequence[BenchPrompt],
+    max_new_tokens: int,
+    advance: Callable[[], None],
 ) -> Check:
     """`check_greedy` for text sampled at temperature 0.7 and top-p 0.9, with two seeds. `advance`: twice as often."""
     settings = [COUPLED | {"seed": seed} for seed in (0, 1)]
@@ -133,7 +140,7 @@ def check_coupled(
 
 
 def check_cancelled(
-    engine: Engine, prompts: Seq[Prompt], num_cancels: int, max_new_tokens: int, advance: Callable[[], None]
+    engine: Engine, prompts: Sequence[BenchPrompt], num_cancels: int, max_new_tokens: int, advance: Callable[[], None]
 ) -> Check:
     """Whether answers after cancelled ones are those of plain decoding. advance: called after each of `num_cancels`."""
     options = {"max_new_tokens": min(_CANCELLED_TOKENS, max_new_tokens), "adapter": engine.config.generation.adapter}
@@ -154,11 +161,11 @@ def check_cancelled(
 
 
 def _check_identity(
-    subject: Subject,
+    subject: CertifiedRuntime,
     engine: Engine,
     name: str,
-    prompts: Seq[Prompt],
-    settings: Seq[dict[str, Any]],
+    prompts: Sequence[BenchPrompt],
+    settings: Sequence[dict[str, Any]],
     max_new_tokens: int,
     advance: Callable[[], None],
 ) -> Check:
@@ -190,7 +197,7 @@ def _check_identity(
     return Check(name, not differing, detail, {"num_runs": len(jobs), "differing": differing}, subject.name)
 
 
-def _encode(engine: Engine, prompt: Prompt) -> list[int] | Input:
+def _encode(engine: Engine, prompt: BenchPrompt) -> list[int] | Input:
     """The input of a mode: the prompt's tokens, for an encoder cut to its context.
 
     Audio models get noise, seeded by the prompt's id: answers are only compared with each other.
@@ -210,7 +217,7 @@ def _encode(engine: Engine, prompt: Prompt) -> list[int] | Input:
         hop_length=audio.hop_length,
     )
     begin = [*encoder.begin_token_ids, *list(audio.languages.values())[:1], *list(audio.tasks.values())[:1]]
-    return Input([*begin, audio.no_timestamps_token_id], source=Source.of_audio(features))
+    return Input([*begin, audio.no_timestamps_token_id], source=EncoderSource.of_audio(features))
 
 
 def _run(mode: Mode, prompt: list[int] | Input, config: GenerationConfig) -> Run:
@@ -222,7 +229,7 @@ def _run(mode: Mode, prompt: list[int] | Input, config: GenerationConfig) -> Run
 class _Job:
     """A prompt to run in a mode, with the result of plain decoding alone."""
 
-    prompt: Prompt
+    prompt: BenchPrompt
     token_ids: list[int] | Input
     config: GenerationConfig
     plain: list[int]
@@ -232,7 +239,7 @@ class _Job:
         return _run(self.mode, self.token_ids, self.config)
 
 
-def _in_parallel(num_parallel: int, runs: Seq[Callable[[], Run]]) -> Iterator[Run]:
+def _in_parallel(num_parallel: int, runs: Sequence[Callable[[], Run]]) -> Iterator[Run]:
     """The runs, in order. Ours run together, so that batches are checked, too."""
     pool = ThreadPoolExecutor(num_parallel)
     try:
@@ -250,7 +257,7 @@ def _first_difference(engine: Engine, prompt: list[int] | Input, plain: list[int
         if isinstance(prompt, Input):
             begin, source = list(prompt.token_ids), prompt.source
         elif encoder is not None:
-            begin, source = list(encoder.begin_token_ids), Source.of_text(prompt)
+            begin, source = list(encoder.begin_token_ids), EncoderSource.of_text(prompt)
         else:
             begin, source = prompt, None
         context = [*begin, *plain[:at]]

@@ -7,7 +7,7 @@ import dataclasses
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError
 from outrider.models.tuning.measure.readings import TAIL, longest_certified
-from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import BenchPrompt
 
 CONTEXT = 256  # tokens that the check batching reads
 NUM_NEW_TOKENS = 48
@@ -18,7 +18,7 @@ def fit_answers(engine: Engine) -> int:
     return min(NUM_NEW_TOKENS, engine.max_tokens // 2)
 
 
-def fit_prompts(engine: Engine, prompts: list[Prompt], max_new_tokens: int) -> tuple[list[Prompt], int]:
+def fit_prompts(engine: Engine, prompts: list[BenchPrompt], max_new_tokens: int) -> tuple[list[BenchPrompt], int]:
     """Prompts whose texts are cut where they and their answers do not fit in the context; and how many are cut.
 
     Raises:

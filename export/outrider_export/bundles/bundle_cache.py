@@ -1,7 +1,7 @@
 """A cache of bundles, by a key of everything that they are made of.
 
 In the folder `bundles`, each has a folder named after it and its key, my-model-1f3870be274f, and beside that a file of
-the same name with .json behind it: what it was made of. That file's time is the bundle's last use. A bundle is written
+the same name with .json after it: what it was made of. That file's time is the bundle's last use. A bundle is written
 to a folder with a leading dot and renamed when it is complete, and before it is deleted, so that nobody sees a part of
 one. A lock, one for a key, lets one process make it while others wait; the system frees it when a process ends, however
 it does. What a killed process left behind is deleted by the next that makes something.
@@ -46,7 +46,7 @@ _UNFINISHED = ".partial"
 _DELETED = ".deleted"
 
 
-class Source(msgspec.Struct, frozen=True):
+class CachedSource(msgspec.Struct, frozen=True):
     """The source of a bundle's model. name: a path or a hub id. content: a hash, or for a hub id the commit."""
 
     role: str  # "main" or "draft"
@@ -56,7 +56,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct):
-    sources: tuple[Source, ...]
+    sources: tuple[CachedSource, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Entry:
     """A cached bundle. last_used: seconds since 1970."""
 
     folder: Path
-    sources: tuple[Source, ...]  # empty if unknown
+    sources: tuple[CachedSource, ...]  # empty if unknown
     last_used: float
 
     @property
@@ -89,7 +89,7 @@ class BundleCache:
         self,
         title: str,
         key: Mapping[str, Any],
-        sources: tuple[Source, ...],
+        sources: tuple[CachedSource, ...],
         make: Callable[[Path], Bundle],
         progress: Progress,
     ) -> Bundle:
@@ -139,7 +139,7 @@ class BundleCache:
         self._touch(folder, None)
         return bundle
 
-    def recorded(self, name: str) -> Source | None:
+    def recorded(self, name: str) -> CachedSource | None:
         """The source of this name that was exported last."""
         of_name = [source for entry in self.entries() for source in entry.sources if source.name == name]
         return of_name[0] if of_name else None
@@ -155,7 +155,7 @@ class BundleCache:
                     found.append(Entry(folder, _sources(record), used))
         return sorted(found, key=lambda entry: (-entry.last_used, entry.name))
 
-    def state_of(self, source: Source) -> str:
+    def state_of(self, source: CachedSource) -> str:
         """Whether a source's files are still "there", "changed" or "gone". They are not read."""
         if source.kind == "hub":
             return "there"
@@ -243,7 +243,7 @@ class BundleCache:
             "outrider export MODEL -o FOLDER."
         )
 
-    def _open(self, digest: str, sources: tuple[Source, ...]) -> Bundle | None:
+    def _open(self, digest: str, sources: tuple[CachedSource, ...]) -> Bundle | None:
         """The bundle of a key, if it is whole. It counts as used now."""
         for folder in self._folders(digest):
             try:
@@ -257,7 +257,7 @@ class BundleCache:
     def _folders(self, digest: str) -> list[Path]:
         return sorted(folder for folder in self.folder.glob(f"[!.]*-{digest}") if folder.is_dir())
 
-    def _touch(self, folder: Path, sources: tuple[Source, ...] | None) -> None:
+    def _touch(self, folder: Path, sources: tuple[CachedSource, ...] | None) -> None:
         """Record a bundle's use and its sources. In a cache that is read-only, nothing is recorded."""
         record = _record_of(folder)
         with contextlib.suppress(OSError):
@@ -297,7 +297,7 @@ def _record_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.json")
 
 
-def _sources(record: Path) -> tuple[Source, ...]:
+def _sources(record: Path) -> tuple[CachedSource, ...]:
     try:
         content = record.read_bytes()
         check_seal(msgspec.json.decode(content, type=dict[str, Any]))

@@ -17,7 +17,7 @@ from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider.system.files import shown, usable
 from outrider.system.progress import report
-from outrider_export.bundles.bundle_cache import BundleCache, Source
+from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.find_draft import AUTO, find_draft
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
 from outrider_export.forms.choice import machine_key
@@ -85,13 +85,13 @@ def cached_bundle(
     return cache.get(default_name(main, draft if has_draft else None), key, sources, make, progress)
 
 
-def _identity(source: Source) -> str:
+def _identity(source: CachedSource) -> str:
     """What the weights come from: of a hub id with a quantization, one of several files of a commit."""
     tag = source.name.partition(":")[2] if source.kind == "hub" else ""
     return f"{source.content}:{tag}" if tag else source.content
 
 
-def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:
+def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> CachedSource:
     """The source that a name means, with its content. A hub id that was never exported is downloaded.
 
     Raises as `_locate`, `fetch` and `content_of`.
@@ -99,13 +99,17 @@ def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress)
     path = absolute(usable(user_path(name)))
     if not path.exists() and (gone := cache.recorded(str(path))) is not None:
         progress.note(f"{shown(name)} is gone; the bundle made from it is used.")
-        return Source(role, gone.kind, gone.name, gone.content)
+        return CachedSource(role, gone.kind, gone.name, gone.content)
     located = _locate(name, path)
     if located.kind != "hub":
-        return Source(role, located.kind, str(absolute(located.fetched)), content_of(located, cache.sources, progress))
+        return CachedSource(
+            role, located.kind, str(absolute(located.fetched)), content_of(located, cache.sources, progress)
+        )
     if (known := cache.recorded(located.id)) is not None:
-        return Source(role, "hub", located.id, known.content)
-    return Source(role, "hub", located.id, fetch(located, trust_remote_code=False, progress=progress).revision or "")
+        return CachedSource(role, "hub", located.id, known.content)
+    return CachedSource(
+        role, "hub", located.id, fetch(located, trust_remote_code=False, progress=progress).revision or ""
+    )
 
 
 def _locate(name: str | Path, path: Path) -> Located:

@@ -25,7 +25,7 @@ from outrider_export.diet.diet import Diet, check_diet, plan_diet
 from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.extras import check_extra
 from outrider_export.heads.formats import kind_of, read_head
-from outrider_export.heads.packed import Packed, is_packed, read_packed
+from outrider_export.heads.packed import PackedDrafter, is_packed, read_packed
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
 from outrider_export.heads.write import check_head_weights
 from outrider_export.progress import Progress, Silent
@@ -69,12 +69,12 @@ def add_drafter(
             "with a smaller model of its own kind as --draft."
         )
     source = fetch(locate(drafter, revision), False, progress)
-    found: Packed | DraftModel | HeadPlan
+    found: PackedDrafter | DraftModelPlan | HeadPlan
     if source.fetched.is_dir() and is_packed(source.fetched):
         found = read_packed(source.fetched, main)
         found.check_options(weights, draft_vocab, draft_vocab_corpus)
     elif is_model(source.fetched):
-        found = DraftModel.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
+        found = DraftModelPlan.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
     else:
         check_head_weights("weights", weights or DEFAULT_WEIGHTS)
         if main.format == "onnx":
@@ -101,7 +101,7 @@ def is_model(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class DraftModel:
+class DraftModelPlan:
     """The plan of its conversion."""
 
     plan: Plan
@@ -120,7 +120,7 @@ class DraftModel:
         num_tokens: int | None,
         corpus: list[str],
         progress: Progress,
-    ) -> DraftModel:
+    ) -> DraftModelPlan:
         """Plan it for a bundle's main model, in the main model's format.
 
         num_tokens, corpus: see `plan_diet`.

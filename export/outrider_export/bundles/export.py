@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 
 from outrider import __version__
@@ -244,7 +244,7 @@ def finish(
     entries: list[ModelEntry],
     pairings: list[Pairing],
     progress: Progress,
-    added: Seq[DrafterEntry] = (),
+    added: Sequence[DrafterEntry] = (),
 ) -> None:
     """Describe the written models and tokenizers, write the manifest, and commit the bundle.
 

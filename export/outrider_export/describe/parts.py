@@ -66,7 +66,7 @@ _EXPERT = re.compile(r"experts\.\d+\.")
 
 
 @dataclass(frozen=True)
-class Part:
+class DecoderPart:
     """A part of a decoder. says: what the configuration has of it. known: whether entries can have that."""
 
     name: str
@@ -85,7 +85,7 @@ class Report:
     architecture: str
     has_entry: bool
     like: str
-    parts: tuple[Part, ...]
+    parts: tuple[DecoderPart, ...]
     elsewhere: Mapping[str, str]
     unread: tuple[str, ...]
     obstacle: str
@@ -93,7 +93,7 @@ class Report:
     refused: str
 
     @property
-    def missing(self) -> list[Part]:
+    def missing(self) -> list[DecoderPart]:
         """The parts that need more than an entry."""
         return [part for part in self.parts if not part.known]
 
@@ -196,7 +196,7 @@ def _asked_by(name: str) -> frozenset[str]:
     return frozenset({*config.keys_asked, *form.keys.values()})
 
 
-def _parts(config: Mapping[str, Any], form: Form) -> Iterator[Part]:
+def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
     """What a configuration says of each part of a decoder."""
     lacking = {
         key: next((name for name in names if name in config), "")
@@ -205,27 +205,27 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[Part]:
     }
     said = [f"{key} {config[key]}" for key in _SYNONYMS if key in config]
     said += [f"no {key}" + (f", but {other}: map it in `keys`" if other else "") for key, other in lacking.items()]
-    yield Part("sizes", ", ".join(said), all(lacking.values()))
+    yield DecoderPart("sizes", ", ".join(said), all(lacking.values()))
     eps = next((key for key in ("rms_norm_eps", "norm_eps") if key in config), "")
     if eps:
-        yield Part("norm", f"root mean square ({eps})", True)
+        yield DecoderPart("norm", f"root mean square ({eps})", True)
     else:
         is_layer = any("layer_norm" in key for key in config)
-        yield Part("norm", 'mean and variance (`norm` is "layer")' if is_layer else "no eps of a norm", is_layer)
+        yield DecoderPart("norm", 'mean and variance (`norm` is "layer")' if is_layer else "no eps of a norm", is_layer)
     yield _rotation(config)
     yield _attention(config)
     yield from _layers(config)
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
-    yield Part("activation", activation, activation in ACTIVATIONS)
+    yield DecoderPart("activation", activation, activation in ACTIVATIONS)
     yield from _experts(config)
     if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
-        yield Part("multipliers and caps", factors, True)
+        yield DecoderPart("multipliers and caps", factors, True)
     for key, what in _MISSING.items():
         if config.get(key) and config[key] != 1:
-            yield Part(what, f"{key} is {config[key]}", False)
+            yield DecoderPart(what, f"{key} is {config[key]}", False)
 
 
-def _rotation(config: Mapping[str, Any]) -> Part:
+def _rotation(config: Mapping[str, Any]) -> DecoderPart:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     by_kind = [each for each in given.values() if isinstance(each, dict)] or [given]
     whole = {"rope_theta": config.get("rope_theta", 1e4), "original_max_position_embeddings": 512}
@@ -237,19 +237,19 @@ def _rotation(config: Mapping[str, Any]) -> Part:
         for each in by_kind:
             rope_of(whole | each, 64, int(config.get("max_position_embeddings", 512)))
     except (KeyError, ValueError, TypeError) as error:
-        return Part("rotation", f"{said}: {error}", False)
-    return Part("rotation", said, True)
+        return DecoderPart("rotation", f"{said}: {error}", False)
+    return DecoderPart("rotation", said, True)
 
 
-def _attention(config: Mapping[str, Any]) -> Part:
+def _attention(config: Mapping[str, Any]) -> DecoderPart:
     heads = config.get("num_attention_heads", "?")
     shared = config.get("num_key_value_heads", heads)
     size = f" of {config['head_dim']} numbers" if config.get("head_dim") else ""
     cap = ", cap of scores (left out, as in Transformers' default)" if config.get("attn_logit_softcapping") else ""
-    return Part("attention", f"{heads} heads{size}, {shared} of keys and values{cap}", True)
+    return DecoderPart("attention", f"{heads} heads{size}, {shared} of keys and values{cap}", True)
 
 
-def _layers(config: Mapping[str, Any]) -> Iterator[Part]:
+def _layers(config: Mapping[str, Any]) -> Iterator[DecoderPart]:
     kinds = config.get("layer_types") or []
     counted = {str(kind): kinds.count(kind) for kind in kinds} if isinstance(kinds, list) else {}
     window = config.get("sliding_window")
@@ -257,18 +257,18 @@ def _layers(config: Mapping[str, Any]) -> Iterator[Part]:
     if counted:
         said = ", ".join(f"{count} {kind}" for kind, count in counted.items())
         said += f", window {window}" if window and "sliding_attention" in counted else ""
-        yield Part("layers", said, all(kind in known for kind in counted))
+        yield DecoderPart("layers", said, all(kind in known for kind in counted))
     elif window:
-        yield Part("layers", f"window {window}; which layers have it is for `windows` to say", True)
+        yield DecoderPart("layers", f"window {window}; which layers have it is for `windows` to say", True)
 
 
-def _experts(config: Mapping[str, Any]) -> Iterator[Part]:
+def _experts(config: Mapping[str, Any]) -> Iterator[DecoderPart]:
     key = next((key for key in _EXPERTS if config.get(key) and config[key] != 1), None)
     if key is None:
         return
     router = config.get("scoring_func") or "softmax or sigmoid, as the modelling code says"
     said = f"{config[key]} ({key}), router: {router}"
-    yield Part("experts", said, str(router) in ("softmax", "sigmoid") or "as the" in str(router))
+    yield DecoderPart("experts", said, str(router) in ("softmax", "sigmoid") or "as the" in str(router))
 
 
 def _unknown_tensors(folder: Path, form: Form) -> Iterator[str]:

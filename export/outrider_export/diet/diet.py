@@ -29,9 +29,9 @@ from outrider_export.describe.plan import Plan, parallel_mask
 from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet import output_matrix
 from outrider_export.diet.draft_cut import AutomaticCut
-from outrider_export.diet.usual_tokens import Usage
+from outrider_export.diet.usual_tokens import TokenUsage
 from outrider_export.onnx import matrices as onnx_matrices
-from outrider_export.onnx.files import Weights, load
+from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.progress import Progress
 from outrider_export.sources.source import read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
@@ -165,7 +165,7 @@ def choose_from(
     real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
     if num_tokens is None and not texts:
         cut = AutomaticCut(vocabulary, real, _always(vocabulary, eos_token_ids, real), costs)
-        return cut.choose_by(lambda: Usage.of_counts(vocabulary, Tokenizer(tokenizer).encode), progress)
+        return cut.choose_by(lambda: TokenUsage.of_counts(vocabulary, Tokenizer(tokenizer).encode), progress)
     asked = DEFAULT_WITH_CORPUS if num_tokens is None else num_tokens
     if asked == ALL or asked >= len(vocabulary):
         return None
@@ -261,7 +261,7 @@ def _cut_ir(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
 
 
 def _cut_onnx(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
-    weights = Weights(load(path), path.parent)
+    weights = OnnxWeights(load(path), path.parent)
     onnx_matrices.cut_output(weights, token_ids)
     weights.save(target)
 

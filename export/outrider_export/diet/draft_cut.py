@@ -18,7 +18,7 @@ import numpy as np
 from outrider.errors import OutriderError, one_line
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.diet.expected_tokens import expected_tokens
-from outrider_export.diet.usual_tokens import Usage
+from outrider_export.diet.usual_tokens import TokenUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class AutomaticCut:
         """The proposed ids, int32 [n], ascending; None for all. See `expected_tokens`."""
         return self.choose_by(lambda: expected_tokens(entry, folder, self.vocabulary, tokenizer, progress), progress)
 
-    def choose_by(self, find_usage: Callable[[], Usage], progress: Progress) -> NDArray[np.int32] | None:
+    def choose_by(self, find_usage: Callable[[], TokenUsage], progress: Progress) -> NDArray[np.int32] | None:
         """The same, with what is found of the tokens if a cut may pay."""
         whole = len(self.vocabulary)
         if not self.sizes:

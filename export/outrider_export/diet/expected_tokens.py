@@ -19,10 +19,10 @@ from outrider.models.tuning.measure import allocate_for_trials
 from outrider.models.tuning.measure.slots import open_slot
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.types import Chunk, CompiledModel, Exactness
-from outrider_export.diet.usual_tokens import TOKENS_PER_TEXT, Usage, read_texts
+from outrider_export.diet.usual_tokens import TOKENS_PER_TEXT, TokenUsage, read_texts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -43,8 +43,8 @@ def part_alone(folder: Path, role: str, entry: ModelEntry) -> ModelSpec:
 
 def expected_tokens(
     entry: ModelEntry, folder: Path, vocabulary: Vocabulary, tokenizer: Path, progress: Progress
-) -> Usage:
-    """What a draft model expects behind the first tokens of each text, in seconds.
+) -> TokenUsage:
+    """What a draft model expects after the first tokens of each text, in seconds.
 
     folder: of the bundle, whose folder `entry.folder` has the model. tokenizer: the folder of the model's.
 
@@ -66,11 +66,11 @@ def expected_tokens(
         progress.advance(len(text.encode()))
     del backend
     gc.collect()  # a file that is mapped cannot be moved on Windows
-    return Usage(vocabulary, expected, agreed)
+    return TokenUsage(vocabulary, expected, agreed)
 
 
 def _read(
-    backend: CompiledModel, token_ids: Seq[int], num_tokens: int
+    backend: CompiledModel, token_ids: Sequence[int], num_tokens: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The sums of the next token's probabilities and of their squares, float64 [2, num_tokens], in each half."""
     sums, squares = np.zeros((2, 2, num_tokens))

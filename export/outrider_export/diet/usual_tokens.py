@@ -6,7 +6,7 @@
 
 A byte-level BPE has its tokens in the order of their frequency, but for all languages together, so that most ids below
 32,768 of Qwen's are English or code. Here the order counts within each script. Likelier tokens than others are known
-from short texts in many languages: those that a model expects behind each of their tokens; see `expected_tokens`.
+from short texts in many languages: those that a model expects after each of their tokens; see `expected_tokens`.
 
 Source: ranks in place of frequencies are Zipf's law. That a draft model proposes the frequent tokens only is Zhao et
 al. 2025, "FR-Spec: accelerating large-vocabulary language models via frequency-ranked speculative sampling".
@@ -46,7 +46,7 @@ def read_texts() -> dict[str, str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Usage:
+class TokenUsage:
     """What is known of a vocabulary's tokens.
 
     expected: by language, float64 [2, vocab], how often each token is expected in each half of its text. agreed: how
@@ -58,7 +58,7 @@ class Usage:
     agreed: Mapping[str, NDArray[np.float64]]
 
     @classmethod
-    def of_counts(cls, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> Usage:
+    def of_counts(cls, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> TokenUsage:
         """From the texts' own tokens, without a model."""
         counted = {}
         for language, text in read_texts().items():

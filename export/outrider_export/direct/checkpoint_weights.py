@@ -11,7 +11,7 @@ from outrider.errors import ExportError
 from outrider_export.direct import fp8, mxfp4
 from outrider_export.direct.describe import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
-from outrider_export.direct.weights import Indices, Rows, Stored, Weights, flat
+from outrider_export.direct.weights import Indices, Rows, StoredMatrix, Weights, flat
 from outrider_export.sources.safetensors import Tensor, tensors_of
 from outrider_export.sources.source import name_in_text, read_json
 
@@ -27,7 +27,7 @@ class CheckpointWeights(Weights):
         self._files: dict[Path, NDArray[np.uint8]] = {}
         self._config = read_json(folder / "config.json")
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.forms.cut`
@@ -46,14 +46,14 @@ class CheckpointWeights(Weights):
             found = tensor.unpacked(np.ascontiguousarray(rows[part]))
             return found + offset if offset else found
 
-        return Stored(flat(tensor.shape), tensor.size, read)
+        return StoredMatrix(flat(tensor.shape), tensor.size, read)
 
     def _data(self, tensor: Tensor) -> NDArray[np.uint8]:
         if tensor.path not in self._files:
             self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
         return self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
 
-    def _scaled(self, name: str, tensor: Tensor) -> Stored:
+    def _scaled(self, name: str, tensor: Tensor) -> StoredMatrix:
         """A matrix in FP8, with its scales."""
         scales = self._tensors.get(f"{name}{fp8.SCALES}")
         if scales is None:
@@ -69,9 +69,9 @@ class CheckpointWeights(Weights):
                 raise ExportError(f"{tensor.path} has {error} of {name}. Download the checkpoint again.") from error
             return fp8.unpacked(codes[part]) * factors
 
-        return Stored(shape, tensor.size + scales.size, read)
+        return StoredMatrix(shape, tensor.size + scales.size, read)
 
-    def _clamped(self, name: str) -> Stored | None:
+    def _clamped(self, name: str) -> StoredMatrix | None:
         """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
         blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
         if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
@@ -79,7 +79,7 @@ class CheckpointWeights(Weights):
             codes = self._data(blocks).reshape(-1, groups * mxfp4.GROUP // 2)
             powers = self._data(scales).reshape(-1, groups)
             shape, num_bytes = (len(powers), groups * mxfp4.GROUP), blocks.size + scales.size
-            return Stored(shape, num_bytes, lambda part: mxfp4.unpacked(codes[part], powers[part]), is_mxfp4=True)
+            return StoredMatrix(shape, num_bytes, lambda part: mxfp4.unpacked(codes[part], powers[part]), is_mxfp4=True)
         if whole is None or len(whole.shape) != 3:
             return None
         count, columns, rows = whole.shape
@@ -90,7 +90,7 @@ class CheckpointWeights(Weights):
             picked = np.ascontiguousarray(numbers[chosen // rows, :, chosen % rows])
             return whole.unpacked(picked.reshape(len(chosen), -1))
 
-        return Stored((count * rows, columns), whole.size, read)
+        return StoredMatrix((count * rows, columns), whole.size, read)
 
     def missing(self, name: str) -> ExportError:
         """See `Weights`."""

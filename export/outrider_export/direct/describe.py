@@ -15,7 +15,7 @@ from outrider_export.direct.experts import Experts, experts_of
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.latent import Latent, dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
-from outrider_export.direct.sizes import FULL, Sizes, varied_sizes
+from outrider_export.direct.sizes import FULL, LayerSizes, varied_sizes
 from outrider_export.direct.states import STATES, State
 
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -46,7 +46,7 @@ class Layer:
     rope: str | None
     state: State | None
     experts: Experts | None
-    sizes: Sizes
+    sizes: LayerSizes
     feeds: bool = True
 
 
@@ -230,7 +230,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     else:
         config = {**config, "attention_multiplier": scale_of(latent, config)}
         head_size, kv_heads = latent.head_size, heads
-    sizes = Sizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
+    sizes = LayerSizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
     if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")

@@ -19,7 +19,7 @@ __all__ = [
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
 ROUTER_SCALE, EXPERT_SCALES = "mlp.router_scale", "mlp.expert_scales"  # of what it reads, and of experts' weights
-# Norms of experts beside a dense part: before and behind them, and behind that part.
+# Norms of experts beside a dense part: before and after them, and after that part.
 BESIDE = ("pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm_1")
 SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
 _MOST_EXPERTS = 4096

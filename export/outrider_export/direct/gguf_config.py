@@ -231,7 +231,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     state = _STATES.get(header.architecture)
     if len(counts) != 1 or (state is None and 0 in found):
         raise NotDirect("attention.head_count_kv that differs from layer to layer")
-    layers = found[: header.num_layers]  # MTP modules may be behind them
+    layers = found[: header.num_layers]  # MTP modules may be after them
     kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     widths = header.metadata.get(header.of_architecture("feed_forward_length"))
     if form is not None and form.in_blocks and isinstance(widths, memoryview) and len(widths) == len(found):

@@ -32,7 +32,7 @@ from outrider_export.direct.weights import (
     LAYER_PROJECTION,
     Indices,
     Rows,
-    Stored,
+    StoredMatrix,
     Weights,
     flat,
 )
@@ -87,7 +87,7 @@ class GGUFWeights(Weights):
         }  # fmt: skip
         self._has_shared = decoder.experts is not None and decoder.experts.shared not in ("", "beside")
 
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`."""
         name = self.decoder.in_file(name)
         module, _, kind = name.rpartition(".")
@@ -117,7 +117,7 @@ class GGUFWeights(Weights):
         return ExportError(f"{self._header.path} has no tensor for {name}. Fetch it again, or export the checkpoint.")
 
 
-def _by_key_head(stored: Stored, part: str, kind: str, state: GatedDeltaNet) -> Stored:
+def _by_key_head(stored: StoredMatrix, part: str, kind: str, state: GatedDeltaNet) -> StoredMatrix:
     """A tensor of a gated delta net with the heads of values in a checkpoint's order.
 
     There, those of one head of keys stand together; llama.cpp has the first of each head of keys, then the second ones.
@@ -126,7 +126,7 @@ def _by_key_head(stored: Stored, part: str, kind: str, state: GatedDeltaNet) -> 
     heads = np.arange(state.num_heads).reshape(each, -1).T.reshape(-1)
     rows = (heads[:, None] * state.head_size + np.arange(state.head_size)).reshape(-1)
     if part == "out_proj":
-        return Stored(stored.shape, stored.num_bytes, lambda chosen: stored.read(chosen)[:, rows])
+        return StoredMatrix(stored.shape, stored.num_bytes, lambda chosen: stored.read(chosen)[:, rows])
     if part in ("in_proj_qkv", "conv1d"):
         before = 2 * state.key_width
         rows = np.concatenate([np.arange(before), before + rows])
@@ -136,10 +136,10 @@ def _by_key_head(stored: Stored, part: str, kind: str, state: GatedDeltaNet) -> 
         return stored
     if stored.shape[0] != len(rows):
         return stored  # the reader says what is wrong
-    return Stored(stored.shape, stored.num_bytes, lambda chosen: stored.read(rows[chosen]))
+    return StoredMatrix(stored.shape, stored.num_bytes, lambda chosen: stored.read(rows[chosen]))
 
 
-def _logarithms(stored: Stored) -> Stored:
+def _logarithms(stored: StoredMatrix) -> StoredMatrix:
     """The logarithms of rates, which llama.cpp stores as negative rates."""
 
     def read(part: slice | Indices) -> Rows:
@@ -147,10 +147,10 @@ def _logarithms(stored: Stored) -> Stored:
             found: Rows = np.log(-stored.read(part))
         return found
 
-    return Stored(stored.shape, stored.num_bytes, read)
+    return StoredMatrix(stored.shape, stored.num_bytes, read)
 
 
-def stored_in(header: GGUFHeader, name: str) -> Stored:
+def stored_in(header: GGUFHeader, name: str) -> StoredMatrix:
     """A tensor that a file has.
 
     Raises:
@@ -168,4 +168,4 @@ def stored_in(header: GGUFHeader, name: str) -> Stored:
         return read(slice(None)).reshape(-1)[part]
 
     of_rows = read if len(tensor.shape) > 1 else values
-    return Stored(flat(tensor.shape), tensor.num_bytes, of_rows, is_mxfp4=tensor.type == "MXFP4")
+    return StoredMatrix(flat(tensor.shape), tensor.num_bytes, of_rows, is_mxfp4=tensor.type == "MXFP4")

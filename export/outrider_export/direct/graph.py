@@ -27,13 +27,13 @@ from outrider_export.direct.layer_inputs import all_inputs, input_of
 from outrider_export.direct.masks import Masks, integer, unsqueezed
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.own_codes import GROUP
-from outrider_export.direct.pack import Packed
+from outrider_export.direct.pack import PackedMatrix
 from outrider_export.direct.recurrences import States
 from outrider_export.direct.recurrent_layers import Parts, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.rotation import angles_of
 from outrider_export.direct.save import Stored, share_constants
-from outrider_export.direct.sizes import Sizes
+from outrider_export.direct.sizes import LayerSizes
 from outrider_export.direct.weights import (
     EMBEDDING,
     FINAL_NORM,
@@ -48,14 +48,14 @@ from outrider_export.direct.weights import (
 )
 
 
-def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> tuple[ov.Model, list[Stored]]:
+def build(decoder: Decoder, weights: Weights, packed: Mapping[str, PackedMatrix]) -> tuple[ov.Model, list[Stored]]:
     """The graph of a decoder, with inputs instead of the constants of `packed`, which `save` replaces."""
     builder = _Builder(decoder, weights, packed)
     return builder.model(), builder.stored
 
 
 class _Builder:
-    def __init__(self, decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> None:
+    def __init__(self, decoder: Decoder, weights: Weights, packed: Mapping[str, PackedMatrix]) -> None:
         self.decoder, self.weights, self.packed = decoder, weights, packed
         self.input_ids, self.attention_mask, self.position_ids = (
             parameter(name, ov.Type.i64, (-1, -1)) for name in ("input_ids", "attention_mask", "position_ids")
@@ -314,7 +314,7 @@ class _Builder:
         return found if bias is None else ops.add(found, floats(bias.reshape(shape)))
 
     def _normed(self, i: int, kind: str, x: ov.Node, num_heads: int, size: int) -> ov.Node:
-        """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
+        """Queries or keys [batch, tokens, width] after their norm, if they have one: of each head, or of all."""
         name = layer_name(i, f"self_attn.{kind}_norm")
         weight = self.weights.vector(f"{name}.weight")
         if weight is None and not self.decoder.form.normed_heads:
@@ -362,7 +362,7 @@ class _Builder:
         return ops.concat([found, _slice(whole, rotary, _END)], -1) if rotary < size else found
 
     def _cached(self, name: str, x: ov.Node, heads: int, size: int) -> ov.Node:
-        """Keys or values [batch, heads, tokens, size] behind those of earlier calls."""
+        """Keys or values [batch, heads, tokens, size] after those of earlier calls."""
         shape = ops.concat([self.batch, ints(heads), ints(0), ints(size)], 0)
         empty = ops.broadcast(ops.constant(np.float32(0)), shape)
         info = util.VariableInfo()
@@ -374,7 +374,7 @@ class _Builder:
         self.sinks.append(ov.op.assign(whole, variable))
         return whole
 
-    def _repeated(self, x: ov.Node, sizes: Sizes) -> ov.Node:
+    def _repeated(self, x: ov.Node, sizes: LayerSizes) -> ov.Node:
         """Keys or values for each head of queries."""
         heads, kv_heads, size = self.decoder.num_heads, sizes.num_kv_heads, sizes.head_size
         if heads == kv_heads:

@@ -24,13 +24,12 @@ from outrider_export.onnx.graph import FLOAT, INT64
 from outrider_export.onnx.matrices import ZERO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from outrider_export.direct.describe import Decoder, Layer
-    from outrider_export.direct.onnx_pack import Packed
+    from outrider_export.direct.onnx_pack import OnnxMatrix
     from outrider_export.direct.rope import Rope
     from outrider_export.direct.weights import Weights
 
@@ -58,7 +57,7 @@ def _of_kind(name: str, kind: str, ropes: Mapping[str, Rope]) -> str:
 def build(
     decoder: Decoder,
     weights: Weights,
-    packed: Mapping[str, Packed],
+    packed: Mapping[str, OnnxMatrix],
     others: Mapping[str, tuple[NDArray[Any], int]],
 ) -> Any:
     """The graph, an `onnx.ModelProto`, whose matrices are in the file of weights.
@@ -73,7 +72,7 @@ class _Builder:
         self,
         decoder: Decoder,
         weights: Weights,
-        packed: Mapping[str, Packed],
+        packed: Mapping[str, OnnxMatrix],
         others: Mapping[str, tuple[NDArray[Any], int]],
     ) -> None:
         self.decoder, self.weights, self.packed = decoder, weights, packed
@@ -149,7 +148,7 @@ class _Builder:
         ends = self._ints("embedding_begin", [0]), self._ints("embedding_end", [columns])
         return self._node("Slice", f"{EMBEDDING}/cut", rows, *ends, last)
 
-    def _embedding_in_4_bits(self, matrix: Packed, pairs: str) -> str:
+    def _embedding_in_4_bits(self, matrix: OnnxMatrix, pairs: str) -> str:
         """Rows of an embedding. pairs: its codes, two a byte, uint8 [batch, tokens, blocks, bytes]."""
         last = self._ints("axis_last", [-1])
         low = self._node("BitwiseAnd", f"{EMBEDDING}/low", pairs, self._constant("low_bits", np.uint8(15)))
@@ -207,7 +206,7 @@ class _Builder:
         return np.concatenate([none if each is None else each for each, none in zip(found, zeros, strict=True)])
 
     def _normed(self, i: int, kind: str, x: str, num_heads: int) -> str:
-        """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
+        """Queries or keys [batch, tokens, width] after their norm, if they have one: of each head, or of all."""
         name, size = layer_name(i, f"self_attn.{kind}_norm"), self.decoder.head_size
         weight = self.weights.vector(f"{name}.weight")
         if weight is None or len(weight) != size:
@@ -227,7 +226,7 @@ class _Builder:
         return self._project(i, "mlp.down_proj", wide)
 
     def _added(self, stream: str, x: str, norm: str) -> tuple[str, str]:
-        """The residual stream with x added, and what the next part reads of it, behind a norm."""
+        """The residual stream with x added, and what the next part reads of it, after a norm."""
         total = f"{x}/sum"
         x = self._scaled(f"{x}/scaled", x, self.decoder.residual_scale)
         if norm.endswith(".") or self.decoder.form.norm != "rms":
@@ -311,8 +310,8 @@ class _Builder:
             raise self.weights.missing(name)
         return self._constant(name, values)
 
-    def _node(self, op: str, name: str, *inputs: str, more: Seq[str] = (), **attributes: Any) -> str:
-        """Add a node. more: its outputs behind the first. Returns the first."""
+    def _node(self, op: str, name: str, *inputs: str, more: Sequence[str] = (), **attributes: Any) -> str:
+        """Add a node. more: its outputs after the first. Returns the first."""
         domain = _CONTRIB if op in _CONTRIBUTED else ""
         node = self.onnx.helper.make_node(op, inputs, [name, *more], name=name, domain=domain, **attributes)
         self.nodes.append(node)

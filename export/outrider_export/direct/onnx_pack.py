@@ -26,13 +26,12 @@ import numpy as np
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
-from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, Stored, layer_name
+from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, StoredMatrix, layer_name
 from outrider_export.onnx.files import alignment
 from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -45,7 +44,7 @@ _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
 
 
 @dataclass(frozen=True)
-class Packed:
+class OnnxMatrix:
     """A matrix of a model in ONNX.
 
     bits: 8 or 4; 0 for float32. block: columns that share a scale. arrays: constants by the end of their names, each
@@ -96,8 +95,8 @@ def pack(
     others: Mapping[str, NDArray[Any]],
     *,
     keep_finer: bool = True,
-) -> tuple[dict[str, Packed], dict[str, tuple[NDArray[Any], int]]]:
-    """Round all matrices of a decoder, by their names, and write other arrays behind them; these with their offsets.
+) -> tuple[dict[str, OnnxMatrix], dict[str, tuple[NDArray[Any], int]]]:
+    """Round all matrices of a decoder, by their names, and write other arrays after them; these with their offsets.
 
     kind: "int8", "int4" or "fp32". path: a new file. advance: called with bytes read. Queries, keys and values of a
     layer are one matrix `self_attn.qkv_proj`, unless there is a norm between product and attention. keep_finer: as for
@@ -119,7 +118,7 @@ def pack(
         shape, has_codes = found[name].shape, forms[name].has_codes
         _, blocks = arrays["scales"][1] if bits == 4 else (0, 0)
         sums = max(block * blocks - shape[1], 0) if has_codes else 0
-        packed[name] = Packed(shape, bits, block, dict(zip(arrays, places, strict=False)), has_codes, sums)
+        packed[name] = OnnxMatrix(shape, bits, block, dict(zip(arrays, places, strict=False)), has_codes, sums)
     placed = dict(zip(others, places, strict=True))
     for name, (array, _) in placed.items():
         array[...] = others[name]
@@ -127,7 +126,7 @@ def pack(
     return packed, placed
 
 
-def _joined(weights: Weights, kind: str, keep_finer: bool) -> tuple[dict[str, Stored], dict[str, OwnForm]]:
+def _joined(weights: Weights, kind: str, keep_finer: bool) -> tuple[dict[str, StoredMatrix], dict[str, OwnForm]]:
     """All matrices, with queries, keys and values as one where no norm is between product and attention.
 
     The forms are those of `own_codes`, in int4.
@@ -147,7 +146,7 @@ def packed_name(i: int) -> str:
     return layer_name(i, _PACKED)
 
 
-def _rows_of(parts: Seq[Stored]) -> Stored:
+def _rows_of(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     """Matrices of as many columns as one, below each other."""
     ends = np.cumsum([part.shape[0] for part in parts]).tolist()
     begins = [0, *ends[:-1]]
@@ -158,11 +157,11 @@ def _rows_of(parts: Seq[Stored]) -> Stored:
         spans = ((max(rows.start, a) - a, min(rows.stop, b) - a) for a, b in zip(begins, ends, strict=True))
         return np.concatenate([part.read(slice(a, b)) for part, (a, b) in zip(parts, spans, strict=True) if a < b])
 
-    return Stored((ends[-1], parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
+    return StoredMatrix((ends[-1], parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
 
 
 def _layout(
-    name: str, matrix: Stored, kind: str, form: OwnForm, *, is_tied: bool
+    name: str, matrix: StoredMatrix, kind: str, form: OwnForm, *, is_tied: bool
 ) -> tuple[int, int, dict[str, tuple[type[np.generic], tuple[int, ...]]]]:
     """A matrix's bits and block, and the types and shapes of its constants."""
     rows, columns = matrix.shape

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider_export.direct.weights import Rows, Stored
+    from outrider_export.direct.weights import Rows, StoredMatrix
 
 # Codes, zero points, and scales in float32 or float16.
 Codes: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any]]"
@@ -167,7 +167,7 @@ def num_sums(columns: int) -> int:
     return -(-columns // GROUP**2) * GROUP
 
 
-def forms_of(matrices: Mapping[str, Stored], *, keep_finer: bool = True) -> dict[str, OwnForm]:
+def forms_of(matrices: Mapping[str, StoredMatrix], *, keep_finer: bool = True) -> dict[str, OwnForm]:
     """The forms of a decoder's matrices, by their names. keep_finer: whether some can be finer than the others.
 
     Raises:
@@ -178,7 +178,7 @@ def forms_of(matrices: Mapping[str, Stored], *, keep_finer: bool = True) -> dict
     return {name: OwnForm(is_finer=True) if name in finer else form for name, form in forms.items()}
 
 
-def form_of(matrix: Stored) -> OwnForm:
+def form_of(matrix: StoredMatrix) -> OwnForm:
     """The form of a matrix, by its first rows."""
     rows, columns = matrix.shape
     if columns % GROUP:
@@ -195,7 +195,7 @@ def is_plain(name: str) -> bool:
     return layer is not None and part in _PRODUCTS
 
 
-def _finer(matrices: Mapping[str, Stored], forms: Mapping[str, OwnForm]) -> set[str]:
+def _finer(matrices: Mapping[str, StoredMatrix], forms: Mapping[str, OwnForm]) -> set[str]:
     """The matrices that have more bits than most of the weights; none, if most have more than 4 to 6.
 
     Dequantised weights that have codes have 4 bits, too.

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from outrider_export.direct.save import Stored
     from outrider_export.direct.weights import Rows, Weights
-    from outrider_export.direct.weights import Stored as Matrix
+    from outrider_export.direct.weights import StoredMatrix as Matrix
 
     Numbers = NDArray[Any]
 
@@ -60,7 +60,7 @@ _FINE = ("linear_attn.in_proj_a", "linear_attn.in_proj_b")
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedMatrix:
     """A matrix of an IR, or those of several experts, one below the other. kind: "int8", "int4", "fp16" or "fp32".
 
     group: columns that share a scale. sums: further columns, see `own_codes`; None if it has no codes of its own.
@@ -122,7 +122,7 @@ def _stored(stored: list[Stored], shape: list[int], kind: Any, offset: int) -> o
 
 def pack(
     weights: Weights, kind: str, path: Path, advance: Callable[[int], None], *, keep_finer: bool = True
-) -> dict[str, Packed]:
+) -> dict[str, PackedMatrix]:
     """Round all matrices of a decoder, by their names. path: a new file of them. advance: called with bytes read.
 
     keep_finer: whether int4 has matrices in 8 bits that the source has in more bits than most.
@@ -186,7 +186,7 @@ def matrices_of(weights: Weights) -> list[str]:
 
 
 def _kind_of(name: str, kind: str, matrix: Matrix, form: OwnForm) -> tuple[str, int, int | None]:
-    """The kind of weights of a matrix, its columns that share a scale, and its further columns; see `Packed`."""
+    """The kind of weights of a matrix, its columns that share a scale, and its further columns; see `PackedMatrix`."""
     columns = matrix.shape[1]
     if matrix.is_mxfp4 and kind == "int8":
         return "int8", mxfp4.GROUP, None
@@ -200,7 +200,9 @@ def _kind_of(name: str, kind: str, matrix: Matrix, form: OwnForm) -> tuple[str, 
     return ("int8" if kind == "int4" else kind), columns, None
 
 
-def _allocate(path: Path, wanted: Mapping[str, tuple[tuple[int, ...], str, int, int | None]]) -> dict[str, Packed]:
+def _allocate(
+    path: Path, wanted: Mapping[str, tuple[tuple[int, ...], str, int, int | None]]
+) -> dict[str, PackedMatrix]:
     """Room in a new file for matrices of these shapes, kinds, groups and further columns."""
     layouts = [
         layout
@@ -213,7 +215,7 @@ def _allocate(path: Path, wanted: Mapping[str, tuple[tuple[int, ...], str, int, 
         wanted.items(), range(0, len(arrays), 3), strict=True
     ):
         (codes, zero_points, scales), offsets = zip(*arrays[first : first + 3], strict=True)
-        made[name] = Packed(kind, (rows, columns), group, codes, zero_points, scales, offsets, sums)
+        made[name] = PackedMatrix(kind, (rows, columns), group, codes, zero_points, scales, offsets, sums)
     return made
 
 
@@ -258,7 +260,7 @@ def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
         yield slice(first, first + count), matrix.num_bytes * count // rows
 
 
-def _round(values: Rows, packed: Packed, part: slice) -> None:
+def _round(values: Rows, packed: PackedMatrix, part: slice) -> None:
     if packed.kind in _FLOATS:
         packed.codes[part] = values
         return

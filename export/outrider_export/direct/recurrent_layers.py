@@ -40,7 +40,7 @@ class Parts:
     eps: float
 
     def convolved(self, name: str, x: ov.Node, width: int, kernel: int) -> ov.Node:
-        """x float32 [batch, tokens, width] behind the layer's convolution."""
+        """x float32 [batch, tokens, width] after the layer's convolution."""
         weight = self.numbers(f"{name}.weight", width * kernel).reshape(width, kernel)
         bias = self.numbers_if_any(f"{name}.bias", width)
         return causal_convolution(self.states, f"conv.{self.number}", x, weight, bias)

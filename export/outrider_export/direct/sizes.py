@@ -18,7 +18,7 @@ FULL = "full_attention"
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayerSizes:
     """Of a layer: heads of keys and values, numbers in a head, and numbers between its dense products.
 
     keys_of: the earlier layer whose keys and values it reads; None if it has its own. values_are_keys: one product
@@ -38,7 +38,7 @@ class Sizes:
         return self.head_size if self.latent is None else self.latent.value_size
 
 
-def varied_sizes(config: Mapping[str, Any], sizes: Sizes) -> list[Sizes]:
+def varied_sizes(config: Mapping[str, Any], sizes: LayerSizes) -> list[LayerSizes]:
     """The sizes of Gemma 4's layers. sizes: of those with a sliding window.
 
     Raises:

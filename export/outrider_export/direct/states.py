@@ -48,7 +48,7 @@ class ShortConvolution:
 
 @dataclass(frozen=True)
 class GatedDeltaNet:
-    """A gated delta net behind a convolution over the last `kernel` tokens, as in Qwen3.5 and Qwen3-Next.
+    """A gated delta net after a convolution over the last `kernel` tokens, as in Qwen3.5 and Qwen3-Next.
 
     Its states are float32 [conv_width, kernel] and [num_heads, key_size, head_size]. num_key_heads: of queries and of
     keys, each for as many heads of values.
@@ -107,7 +107,7 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True)
 class SelectiveSSM:
-    """Mamba-2 behind a convolution over the last `kernel` tokens, as in Granite 4.0-H and Nemotron-H.
+    """Mamba-2 after a convolution over the last `kernel` tokens, as in Granite 4.0-H and Nemotron-H.
 
     Its states are float32 [conv_width, kernel] and [num_heads, head_size, state_size]. num_groups: of B and C, each for
     as many heads. limits: of time steps. norm_groups: parts of the output that are normed each on its own.

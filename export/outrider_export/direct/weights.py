@@ -58,7 +58,7 @@ def attention_of(layer: Layer) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredMatrix:
     """Numbers in a file; of all experts' matrices, one below the other.
 
     num_bytes: there. read: some rows as float32, by a slice or their numbers. is_mxfp4: whether they are of that type.
@@ -107,7 +107,7 @@ class Weights(ABC):
         return self.decoder.of_file(self.decoder.form.of_checkpoint(name_in_text(name)))
 
     @abstractmethod
-    def stored(self, name: str) -> Stored | None:
+    def stored(self, name: str) -> StoredMatrix | None:
         """A tensor of the file, such as "lm_head.weight"; None if it does not have it.
 
         Raises:
@@ -118,7 +118,7 @@ class Weights(ABC):
     def missing(self, name: str) -> ExportError:
         """The error for a tensor that the file has to have."""
 
-    def matrix(self, name: str) -> Stored:
+    def matrix(self, name: str) -> StoredMatrix:
         """A matrix, by its name without ".weight", with what an adapter adds.
 
         Raises:
@@ -145,17 +145,17 @@ class Weights(ABC):
         found = self._changed(module, found, in_order)
         return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
-    def _changed(self, module: str, found: Stored, rows: slice | Indices | None = None) -> Stored:
+    def _changed(self, module: str, found: StoredMatrix, rows: slice | Indices | None = None) -> StoredMatrix:
         """A module's matrix, or these of its rows, with what an adapter adds."""
         change = self._changes.get(module)
         if change is None:
             return found
         up = change.up[slice(None) if rows is None else rows]  # an adapter's rows are in a checkpoint's order
-        return Stored(
+        return StoredMatrix(
             found.shape, found.num_bytes, lambda part: found.read(part) + up[part] @ change.down * change.scale
         )
 
-    def _by_head(self, name: str, own: Stored, latent: Latent) -> Stored:
+    def _by_head(self, name: str, own: StoredMatrix, latent: Latent) -> StoredMatrix:
         """What makes keys or values of a short row, where a file has both apart: of keys, each head is transposed."""
         heads, size, rank = self.decoder.num_heads, latent.plain, latent.rank
         is_turned = name.endswith(K_B)
@@ -169,9 +169,9 @@ class Weights(ABC):
             turned = own.read(slice(first * rank, last * rank)).reshape(-1, rank, size).swapaxes(1, 2)
             return turned.reshape(-1, rank)[rows - first * size]
 
-        return Stored((heads * size, rank), own.num_bytes, read)
+        return StoredMatrix((heads * size, rank), own.num_bytes, read)
 
-    def _in_fused(self, name: str, state: GatedDeltaNet) -> Stored:
+    def _in_fused(self, name: str, state: GatedDeltaNet) -> StoredMatrix:
         """A projection of a gated delta net that is in one matrix with another one."""
         i, part = layer_of(name)
         fused = rows_in_fused(part, state)
@@ -183,24 +183,24 @@ class Weights(ABC):
             raise self.missing(f"{name}.weight")
         self._check_shape(module, whole.shape, (count, state.width))
         whole = self._changed(module, whole)
-        return Stored(
+        return StoredMatrix(
             (len(rows), state.width), whole.num_bytes * len(rows) // count, lambda part: whole.read(rows[part])
         )
 
-    def _experts(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
+    def _experts(self, name: str, count: int, shape: tuple[int, int]) -> StoredMatrix:
         """A matrix of all experts, one below the other: of one tensor, of one with gate and up, or of one for each."""
         found = self.stored(f"{name}.weight")
         whole = f"{name.rpartition('.')[0]}.gate_up_proj"
         if found is None and not name.endswith(".down_proj") and (both := self.stored(f"{whole}.weight")):
             self._check_shape(whole, both.shape, (2 * shape[0], shape[1]))
             rows = np.arange(2 * shape[0]).reshape(count, 2, -1)[:, int(name.endswith(".up_proj"))].reshape(-1)
-            found = Stored(shape, both.num_bytes // 2, lambda part: both.read(rows[part]))
+            found = StoredMatrix(shape, both.num_bytes // 2, lambda part: both.read(rows[part]))
         if found is None:
             found = self._of_each(name, count, shape)
         self._check_shape(name, found.shape, shape)
         return found
 
-    def _taking_turns(self, name: str, shape: tuple[int, int]) -> Stored:
+    def _taking_turns(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
         """The matrices of gate and up in one, whose rows take turns; from one tensor, or from two."""
         found = self.stored(f"{name}.weight")
         if found is None:
@@ -220,7 +220,7 @@ class Weights(ABC):
                         made[mine] = half.read(rows[mine] // 2)
                 return made
 
-            found = Stored(shape, gate.num_bytes + up.num_bytes, read, gate.is_mxfp4 and up.is_mxfp4)
+            found = StoredMatrix(shape, gate.num_bytes + up.num_bytes, read, gate.is_mxfp4 and up.is_mxfp4)
         self._check_shape(name, found.shape, shape)
         return found
 
@@ -235,7 +235,7 @@ class Weights(ABC):
             found = self.numbers(f"{name}.bias", count)
         return found.reshape(experts.count, 1, -1)
 
-    def _of_each(self, name: str, count: int, shape: tuple[int, int]) -> Stored:
+    def _of_each(self, name: str, count: int, shape: tuple[int, int]) -> StoredMatrix:
         """The matrices of experts that each have a tensor."""
         size, parts = shape[0] // count, []
         for number in range(count):
@@ -251,7 +251,7 @@ class Weights(ABC):
             cuts = np.flatnonzero(np.diff(rows // size)) + 1
             return np.concatenate([parts[each[0] // size].read(each % size) for each in np.split(rows, cuts)])
 
-        return Stored(shape, sum(part.num_bytes for part in parts), read)
+        return StoredMatrix(shape, sum(part.num_bytes for part in parts), read)
 
     def _check_shape(self, module: str, shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
         if shape != tuple(size or found for size, found in zip(wanted, shape, strict=False)):
@@ -322,14 +322,14 @@ class Weights(ABC):
             )
         return found
 
-    def _part(self, name: str, kind: str) -> Stored | None:
+    def _part(self, name: str, kind: str) -> StoredMatrix | None:
         """The rows of a tensor that are this module's."""
         whole = self.stored(f"{place_of(name, self.decoder)[0]}.{kind}")
         rows = None if whole is None else self.rows_of(name, whole.shape[0])
         if whole is None or rows is None:
             return whole
         shape = (len(rows), *whole.shape[1:])
-        return Stored(shape, whole.num_bytes * len(rows) // whole.shape[0], lambda part: whole.read(rows[part]))
+        return StoredMatrix(shape, whole.num_bytes * len(rows) // whole.shape[0], lambda part: whole.read(rows[part]))
 
     def rows_of(self, name: str, count: int) -> Indices | None:
         """Which of a tensor's `count` rows are this module's, in its order; None for all as they are."""
@@ -348,7 +348,7 @@ def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape
 
 
-def _one_below_the_other(whole: Stored, count: int) -> Stored:
+def _one_below_the_other(whole: StoredMatrix, count: int) -> StoredMatrix:
     """A matrix whose rows are `count` rows each."""
     shape = whole.shape[0] * count, whole.shape[1] // count
 
@@ -357,7 +357,7 @@ def _one_below_the_other(whole: Stored, count: int) -> Stored:
         first, last = int(rows[0]) // count, int(rows[-1]) // count + 1
         return whole.read(slice(first, last)).reshape(-1, shape[1])[rows - first * count]
 
-    return Stored(shape, whole.num_bytes, read)
+    return StoredMatrix(shape, whole.num_bytes, read)
 
 
 def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:

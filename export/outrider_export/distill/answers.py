@@ -34,10 +34,10 @@ from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading
 from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
 from outrider_export.distill.gpu_writer import open_writer
-from outrider_export.distill.prompts import Filter, Prompt, is_refusal, make_follow_ups, make_prompts
-from outrider_export.distill.recipe import LEAST_ANSWER, Recipe, Stored, read_stored, write_stored
+from outrider_export.distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
+from outrider_export.distill.recipe import LEAST_ANSWER, DataRecipe, Recipe, read_stored, write_stored
 from outrider_export.distill.shards import Conversation, Shard
-from outrider_export.distill.texts import Task, Text, is_loop
+from outrider_export.distill.texts import DistillText, WritingTask, is_loop
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts
@@ -50,7 +50,7 @@ _FEW = 8  # answers, whose mean length says little of the others'
 
 
 @dataclass(frozen=True)
-class Progress:
+class DataProgress:
     """How far the data is.
 
     num_tokens: of the answers that are kept, of which num_safe are in whole shards, which a stop leaves. num_expected:
@@ -77,13 +77,13 @@ def write_data(
     bundle: Bundle,
     recipe: Recipe,
     *,
-    prompts: Sequence[Prompt] = (),
-    excluded: Sequence[Prompt] = (),
-    progress: Callable[[Progress], None] = lambda _: None,
+    prompts: Sequence[DistillPrompt] = (),
+    excluded: Sequence[DistillPrompt] = (),
+    progress: Callable[[DataProgress], None] = lambda _: None,
     batch_size: int | None = None,
     memory: float | None = None,
     device: DeviceConfig | None = None,
-) -> Progress:
+) -> DataProgress:
     """Write shards until there are `recipe.num_tokens`; go on with those that are there.
 
     prompts: the user's, half of all as long as there are some; the main model makes up the others. excluded: prompts
@@ -106,16 +106,16 @@ class _Job:
         folder: Path,
         bundle: Bundle,
         recipe: Recipe,
-        prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
+        prompts: tuple[Sequence[DistillPrompt], Sequence[DistillPrompt]],
         batch_size: int | None,
         memory: float | None,
         device: DeviceConfig | None,
-        progress: Callable[[Progress], None],
+        progress: Callable[[DataProgress], None],
     ) -> None:
         self._folder, self._bundle, self._recipe, self._progress = folder, bundle, recipe, progress
         geometry = bundle.manifest.main.geometry
         self._hidden_size = geometry.hidden_size
-        stored = Stored.of(bundle, recipe, *prompts)
+        stored = DataRecipe.of(bundle, recipe, *prompts)
         before = read_stored(folder)
         self._stored = before.continued(stored, folder) if before else stored
         self._options: dict[str, Any] = {
@@ -137,7 +137,7 @@ class _Job:
             self._count(shard)
         self._num_before = self._num_tokens
 
-    def run(self) -> Progress:
+    def run(self) -> DataProgress:
         """Write the shards that are missing."""
         if self._num_tokens < self._recipe.num_tokens:
             self._open()
@@ -157,13 +157,13 @@ class _Job:
         write_stored(self._folder, self._stored)
 
     @property
-    def _state(self) -> Progress:
+    def _state(self) -> DataProgress:
         seconds, safe, wanted = time.monotonic() - self._began, self._num_tokens, self._recipe.num_tokens
         per_shard = self._ended.expected
         expected = safe + per_shard * math.ceil((wanted - safe) / per_shard) if per_shard and safe < wanted else 0
         done = safe - self._num_before + self._ended.num_tokens
         left = seconds * (expected - safe - self._ended.num_tokens) / done if expected and done else None
-        return Progress(
+        return DataProgress(
             safe + self._kept.num_tokens,
             safe,
             wanted,
@@ -182,7 +182,7 @@ class _Job:
         with reading(f"The shard {path}", "Delete it, and it is written again.", ExportError):
             lines = (path / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
             asked = [json.loads(line) for line in lines]
-            self._filter.add(Prompt(each["prompt"], each["source"]) for each in asked)
+            self._filter.add(DistillPrompt(each["prompt"], each["source"]) for each in asked)
             self._removed += Counter(json.loads((path / "removed.json").read_text(encoding="utf-8")))
             self._num_tokens += int(np.load(path / "answer.npy").sum())
             self._num_conversations += len(asked)
@@ -192,8 +192,8 @@ class _Job:
         kept, first = self._kept, index * _NUMBERS
         asked = self._asked(index)
         self._ended.num_asked = len(asked)
-        tasks = [Task(first + i, token_ids, TEMPERATURE * (i % 2)) for i, (_, token_ids) in enumerate(asked)]
-        waiting: dict[int, Text] = {}  # for those before them
+        tasks = [WritingTask(first + i, token_ids, TEMPERATURE * (i % 2)) for i, (_, token_ids) in enumerate(asked)]
+        waiting: dict[int, DistillText] = {}  # for those before them
         place = 0
         for text in self._writer.write(tasks, seed=self._recipe.seed, watch=self._watch):
             waiting[text.number - first] = text
@@ -207,7 +207,7 @@ class _Job:
             raise ExportError(f"No answer of shard {index} can be kept ({removed}). Give other prompts.")
         shard.removed = kept.removed
 
-    def _conversation(self, text: Text, prompt: Prompt, *, greedy: bool) -> Conversation:
+    def _conversation(self, text: DistillText, prompt: DistillPrompt, *, greedy: bool) -> Conversation:
         rows: dict[str, NDArray[Any]] = {
             "tokens": text.token_ids,
             "answer": np.arange(len(text.token_ids)) >= text.num_prompt_tokens,
@@ -219,7 +219,7 @@ class _Job:
             rows |= {"taps": text.features[:, :width], "last": text.features[:, width:]}
         return Conversation(prompt.content, prompt.source, greedy, rows)
 
-    def _asked(self, index: int) -> list[tuple[Prompt, list[int]]]:
+    def _asked(self, index: int) -> list[tuple[DistillPrompt, list[int]]]:
         """A shard's prompts in the order in which they are asked, with their token ids."""
         size, seed = self._stored.shard_size, self._recipe.seed
         generator = np.random.default_rng((seed, index))
@@ -245,7 +245,7 @@ class _Job:
             )
         return asked
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def _encode(self, prompt: DistillPrompt) -> list[int]:
         """A prompt's token ids; none if it cannot be asked."""
         try:
             token_ids = self._writer.tokenizer.encode_prompt(prompt.content)
@@ -258,7 +258,7 @@ class _Job:
         return token_ids
 
     @functools.cached_property
-    def _shuffled(self) -> list[Prompt]:
+    def _shuffled(self) -> list[DistillPrompt]:
         """The user's prompts in the order in which they are asked."""
         order = np.random.default_rng(self._recipe.seed).permutation(len(self._prompts))
         return [self._prompts[i] for i in order]
@@ -297,7 +297,7 @@ class _Ended:
     num_texts: int = 0
     num_tokens: int = 0
 
-    def count(self, text: Text) -> None:
+    def count(self, text: DistillText) -> None:
         """Add one."""
         self.num_texts += 1
         self.num_tokens += len(text.token_ids) - text.num_prompt_tokens
@@ -315,7 +315,7 @@ class _Kept:
         self.num_tokens = self.num_conversations = 0
         self.removed: Counter[str] = Counter()
 
-    def takes(self, text: Text, tokenizer: Tokenizer) -> bool:
+    def takes(self, text: DistillText, tokenizer: Tokenizer) -> bool:
         """Whether a drafter can learn from a text."""
         answer = text.token_ids[text.num_prompt_tokens :].tolist()
         reason = ""

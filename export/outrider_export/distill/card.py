@@ -14,7 +14,7 @@ from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider_export.distill.data import find_shards
-from outrider_export.distill.plan import Options, Plan
+from outrider_export.distill.plan import DistillPlan, Options
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.source import locate
 
@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 
 
 def describe(
-    options: Options, plan: Plan, bundle: Bundle, report: dict[str, Any], hours: dict[str, float], **more: Any
+    options: Options, plan: DistillPlan, bundle: Bundle, report: dict[str, Any], hours: dict[str, float], **more: Any
 ) -> dict[str, Any]:
     """What training.json says. report: of `fit`. hours: by stage. more: the prediction, and trials of kinds."""
     source = bundle.manifest.main.source

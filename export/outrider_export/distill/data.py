@@ -5,13 +5,13 @@
         batch = data.read(conversations)
 
 A folder holds shards shard-00000, …, which `Shard` writes: of the C conversations of a shard and their T tokens, one
-behind the other,
+after the other,
 
     tokens.npy     int32   [T]
     answer.npy     bool    [T]         whether the main model wrote the token
     starts.npy     int64   [C + 1]     where conversation c begins; the last is T
     greedy.npy     bool    [C]         whether the answer is greedy; otherwise it was sampled
-    top_ids.npy    int32   [T, 32]     the likeliest tokens behind token t at temperature 1, descending; -1 beyond those
+    top_ids.npy    int32   [T, 32]     the likeliest tokens after token t at temperature 1, descending; -1 beyond those
     top_probs.npy  float16 [T, 32]     their probabilities; 0 where token t + 1 is not of an answer
     taps.npy       float16 [T, 3 * h]  if needed: the hidden states that EAGLE-3 and block drafters read (`tap_names`)
     last.npy       float16 [T, h]      if needed: the last hidden state, which the output matrix reads
@@ -91,7 +91,7 @@ def bytes_per_token(hidden_size: int, needs: Collection[str]) -> int:
     return sum(kind.itemsize * int(np.prod(shape)) for kind, shape in columns(needs, hidden_size).values())
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Conversations side by side, as torch tensors, padded on the right. taps and last: None if shards have none."""
 
     token_ids: Any  # int64 [rows, tokens]
@@ -101,9 +101,9 @@ class Batch(NamedTuple):
     top_ids: Any  # int64 [rows, tokens, 32]; padding is -1
     top_probs: Any  # float32 [rows, tokens, 32]
 
-    def to(self, device: Any) -> Batch:
+    def to(self, device: Any) -> TrainingBatch:
         """The same on another device."""
-        return Batch(*(None if each is None else each.to(device) for each in self))
+        return TrainingBatch(*(None if each is None else each.to(device) for each in self))
 
 
 class Data:
@@ -183,9 +183,9 @@ class Data:
                 num_tokens += self._length(i)
         return self._split(sorted(picked, key=self._length), tokens_in_batch)
 
-    def read(self, conversations: Sequence[int]) -> Batch:
+    def read(self, conversations: Sequence[int]) -> TrainingBatch:
         """The conversations of one batch."""
-        return Batch(
+        return TrainingBatch(
             self._stack("tokens", conversations, np.int64),
             self._stack("answer", conversations, np.bool_),
             self._stack("taps", conversations, np.float32) if self.has_taps else None,

@@ -24,7 +24,7 @@ from outrider.models.backends.taps import LAST
 from outrider.types import Noise
 from outrider_export.distill.main_model import read_layers, read_teacher
 from outrider_export.distill.rows import LEAST, NUM_KEPT
-from outrider_export.distill.texts import Task, Text
+from outrider_export.distill.texts import DistillText, WritingTask
 from outrider_export.distill.torch_main import TorchMain
 from outrider_export.distill.writer import LARGEST_HALF, MAX_PROMPT_TOKENS, TextWriter, Writer
 
@@ -52,7 +52,7 @@ def gpu_speed(bundle: Bundle) -> float | None:
     """Tokens per second that a GPU writes with the bundle's main model; None without a GPU that can."""
     if (writer := _on_gpu(bundle, max_new_tokens=_TIMED_ANSWER)) is None:
         return None
-    tasks = [Task(i, [0] * _TIMED_PROMPT) for i in range(writer.batch_size)]
+    tasks = [WritingTask(i, [0] * _TIMED_PROMPT) for i in range(writer.batch_size)]
     for _ in range(2):  # the first one makes kernels ready
         began, written = time.perf_counter(), list[int]()
         for _ in writer.write(tasks, seed=0, stop=(), watch=written.append):
@@ -87,8 +87,8 @@ class GpuWriter(TextWriter):
         self._batch: _Batch | None = None  # the latest, whose memory and graph are used again
 
     def _write(
-        self, tasks: Iterator[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
-    ) -> Iterator[Text]:
+        self, tasks: Iterator[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
+    ) -> Iterator[DistillText]:
         """Batch by batch; texts that loop are written to their end."""
         while batch := list(itertools.islice(tasks, self.batch_size)):
             for task in batch:
@@ -99,7 +99,7 @@ class GpuWriter(TextWriter):
         """Whether the model here calculates what the bundle's own does, on a short text of the latter."""
         try:
             right = Writer(bundle, features=(LAST,), max_new_tokens=_TRIED_TOKENS, batch_size=1)
-            task = Task(0, self.tokenizer.encode_prompt(_TRIED))
+            task = WritingTask(0, self.tokenizer.encode_prompt(_TRIED))
             (text,) = right.write([task], seed=0)
         except OutriderError:
             return False
@@ -109,8 +109,8 @@ class GpuWriter(TextWriter):
         return bool((found - wanted).norm() <= _MOST_DIFFERENT * wanted.norm())
 
     def _write_batch(
-        self, tasks: list[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
-    ) -> Iterator[Text]:
+        self, tasks: list[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
+    ) -> Iterator[DistillText]:
         try:
             batch = self._prepared(tasks)
             batch.begin(tasks, seed)
@@ -136,7 +136,7 @@ class GpuWriter(TextWriter):
             batch.go_on()
         yield from batch.texts(tasks, answers, reasons)
 
-    def _prepared(self, tasks: Sequence[Task]) -> _Batch:
+    def _prepared(self, tasks: Sequence[WritingTask]) -> _Batch:
         """Memory for these texts; that of the batch before, where it fits."""
         longest = max(len(task.token_ids) for task in tasks)
         width = next(each for each in _WIDTHS if each >= longest)
@@ -191,7 +191,7 @@ class _Batch:
         self._is_finite = torch.ones((), dtype=torch.bool, device=main.device)
         self._graph = self._capture() if main.device.type == "cuda" else None
 
-    def begin(self, tasks: Sequence[Task], seed: int) -> None:
+    def begin(self, tasks: Sequence[WritingTask], seed: int) -> None:
         """Read the prompts, and choose the first tokens."""
         num_rows, _, most = self.sizes
         lengths = torch.ones(num_rows, dtype=torch.int64)
@@ -229,7 +229,9 @@ class _Batch:
         else:
             self._graph.replay()
 
-    def texts(self, tasks: Sequence[Task], answers: Sequence[Sequence[int]], reasons: Sequence[str]) -> Iterator[Text]:
+    def texts(
+        self, tasks: Sequence[WritingTask], answers: Sequence[Sequence[int]], reasons: Sequence[str]
+    ) -> Iterator[DistillText]:
         """The finished texts.
 
         Raises:
@@ -245,7 +247,7 @@ class _Batch:
             states = None
             if self._features:
                 states = torch.cat([self._prompt_states[row, :before], self._states[row, :count]]).cpu().numpy()
-            yield Text.of(task, answer, reason, (top_ids, top_probs), states)
+            yield DistillText.of(task, answer, reason, (top_ids, top_probs), states)
 
     def _advance(self) -> None:
         states = self._main.step(self._token_ids, self._positions, self._cache)
@@ -254,7 +256,7 @@ class _Batch:
         self._choose(states[LAST][:, 0])
 
     def _choose(self, last: Any) -> None:
-        """Choose a token of each row by the state behind the final norm [B, h], and keep the likeliest ones."""
+        """Choose a token of each row by the state after the final norm [B, h], and keep the likeliest ones."""
         logits = self._main.logits(last)
         probs = logits.softmax(-1)
         top_probs, top_ids = probs.topk(min(NUM_KEPT, probs.shape[1]), -1)

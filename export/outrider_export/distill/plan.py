@@ -86,7 +86,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DistillPlan:
     """What must not change until the work is done (the first part), and what it takes.
 
     bytes_of_data, bytes_on_disk: the latter with checkpoints and the bundle. bytes_of_memory: at most at any time.
@@ -150,7 +150,7 @@ def check_options(options: Options) -> None:
         raise ExportError(f"{options.output} exists. Choose another name with -o.")
 
 
-def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
+def make_the_plan(options: Options, progress: Progress | None = None) -> DistillPlan:
     """The plan for these options, which were checked.
 
     Raises:
@@ -173,7 +173,7 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
     disk = data + weights * (_CHECKPOINT + 2) + (0 if is_bundle else 4 * size)
     matrices = 2 * 4 * geometry.logits_width * geometry.hidden_size
     memory = _TRIED + max(2 * size, matrices + weights * _ADAM)
-    plan = Plan(
+    plan = DistillPlan(
         main=str(_resolved(options.main)),
         kind=options.kind,
         source=None if options.source is None else str(_resolved(options.source)),
@@ -196,7 +196,7 @@ def head_folder(name: str, progress: Progress) -> Path:
     return fetch(locate(name), False, progress).fetched
 
 
-def freeze(plan: Plan, path: Path) -> Plan:
+def freeze(plan: DistillPlan, path: Path) -> DistillPlan:
     """The plan in the file `path`, which is written if it is not there.
 
     Raises:
@@ -211,7 +211,7 @@ def freeze(plan: Plan, path: Path) -> Plan:
             raise ExportError(f"{path} cannot be written: {error.strerror}. Choose another folder with -o.") from error
         return plan
     with reading(str(path), "Delete the work folder to begin again.", ExportError):
-        found = msgspec.json.decode(path.read_bytes(), type=Plan)
+        found = msgspec.json.decode(path.read_bytes(), type=DistillPlan)
     for name, asked in asdict(plan).items():
         before = getattr(found, name)
         if before != asked and not name.startswith("bytes"):
@@ -278,7 +278,7 @@ def _num_weights(kind: str, geometry: Geometry) -> int:
     }[kind]
 
 
-def _check_disk(options: Options, plan: Plan) -> None:
+def _check_disk(options: Options, plan: DistillPlan) -> None:
     """Raise if the disk, or the user's limit, has no room for what is not there yet."""
     folder = next(each for each in options.work.absolute().parents if each.exists())
     there = sum(path.stat().st_size for path in options.work.rglob("*") if path.is_file())

@@ -18,7 +18,7 @@ from typing import Any
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.drafters.prediction import Costs, Prediction, needed
+from outrider.drafters.prediction import Costs, SpeedPrediction, needed
 from outrider.engine.engine import Engine
 from outrider.models.tuning.measure.cost import NEAR
 from outrider_export.bundles.drafters import add_drafter
@@ -30,7 +30,7 @@ _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and 
 _BATCHES = (16, 32, 64)  # texts written at the same time
 
 
-def shortfall(found: Prediction, costs: Costs, training: Mapping[str, Any]) -> str:
+def shortfall(found: SpeedPrediction, costs: Costs, training: Mapping[str, Any]) -> str:
     """Why a drafter is not worth using, and what would make it so; "" where it is. training: as in training.json."""
     if found.speed_up >= _WORTH:
         return ""
@@ -89,7 +89,7 @@ SHARE = 0.1  # of the training data
 
 
 @dataclass(frozen=True)
-class Trial:
+class DistillTrial:
     """A kind after training on a part of the data.
 
     acceptance: on held-out text, of place 1, 2, … hours: of this training. hours_in_all: training on all data takes.
@@ -97,7 +97,7 @@ class Trial:
 
     kind: str
     acceptance: list[float]
-    prediction: Prediction
+    prediction: SpeedPrediction
     hours: float
     hours_in_all: float
 
@@ -111,7 +111,7 @@ class Trial:
         return self.gain * min(hours / max(self.hours_in_all, 1e-6), 1.0)
 
 
-def choose(trials: Sequence[Trial], hours: float) -> Trial:
+def choose(trials: Sequence[DistillTrial], hours: float) -> DistillTrial:
     """The kind that gains most in the hours that are left; if none gains yet, the one that drafts most tokens."""
     gaining = [each for each in trials if each.gain > 0]
     if gaining:
@@ -119,7 +119,7 @@ def choose(trials: Sequence[Trial], hours: float) -> Trial:
     return max(trials, key=lambda each: _tokens(each.acceptance))
 
 
-def table(trials: Sequence[Trial], hours: float) -> list[list[str]]:
+def table(trials: Sequence[DistillTrial], hours: float) -> list[list[str]]:
     """Why: the head of the table and its rows, the chosen kind marked."""
     chosen = choose(trials, hours)
     return [

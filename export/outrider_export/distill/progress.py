@@ -16,8 +16,8 @@ from typing import Any
 
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import install
-from outrider_export.distill.answers import Progress as Written
-from outrider_export.distill.train.status import Status, Watch
+from outrider_export.distill.answers import DataProgress as Written
+from outrider_export.distill.train.status import TrainingStatus, Watch
 
 _LINE_EVERY = 300.0  # seconds
 
@@ -80,7 +80,7 @@ class Live(Watch):
         self._log("data", {"tokens kept": state.num_tokens, "tokens per second": speed}, round(state.seconds))
         self._say(at_once=is_done, stays=is_done)
 
-    def stepped(self, status: Status) -> None:
+    def stepped(self, status: TrainingStatus) -> None:
         """See `Watch`."""
         self._facts |= {
             "time left": _duration(status.seconds_left),
@@ -90,7 +90,7 @@ class Live(Watch):
         }
         self._say()
 
-    def evaluated(self, status: Status) -> None:
+    def evaluated(self, status: TrainingStatus) -> None:
         """See `Watch`."""
         last = status.evaluations[-1]
         self._facts |= {

@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.errors import ExportError, OptionError, OutriderError
 from outrider.system.files import reading
-from outrider_export.distill.texts import Task
+from outrider_export.distill.texts import WritingTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ _MARK = "OUTRIDER"  # stands for a user's turn in the chat template
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class DistillPrompt:
     """A text, or chat messages of which the last is the user's. source: `USER` or `MODEL`."""
 
     content: str | list[dict[str, Any]]
@@ -81,24 +81,24 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[DistillPrompt]:
     """The user's prompts: one a line in a .txt file; in a .jsonl file objects with `prompt`, `messages` or `turns`.
 
-    `messages` end at the last one of the user's: the answer behind it is the main model's to write. Of `turns`, which
+    `messages` end at the last one of the user's: the answer after it is the main model's to write. Of `turns`, which
     are the user's alone, the first is asked.
 
     Raises:
         OptionError: when the file cannot be read, is empty, or a line is of no such form.
     """
-    found = [Prompt(each) for record in _records(path) for each in _contents(record)[:1]]
+    found = [DistillPrompt(each) for record in _records(path) for each in _contents(record)[:1]]
     if not found:
         raise OptionError(f"{path} has no prompts. Write one per line.")
     return found
 
 
-def texts_in(path: Path) -> list[Prompt]:
+def texts_in(path: Path) -> list[DistillPrompt]:
     """All texts of a file that must not be asked: as `read_prompts`, but all turns."""
-    return [Prompt(each) for record in _records(path) for each in _contents(record)]
+    return [DistillPrompt(each) for record in _records(path) for each in _contents(record)]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
@@ -141,7 +141,7 @@ class Filter:
     are; made-up ones, of which many differ in their ends only, if their first twelve are.
     """
 
-    def __init__(self, excluded: Iterable[Prompt] = (), known: Iterable[Prompt] = ()) -> None:
+    def __init__(self, excluded: Iterable[DistillPrompt] = (), known: Iterable[DistillPrompt] = ()) -> None:
         self.removed: Counter[str] = Counter()
         self._excluded, self._known = set[tuple[str, ...]](), set[tuple[str, ...]]()
         for each in excluded:
@@ -155,12 +155,12 @@ class Filter:
         made._excluded, made._known = self._excluded, set(self._known)
         return made
 
-    def add(self, prompts: Iterable[Prompt]) -> None:
+    def add(self, prompts: Iterable[DistillPrompt]) -> None:
         """These were asked."""
         for each in prompts:
             self._known |= _keys(each)
 
-    def takes(self, prompt: Prompt) -> bool:
+    def takes(self, prompt: DistillPrompt) -> bool:
         """Whether to ask a prompt. If so, it is known from now on."""
         reason = self._reason(prompt)
         if reason:
@@ -169,7 +169,7 @@ class Filter:
         self._known |= _keys(prompt)
         return True
 
-    def _reason(self, prompt: Prompt) -> str:
+    def _reason(self, prompt: DistillPrompt) -> str:
         keys = _keys(prompt) if prompt.source == MODEL else {tuple(prompt.words)}
         if keys & self._excluded:
             return "excluded prompt"
@@ -178,7 +178,7 @@ class Filter:
         return _fault(prompt.content) if prompt.source == MODEL and isinstance(prompt.content, str) else ""
 
 
-def _keys(prompt: Prompt) -> set[tuple[str, ...]]:
+def _keys(prompt: DistillPrompt) -> set[tuple[str, ...]]:
     words = tuple(prompt.words)
     return {words, words[:_FIRST_WORDS]}
 
@@ -204,8 +204,8 @@ def make_prompts(
     first: int,
     new: Filter,
     watch: Callable[[int], None] = lambda _: None,
-) -> list[Prompt]:
-    """User turns that the main model makes up, from behind the chat template's words before a user's turn.
+) -> list[DistillPrompt]:
+    """User turns that the main model makes up, from after the chat template's words before a user's turn.
 
     About `count`, fewer if it repeats itself. first: the number of the first text that is written. new: takes those
     that were not asked before. watch: see `TextWriter.write`. Source: Magpie (Xu et al. 2024), with openings given for
@@ -215,7 +215,7 @@ def make_prompts(
         ExportError: when the model has no chat template.
     """
     before, ends = _before_a_turn(writer.tokenizer), _LineEnds(writer)
-    made: list[Prompt] = []
+    made: list[DistillPrompt] = []
     for _ in range(_TIMES):
         if (missing := count - len(made)) <= 0:
             break
@@ -224,24 +224,24 @@ def make_prompts(
             generator = np.random.default_rng((seed, number))
             start = "" if generator.random() < 0.5 else OPENINGS[int(generator.integers(len(OPENINGS)))]
             starts[number] = start
-            tasks.append(Task(number, writer.tokenizer.encode_rendered(before + start), temperature=1.0))
+            tasks.append(WritingTask(number, writer.tokenizer.encode_rendered(before + start), temperature=1.0))
         texts = {}
         for text in writer.write(tasks, seed=seed, max_new_tokens=MAX_MADE_TOKENS, stop=ends, watch=watch):
             words = writer.tokenizer.decode(text.token_ids[text.num_prompt_tokens :].tolist())
             is_whole = text.reason == "stop" and words.strip()
             texts[text.number] = (starts[text.number] + words).strip() if is_whole else ""
-        made += [each for number in sorted(texts) if new.takes(each := Prompt(texts[number], MODEL))]
+        made += [each for number in sorted(texts) if new.takes(each := DistillPrompt(texts[number], MODEL))]
     return made[:count]
 
 
-def make_follow_ups(answers: Sequence[str], count: int, generator: np.random.Generator) -> list[Prompt]:
+def make_follow_ups(answers: Sequence[str], count: int, generator: np.random.Generator) -> list[DistillPrompt]:
     """Prompts that ask to work on an answer that was given before."""
     found = []
     for _ in range(count if answers else 0):
         text = answers[int(generator.integers(len(answers)))].strip()[:_MOST_ANSWER]
         form = _FOLLOW_UPS[int(generator.integers(len(_FOLLOW_UPS)))]
         if len(text) >= _LEAST_ANSWER:
-            found.append(Prompt(form.format(text), MODEL))
+            found.append(DistillPrompt(form.format(text), MODEL))
     return found
 
 

@@ -15,7 +15,7 @@ from outrider.bundle import Bundle
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_export.distill.data import find_shards
-from outrider_export.distill.prompts import Prompt
+from outrider_export.distill.prompts import DistillPrompt
 
 LEAST_ANSWER = 4  # tokens
 USUAL_ANSWER = 200
@@ -53,7 +53,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Stored:
+class DataRecipe:
     """What must not change while a folder's data is written."""
 
     seed: int
@@ -67,7 +67,9 @@ class Stored:
     batch_size: int = 0
 
     @classmethod
-    def of(cls, bundle: Bundle, recipe: Recipe, prompts: Sequence[Prompt], excluded: Sequence[Prompt]) -> Stored:
+    def of(
+        cls, bundle: Bundle, recipe: Recipe, prompts: Sequence[DistillPrompt], excluded: Sequence[DistillPrompt]
+    ) -> DataRecipe:
         """Of what is asked now."""
         entry = bundle.manifest.main
         files = {each.path: each.sha256 for each in bundle.files_of(entry.folder)}
@@ -82,7 +84,7 @@ class Stored:
             shard_size=recipe.shard_size,
         )
 
-    def continued(self, now: Stored, folder: Path) -> Stored:
+    def continued(self, now: DataRecipe, folder: Path) -> DataRecipe:
         """This, to go on with. Raises if something else is asked now."""
         for name in ("seed", "max_new_tokens", "user_share", "prompts", "excluded", "main_model"):
             before, asked = getattr(self, name), getattr(now, name)
@@ -101,7 +103,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def read_stored(folder: Path) -> Stored | None:
+def read_stored(folder: Path) -> DataRecipe | None:
     """What a folder's data is made by; None for a new folder.
 
     Raises:
@@ -113,10 +115,10 @@ def read_stored(folder: Path) -> Stored | None:
             raise ExportError(f"{folder} has shards and no {_FILE}, which says what they are. Name another folder.")
         return None
     with reading(str(path), "Name another folder.", ExportError):
-        return msgspec.json.decode(path.read_bytes(), type=Stored)
+        return msgspec.json.decode(path.read_bytes(), type=DataRecipe)
 
 
-def write_stored(folder: Path, stored: Stored) -> None:
+def write_stored(folder: Path, stored: DataRecipe) -> None:
     """Store it in the folder, which is made if it is not there.
 
     Raises:

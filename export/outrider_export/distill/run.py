@@ -25,20 +25,20 @@ from outrider.bundle import Bundle
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
-from outrider.drafters.prediction import Costs, Prediction, predict
+from outrider.drafters.prediction import Costs, SpeedPrediction, predict
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle
-from outrider_export.distill.answers import Progress as Written
+from outrider_export.distill.answers import DataProgress as Written
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.card import card, describe
 from outrider_export.distill.data import Data
 from outrider_export.distill.gpu_writer import gpu_speed
-from outrider_export.distill.plan import Options, Plan, check_options, freeze, make_the_plan
+from outrider_export.distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
 from outrider_export.distill.prediction import (
     SHARE,
-    Trial,
+    DistillTrial,
     choose,
     shortfall,
     table,
@@ -63,12 +63,12 @@ _TIMED_STEPS = 4
 
 
 @dataclass(frozen=True)
-class Result:
+class DistillResult:
     """What was made. folder: of the drafter. shortfall: why it does not pay; "" if it does. report: training.json."""
 
     folder: Path
     kind: str
-    prediction: Prediction
+    prediction: SpeedPrediction
     shortfall: str
     report: dict[str, Any]
 
@@ -79,7 +79,7 @@ def distill(
     progress: Progress | None = None,
     tell: Callable[[str], None] = lambda _: None,
     status: Callable[[str], None] | None = None,
-) -> Result:
+) -> DistillResult:
     """Make a drafter for a main model, at `options.output`; go on where an earlier run ended.
 
     progress: of the main model's export. tell: gets lines for the user. status: gets lines that replace the one before.
@@ -104,11 +104,11 @@ def distill(
 
 def _distill(
     options: Options,
-    plan: Plan,
+    plan: DistillPlan,
     progress: Progress,
     tell: Callable[[str], None],
     status: Callable[[str], None] | None,
-) -> Result:
+) -> DistillResult:
     """All of it, in the work folder that is there."""
     with closing(Live(options.work, plan.lines(), tell, status)) as live:
         bundle = _bundle_of(options, live, progress)
@@ -126,7 +126,7 @@ def _distill(
         f"{prediction.speed_up:.2f} times the speed of plain decoding expected here."
     )
     _publish(options, folder, tell)
-    return Result(options.output, kind, prediction, shortfall(prediction, costs, training), training)
+    return DistillResult(options.output, kind, prediction, shortfall(prediction, costs, training), training)
 
 
 @contextmanager
@@ -166,7 +166,7 @@ class _Run:
     def __init__(self, options: Options, bundle: Bundle, live: Live, progress: Progress) -> None:
         self._options, self._work = options, options.work
         self._bundle, self._live, self._progress = bundle, live, progress
-        self.trials: list[Trial] = []
+        self.trials: list[DistillTrial] = []
         self.hours: dict[str, float] = self._stored("hours", dict[str, float], dict)
 
     def write_data(self) -> None:
@@ -196,7 +196,7 @@ class _Run:
         if len(kinds) == 1:
             return kinds[0]
         budget = _TRIAL_HOURS * self._options.hours / len(kinds)
-        self.trials = [self._stored(f"trial-{kind}", Trial, partial(self._try, kind, budget)) for kind in kinds]
+        self.trials = [self._stored(f"trial-{kind}", DistillTrial, partial(self._try, kind, budget)) for kind in kinds]
         self._live.table(table(self.trials, self._hours_left))
         return choose(self.trials, self._hours_left).kind
 
@@ -245,13 +245,13 @@ class _Run:
             )
         return max(min(wanted, possible), 1)
 
-    def _try(self, kind: str, hours: float) -> Trial:
+    def _try(self, kind: str, hours: float) -> DistillTrial:
         """Train a kind on a part of the data."""
         self._live.stage(f"Trying {kind} on {SHARE:.0%} of the data")
         _, report = self._fit(kind, SHARE, hours, "trials")
         acceptance, took = report["held_out_acceptance_by_place"], report["hours"]
         in_all = took / report["steps"] * _planned_steps(report["kind"], self._data)
-        return Trial(kind, acceptance, predict(acceptance, self.costs), took, in_all)
+        return DistillTrial(kind, acceptance, predict(acceptance, self.costs), took, in_all)
 
     def _fit(self, kind: str, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
         """Train a drafter on a share of the data for these hours at most."""

@@ -36,7 +36,7 @@ LOOK = 16  # tokens between two looks for loops
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WritingTask:
     """A text to write. token_ids: of the prompt, up to where the answer begins. temperature: 0 is greedy.
 
     number: with the seed and the position, it determines the random numbers of the text.
@@ -48,11 +48,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class DistillText:
     """A prompt of n tokens with its answer, T tokens in all.
 
     token_ids: int32 [T], with the token that ended it. reason: "stop", "length" or "loop". top_ids int32 and top_probs
-    float16 [T, 32]: behind each token the likeliest next ones at temperature 1, descending, -1 and 0 beyond those kept,
+    float16 [T, 32]: after each token the likeliest next ones at temperature 1, descending, -1 and 0 beyond those kept,
     and in rows whose next token is none of the answer. features: float16 [T, width], side by side in the order of
     `Writer.features`; None if there are none.
     """
@@ -67,26 +67,26 @@ class Text:
 
     @staticmethod
     def of(
-        task: Task,
+        task: WritingTask,
         answer: Sequence[int],
         reason: str,
         top: tuple[NDArray[np.int32], NDArray[np.float16]],
         features: NDArray[np.float16] | None,
-    ) -> Text:
+    ) -> DistillText:
         """A task's finished text. top: the likeliest tokens and their probabilities, a row for each of the answer."""
         before, count = len(task.token_ids), len(answer)
-        # The row behind token t is of token t + 1: the first stands behind the prompt's last token.
+        # The row after token t is of token t + 1: the first comes after the prompt's last token.
         top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
         top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
         top_ids[before - 1 : -1], top_probs[before - 1 : -1] = top
         token_ids = np.array([*task.token_ids, *answer], dtype=np.int32)
-        return Text(task.number, before, token_ids, reason, top_ids, top_probs, features)
+        return DistillText(task.number, before, token_ids, reason, top_ids, top_probs, features)
 
 
 class Running:
     """A text that is being written, in its slot of the cache."""
 
-    def __init__(self, task: Task, slot: Any, max_new_tokens: int, seed: int) -> None:
+    def __init__(self, task: WritingTask, slot: Any, max_new_tokens: int, seed: int) -> None:
         self.task, self.slot, self._max_new_tokens = task, slot, max_new_tokens
         self.unread: Sequence[int] = task.token_ids  # tokens that the model has to read yet
         self.answer: list[int] = []
@@ -128,8 +128,10 @@ class Running:
         elif count + 1 == self._max_new_tokens:
             self.reason = "length"
 
-    def text(self) -> Text:
+    def text(self) -> DistillText:
         """The finished text."""
         count = len(self.answer)
         states = None if self._states is None else self._states[: len(self.task.token_ids) + count]
-        return Text.of(self.task, self.answer, self.reason, (self._top_ids[:count], self._top_probs[:count]), states)
+        return DistillText.of(
+            self.task, self.answer, self.reason, (self._top_ids[:count], self._top_probs[:count]), states
+        )

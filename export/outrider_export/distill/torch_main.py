@@ -87,7 +87,7 @@ class TorchMain:
         return self._run(token_ids[:, None], positions[:, None], attend)
 
     def logits(self, last: Any) -> Any:
-        """States behind the final norm [.., h] to float32 [.., vocab]."""
+        """States after the final norm [.., h] to float32 [.., vocab]."""
         return functional.linear(last.to(self.dtype), self._lm_head).float()
 
     def _placed(self, layer: dict[str, Any]) -> dict[str, Any]:

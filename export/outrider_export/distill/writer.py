@@ -28,7 +28,7 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.settled import choice_of
 from outrider.types import Chunk, Exactness
-from outrider_export.distill.texts import Running, Task, Text
+from outrider_export.distill.texts import DistillText, Running, WritingTask
 
 BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads
@@ -67,13 +67,13 @@ class TextWriter(ABC):
 
     def write(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[WritingTask],
         *,
         seed: int,
         max_new_tokens: int | None = None,
         stop: Container[int] | None = None,
         watch: Callable[[int], None] = lambda _: None,
-    ) -> Iterator[Text]:
+    ) -> Iterator[DistillText]:
         """The texts, in any order.
 
         max_new_tokens: no more than the writer was made with. stop: tokens that end an answer; by default the model's
@@ -88,11 +88,11 @@ class TextWriter(ABC):
 
     @abstractmethod
     def _write(
-        self, tasks: Iterator[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
-    ) -> Iterator[Text]:
+        self, tasks: Iterator[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
+    ) -> Iterator[DistillText]:
         """As `write`. most: tokens of an answer. ends: tokens that end one."""
 
-    def _check(self, task: Task) -> None:
+    def _check(self, task: WritingTask) -> None:
         if not 0 < len(task.token_ids) <= self.max_prompt_tokens:
             raise ExportError(
                 f"The prompt of text {task.number} has {len(task.token_ids):,} tokens; it needs from 1 to "
@@ -135,8 +135,8 @@ class Writer(TextWriter):
         return (_TYPICAL_PROMPT + self._max_new_tokens) * self._backend.bytes_per_token
 
     def _write(
-        self, tasks: Iterator[Task], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
-    ) -> Iterator[Text]:
+        self, tasks: Iterator[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]
+    ) -> Iterator[DistillText]:
         """In the order in which they end. Ended ones are replaced at once: batches stay full."""
         waiting, running = _Waiting(tasks), list[Running]()
         try:
@@ -221,9 +221,9 @@ class Writer(TextWriter):
 class _Waiting:
     """Tasks in their order; the first one is looked at before it is taken."""
 
-    def __init__(self, tasks: Iterator[Task]) -> None:
+    def __init__(self, tasks: Iterator[WritingTask]) -> None:
         self._tasks = tasks
-        self.first: Task | None = next(self._tasks, None)
+        self.first: WritingTask | None = next(self._tasks, None)
 
     def advance(self) -> None:
         """Take the first one."""

@@ -20,7 +20,7 @@ from outrider_export.progress import Progress
 from outrider_export.with_torch.convert import compress, lift
 
 MODEL = "openvino_model.xml"
-_SPARE_POSITIONS = 64  # behind the model's context, for the padding of calls
+_SPARE_POSITIONS = 64  # after the model's context, for the padding of calls
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def decoder_model(later: ov.Model, geometry: Geometry) -> ov.Model:
     Inputs: input_ids int64 [1, n], rows int64 [r]; pad, float32 [m, heads, head size]; past.i.key and past.i.value,
     float32 [length, heads, head size]; cross.i.key and cross.i.value, float32 [1, heads, source, head size]. Outputs:
     logits float32 [1, r, width] of these rows; new.i.key and new.i.value, float32 [n, heads, head size]. No token sees
-    `pad`, which stands behind the new rows in every layer's keys and values: with it, calls of all lengths get one
+    `pad`, which comes after the new rows in every layer's keys and values: with it, calls of all lengths get one
     number of keys.
 
     Raises:

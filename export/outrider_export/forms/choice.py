@@ -19,12 +19,11 @@ from outrider.system import saved
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.describe.plan import SMALL_DRAFT, check_route, check_weights, parallel_mask
 from outrider_export.diet.draft_cut import SIZES
-from outrider_export.forms.speed import ACCEPTANCE, FORMS, Form, Trial
+from outrider_export.forms.speed import ACCEPTANCE, FORMS, FormSpeed, FormTrial
 from outrider_export.sources.content import stamps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from outrider.bundle.manifest import Format
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 PORTABLE: tuple[Format, str] = ("openvino", "int8")  # a main model's form for any machine
 # Smaller models keep the portable form: in 4 bits they are no faster, and lose more.
 LEAST_WEIGHTS = SMALL_DRAFT
-# Nats of `Form.slice_kl`, at most. Of Qwen2.5-Coder-1.5B's slice, int4 has 0.05 to 0.07, and 0.035 of the whole model;
-# of SmolLM2-135M's 0.18 to 0.26.
+# Nats of `FormSpeed.slice_kl`, at most. Of Qwen2.5-Coder-1.5B's slice, int4 has 0.05 to 0.07, and 0.035 of the whole
+# model; of SmolLM2-135M's 0.18 to 0.26.
 MOST_SLICE_KL = 0.1
 # Of the portable form's time, at most: other weights are other texts, and another library has other features.
 _GAIN = 0.8
@@ -46,7 +45,7 @@ _LOST_IN_INT4 = 0.025
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormChoice:
     """A model's form on this machine. why: in words, for the manifest and the user; "" where there was no choice.
 
     seconds: of the main model's calls, by rows. draft: of the draft model's tokens, by the size of the output matrix.
@@ -78,8 +77,8 @@ def machine_key() -> dict[str, str]:
 
 
 def choose_forms(
-    plans: Seq[Plan],
-    tokenizers: Seq[Path],
+    plans: Sequence[Plan],
+    tokenizers: Sequence[Path],
     draft_format: str | None,
     draft_weights: str | None,
     progress: Progress,
@@ -113,12 +112,12 @@ def _may_have(plan: Plan, format: Format, weights: str | None) -> bool:  # noqa:
     return True
 
 
-def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan, Choice | None]:
+def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan, FormChoice | None]:
     """The plan of a main model in the form that is fastest here, and the choice; None if none could be made."""
 
-    def find() -> Choice:
+    def find() -> FormChoice:
         has_onnx = machine_key()["onnx"] == "True"
-        with Trial(plan, Config(), tokenizer) as trial:
+        with FormTrial(plan, Config(), tokenizer) as trial:
             # int4 in OpenVINO is no match for that in ONNX on any processor that was measured.
             forms = trial.measure([each for each in FORMS if not has_onnx or each != ("openvino", "int4")], _ROWS)
             _check(trial)
@@ -130,20 +129,20 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
                     if kept.slice_kl is None or kept.slice_kl <= MOST_SLICE_KL:
                         best = kept
                         break
-            return Choice(best.format, best.weights, _why(best, portable), best.seconds, {})
+            return FormChoice(best.format, best.weights, _why(best, portable), best.seconds, {})
 
     choice = _chosen(plan, {"role": "main"}, find, progress)
     return (plan, None) if choice is None else (_as_chosen(plan, choice), choice)
 
 
-def _choose_draft(plan: Plan, main: Plan, of_main: Choice, tokenizer: Path, progress: Progress) -> Plan:
+def _choose_draft(plan: Plan, main: Plan, of_main: FormChoice, tokenizer: Path, progress: Progress) -> Plan:
     """The plan of a draft model with the weights that make decoding fastest here, in the format that it has."""
 
-    def find() -> Choice:
-        with Trial(plan, Config(), tokenizer) as trial:
+    def find() -> FormChoice:
+        with FormTrial(plan, Config(), tokenizer) as trial:
             eight, four = trial.measure([(plan.format, "int8"), (plan.format, "int4")], (1,), SIZES)
             _check(trial)
-        known = Form(main.format, main.weights, of_main.seconds, {}, 0, "")
+        known = FormSpeed(main.format, main.weights, of_main.seconds, {}, 0, "")
         kept = {"int8": ACCEPTANCE, "int4": ACCEPTANCE * (1 - _LOST_IN_INT4)}
         speeds = {each.weights: known.auto(each.seconds[1], kept[each.weights]) for each in (eight, four)}
         best = four if speeds["int4"] >= speeds["int8"] else eight
@@ -151,7 +150,7 @@ def _choose_draft(plan: Plan, main: Plan, of_main: Choice, tokenizer: Path, prog
         why = "a token takes {:.2f} of a call of the main model in int8, {:.2f} in int4".format(*shares)
         width = plan.geometry.logits_width
         draft = {size: seconds for size, seconds in best.cut.items() if size < width} | {width: best.seconds[1]}
-        return Choice(plan.format, best.weights, why, {}, draft)
+        return FormChoice(plan.format, best.weights, why, {}, draft)
 
     key = {"role": "draft", "main": _stamps(main), "form": [main.format, main.weights, plan.format]}
     choice = _chosen(plan, key, find, progress)
@@ -161,16 +160,16 @@ def _choose_draft(plan: Plan, main: Plan, of_main: Choice, tokenizer: Path, prog
     return dataclasses.replace(_as_chosen(plan, choice), costs=costs)
 
 
-def _check(trial: Trial) -> None:
+def _check(trial: FormTrial) -> None:
     if not trial.is_settled:
         raise DeviceError("the machine is too busy to time models. Export again when it is idle.")
 
 
-def _score(form: Form) -> float:
+def _score(form: FormSpeed) -> float:
     return sum(form.seconds[rows] for rows in _ROWS)
 
 
-def _why(best: Form, portable: Form) -> str:
+def _why(best: FormSpeed, portable: FormSpeed) -> str:
     if best is portable:
         return "no other form is faster enough here"
     one, many = (portable.seconds[rows] / best.seconds[rows] for rows in _ROWS)
@@ -178,10 +177,10 @@ def _why(best: Form, portable: Form) -> str:
     return f"{one:.2f} times as fast as int8 in OpenVINO here for a token, {many:.2f} times for {_ROWS[1]}{lost}"
 
 
-def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], Choice], progress: Progress) -> Choice | None:
+def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], FormChoice], progress: Progress) -> FormChoice | None:
     """The choice that was saved, or is made now."""
     here = {"versions": versions_of("openvino", "onnxruntime"), **machine_key()}  # other versions have other kernels
-    file = saved.SavedValue(saved.FOLDER / "forms", key | {"model": _stamps(plan), **here}, Choice)
+    file = saved.SavedValue(saved.FOLDER / "forms", key | {"model": _stamps(plan), **here}, FormChoice)
     choice = file.read()
     if choice is None:
         progress.phase(f"measure {plan.role}")
@@ -196,7 +195,7 @@ def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], Choice], progres
     return choice
 
 
-def _as_chosen(plan: Plan, choice: Choice) -> Plan:
+def _as_chosen(plan: Plan, choice: FormChoice) -> Plan:
     return dataclasses.replace(plan, format=cast("Format", choice.format), weights=choice.weights, chosen=choice.why)
 
 

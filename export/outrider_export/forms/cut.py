@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider_export.direct.describe import Decoder, Layer
-    from outrider_export.direct.weights import Indices, Stored
+    from outrider_export.direct.weights import Indices, StoredMatrix
 
 _ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
 
@@ -130,7 +130,7 @@ def _tensors(weights: Weights, chosen: list[int], token_ids: Indices | None) -> 
     """All tensors of some layers, and those around them for some tokens, by the names of Llama's checkpoints."""
     made: dict[str, NDArray[np.float16]] = {}
 
-    def add(name: str, stored: Stored | None, rows: Indices | None = None) -> None:
+    def add(name: str, stored: StoredMatrix | None, rows: Indices | None = None) -> None:
         if stored is not None and name not in made:
             read = stored.read(slice(None) if rows is None else rows)
             shape = stored.shape if rows is None else (len(rows), *stored.shape[1:])

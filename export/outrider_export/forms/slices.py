@@ -31,7 +31,7 @@ from outrider_export.progress import Silent
 from outrider_export.sources.source import read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
     from pathlib import Path
 
     from outrider.bundle.manifest import Format, Source
@@ -51,7 +51,7 @@ _FEW_ROWS = 2  # that one row is padded to without taking longer
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class SliceCheckpoint:
     """A slice of a model, as a folder. num_layers, num_tokens, num_weights: that it has."""
 
     folder: Path
@@ -80,10 +80,10 @@ class FormSlices:
     format: Format
     weights: str
     whole: Whole
-    checkpoints: Seq[Checkpoint]
-    parts: Seq[ModelSpec]
+    checkpoints: Sequence[SliceCheckpoint]
+    parts: Sequence[ModelSpec]
     setting: str
-    backends: Seq[CompiledModel]
+    backends: Sequence[CompiledModel]
     processor: list[dict[int, list[float]]]
     shares: dict[int, list[float]] = field(default_factory=dict)
     share: dict[int, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class FormSlices:
     @classmethod
     def make(
         cls,
-        checkpoints: Seq[Checkpoint],
+        checkpoints: Sequence[SliceCheckpoint],
         form: tuple[Format, str],
         folder: Path,
         config: Config,
@@ -158,7 +158,9 @@ class FormSlices:
         return [self.share[rows] * min(each[rows]) for each in self.processor]
 
 
-def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, role: str, source: Source) -> ModelSpec:
+def _convert(
+    checkpoint: SliceCheckpoint, form: tuple[Format, str], folder: Path, role: str, source: Source
+) -> ModelSpec:
     """A checkpoint in a form, as the only model of a bundle that has no tokenizer."""
     geometry = geometry_of_config(read_config(checkpoint.folder), checkpoint.folder)
     job = {
@@ -177,7 +179,7 @@ def _convert(checkpoint: Checkpoint, form: tuple[Format, str], folder: Path, rol
     return part_alone(folder, role, entry)
 
 
-def time_slices(forms: Seq[FormSlices], rows: Seq[int], most_seconds: float) -> bool:
+def time_slices(forms: Sequence[FormSlices], rows: Sequence[int], most_seconds: float) -> bool:
     """Time calls of so many rows, of all slices in turns, so that other work on the machine meets all alike.
 
     What counts is the shortest processor time of each call, times the smallest share that the clock has of it in any
@@ -231,6 +233,6 @@ def _time(backend: CompiledModel, rows: int) -> tuple[float, float]:
     return clock, clock if sys.platform == "win32" or spent <= 0 else spent
 
 
-def _agree(seconds: Seq[float], most: float) -> bool:
+def _agree(seconds: Sequence[float], most: float) -> bool:
     first, second, *_ = sorted(seconds)
     return second <= most * first

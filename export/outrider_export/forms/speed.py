@@ -26,12 +26,12 @@ from outrider.models.tuning.reference import NUM_SAMPLED, SAMPLE, Reference
 from outrider.system.progress import report
 from outrider_export.describe.plan import check_route
 from outrider_export.forms.cut import describe_whole, write_slice
-from outrider_export.forms.slices import Checkpoint, FormSlices, Whole, time_slices
+from outrider_export.forms.slices import FormSlices, SliceCheckpoint, Whole, time_slices
 from outrider_export.tokenizers.copy import copy_tokenizer
 from outrider_export.tokenizers.files import read_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
     from types import TracebackType
 
     from outrider.bundle.manifest import Format
@@ -56,7 +56,7 @@ _MORE_WEIGHTS = 80_000_000  # that these have at least; in small models, where t
 
 
 @dataclass(frozen=True)
-class Form:
+class FormSpeed:
     """The whole model in one form, as predicted.
 
     seconds: of a call, by rows. cut: seconds of a call of one row with an output matrix for so many tokens. num_bytes:
@@ -86,7 +86,7 @@ class Form:
         return self.plain * predict([acceptance] * most, costs).speed_up
 
 
-class Trial:
+class FormTrial:
     """A model's slices, in a folder that is deleted in the end.
 
     tokenizer: the folder of its tokenizer, if it was converted already. left_out: why it cannot have a format.
@@ -122,7 +122,9 @@ class Trial:
         gc.collect()  # a file that is mapped cannot be deleted on Windows
         self._scratch.cleanup()
 
-    def measure(self, forms: Seq[tuple[Format, str]] = FORMS, rows: Seq[int] = ROWS, cuts: Seq[int] = ()) -> list[Form]:
+    def measure(
+        self, forms: Sequence[tuple[Format, str]] = FORMS, rows: Sequence[int] = ROWS, cuts: Sequence[int] = ()
+    ) -> list[FormSpeed]:
         """The model in these forms, but those whose format it cannot have: `left_out` says why.
 
         cuts: sizes of the output matrix, in tokens.
@@ -147,7 +149,7 @@ class Trial:
         report(f"Slices of {source.id} are timed.")
         self.is_settled &= time_slices(made, rows, _MOST_SECONDS)
         return [
-            Form(
+            FormSpeed(
                 each.format,
                 each.weights,
                 {count: each.seconds(count, eight) for count in rows},
@@ -165,7 +167,7 @@ class Trial:
         rows = (self._plan.geometry.logits_width - self._checkpoints[0].num_tokens) * (1 if self._is_tied else 2)
         return rows * self._plan.geometry.hidden_size
 
-    def slice_kl(self, forms: Seq[Form]) -> list[Form]:
+    def slice_kl(self, forms: Sequence[FormSpeed]) -> list[FormSpeed]:
         """Forms that were measured, with what they lose."""
         report(f"Slices of {self._plan.source.id} are compared with 16 bits.")
         exact = self._convert("openvino", "fp16", self._checkpoints[1:])
@@ -174,7 +176,7 @@ class Trial:
             replace(each, slice_kl=reference.kl(self._made[each.format, each.weights].backends[1])) for each in forms
         ]
 
-    def _convert(self, form: Format, weights: str, checkpoints: Seq[Checkpoint] = ()) -> FormSlices:
+    def _convert(self, form: Format, weights: str, checkpoints: Sequence[SliceCheckpoint] = ()) -> FormSlices:
         geometry = self._plan.geometry
         whole = Whole(self._num_layers, geometry.logits_width, geometry.hidden_size)
         source = Source(self._plan.source.id, self._plan.source.kind)
@@ -183,7 +185,7 @@ class Trial:
             checkpoints or self._checkpoints, (form, weights), folder, self._config, whole, self._role, source
         )
 
-    def _write(self) -> tuple[list[int], list[Checkpoint]]:
+    def _write(self) -> tuple[list[int], list[SliceCheckpoint]]:
         """A text in the slices' tokens, and the slices."""
         plan, geometry = self._plan, self._plan.geometry
         tokenizer = self._tokenizer or self._folder / "tokenizer"
@@ -201,5 +203,5 @@ class Trial:
         for number, count in enumerate((1, min(1 + more, num_layers))):
             folder = self._folder / f"slice-{number}"
             num_weights = write_slice(plan.source, count, folder, token_ids)
-            made.append(Checkpoint(folder, count, len(token_ids), num_weights))
+            made.append(SliceCheckpoint(folder, count, len(token_ids), num_weights))
         return np.searchsorted(token_ids, np.array(text, np.int64)).tolist(), made

@@ -30,7 +30,7 @@ from outrider_export.direct.sizes import FULL
 from outrider_export.heads.dspark import GEMMA_NORMS, floats
 
 if TYPE_CHECKING:
-    from outrider_export.heads.formats import Head
+    from outrider_export.heads.formats import HeadCheckpoint
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -49,7 +49,7 @@ _KNOWN: dict[str, tuple[Any, ...]] = {
 
 
 def read(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
-    """What `Head` says of an assistant.
+    """What `HeadCheckpoint` says of an assistant.
 
     Raises:
         ExportError: when a tensor is missing or has another shape, or something is computed in a way that is not known.
@@ -68,7 +68,7 @@ def read(config: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def caches_of(head: Head, main: Geometry) -> dict[str, float]:
+def caches_of(head: HeadCheckpoint, main: Geometry) -> dict[str, float]:
     """Which of the main model's layers with a cache each layer reads: the last of its kind.
 
     Raises:

@@ -6,10 +6,10 @@ from collections.abc import Container
 
 from outrider.errors import ExportError, OptionError
 from outrider.models.backends.taps import after_layers
-from outrider_export.heads.formats import Head
+from outrider_export.heads.formats import HeadCheckpoint
 
 
-def check_draft_vocab(head: Head, *asked: object) -> None:
+def check_draft_vocab(head: HeadCheckpoint, *asked: object) -> None:
     """Check that a choice of tokens is for a drafter whose output matrix is cut. asked: its options; None without.
 
     Raises:
@@ -22,7 +22,7 @@ def check_draft_vocab(head: Head, *asked: object) -> None:
         )
 
 
-def check_features(head: Head, found: Container[str], num_layers: int) -> None:
+def check_features(head: HeadCheckpoint, found: Container[str], num_layers: int) -> None:
     """Check that the main model has the hidden states that a drafter reads. found: the names of those it has.
 
     Raises:

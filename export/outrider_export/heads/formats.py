@@ -51,7 +51,7 @@ _WITHOUT_TOKENS = ("medusa", "blockwise")
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadCheckpoint:
     """A drafter's checkpoint.
 
     features: the main model's hidden states that it reads. tensors: by the names that the graphs use. proposed: int32
@@ -96,7 +96,7 @@ def kind_of(folder: Path) -> str | None:
     return next((KINDS[name] for name in names if name in KINDS), "eagle3" if "eagle3" in names else None)
 
 
-def read_head(folder: Path, main: Geometry) -> Head:
+def read_head(folder: Path, main: Geometry) -> HeadCheckpoint:
     """Read a checkpoint folder or a GGUF file of a drafter for a main model of this shape.
 
     Raises:
@@ -111,7 +111,7 @@ def read_head(folder: Path, main: Geometry) -> Head:
     return make_head(kind, read_json(folder / "config.json"), read_tensors(folder), main, folder)
 
 
-def _divided(head: Head, divisors: NDArray[np.float32] | None, path: Path) -> Head:
+def _divided(head: HeadCheckpoint, divisors: NDArray[np.float32] | None, path: Path) -> HeadCheckpoint:
     """The drafter with its rotary frequencies divided by those of its file."""
     if divisors is None:
         return head
@@ -124,7 +124,9 @@ def _divided(head: Head, divisors: NDArray[np.float32] | None, path: Path) -> He
     return dataclasses.replace(head, tensors=head.tensors | {"rotary.frequencies": frequencies / divisors})
 
 
-def make_head(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry, where: Path) -> Head:
+def make_head(
+    kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry, where: Path
+) -> HeadCheckpoint:
     """The drafter of a configuration and tensors. where: the checkpoint's folder, or the file of both.
 
     Raises:
@@ -146,7 +148,7 @@ def make_head(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]
     return head
 
 
-def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     renamed = _renamed(tensors, {r"^layers\.0\.": "midlayer.", r"^model\.": ""})
     # SpecForge and SGLang number the layers from 0; vLLM numbers the hidden states, of which 0 is the embedding.
     layer_ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
@@ -173,11 +175,11 @@ def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
-def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     return _on_last("eagle", config, _renamed(tensors, {r"^model\.": ""}), main)
 
 
-def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     renamed = _renamed(tensors, {r"^mtp\.": ""})
     numbers: dict[str, float] = {}
     if qwen.is_of_family(config):
@@ -187,13 +189,13 @@ def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometr
     return dataclasses.replace(head, numbers=head.numbers | numbers)
 
 
-def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     """A module that reads the main model's last hidden states, or its own in their place."""
     head = _decoder(kind, config, tensors, 1)
     return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | {"hidden_width": main.hidden_size})
 
 
-def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
+def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:  # noqa: ARG001
     own = config.get("dflash_config") or {}
     if not own.get("target_layer_ids") or own.get("mask_token_id") is None:
         raise ExportError("config.json has no dflash_config with target_layer_ids and mask_token_id. Export it again.")
@@ -212,7 +214,7 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
-def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
+def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:  # noqa: ARG001
     """Its embedding and output matrix are copies of the main model's, and are not read."""
     config, tensors = dspark.flat(config), _renamed(tensors, {r"^(?:model|logit_head)\.": ""})
     if config.get("sample_from_anchor") is False:
@@ -236,27 +238,27 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
-def _assistant(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
-    return Head("assistant", (LAST,), **assistant.read(config, tensors))
+def _assistant(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:  # noqa: ARG001
+    return HeadCheckpoint("assistant", (LAST,), **assistant.read(config, tensors))
 
 
-def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     layers = int(config.get("medusa_num_layers", 1))
     renamed = _renamed(tensors, {r"^(?:medusa_head|medusa_heads|heads)\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
     return _places("medusa", int(config["medusa_num_heads"]), layers, renamed, main)
 
 
-def _hydra(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _hydra(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     layers = int(config.get("hydra_num_layers", 1))
     renamed = _renamed(tensors, {r"^hydra_head\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
     return _places("hydra", int(config["hydra_num_heads"]), layers, renamed, main)
 
 
-def _blockwise(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _blockwise(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     return _places("blockwise", int(config["num_heads"]), 0, tensors, main)
 
 
-def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     """Heads for `count` places, which have no attention."""
     proposed = tensors.get("token_map")
     if proposed is not None:
@@ -264,7 +266,7 @@ def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]]
     names = ("0.0.linear.weight", "0.up.weight", "0.lm_head.weight")
     hidden = next((tensors[name].shape[-1] for name in names if name in tensors), main.hidden_size)
     floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
-    return Head(
+    return HeadCheckpoint(
         kind=kind,
         features=(LAST,),
         tensors=floats,
@@ -280,7 +282,7 @@ def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]]
     )
 
 
-def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], num_layers: int) -> Head:
+def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], num_layers: int) -> HeadCheckpoint:
     """A drafter of decoder layers, with the numbers that their graph needs."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     size = int(config.get("head_dim") or hidden // heads)
@@ -302,7 +304,7 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
         "num_layers": num_layers,
         "rotary.scale": scale,
     }
-    return Head(
+    return HeadCheckpoint(
         kind=kind,
         features=(),
         tensors=floats | {"rotary.frequencies": frequencies[None]},
@@ -378,7 +380,7 @@ def _renamed(tensors: dict[str, NDArray[Any]], changes: dict[str, str]) -> dict[
     return made
 
 
-_READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry], Head]] = {
+_READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry], HeadCheckpoint]] = {
     "eagle3": _eagle3,
     "eagle": _eagle,
     "mtp": _mtp,

@@ -13,7 +13,7 @@ from outrider.errors import ExportError, one_line
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.heads.checks import check_features
 from outrider_export.heads.formats import EMBEDDING, MATRIX
-from outrider_export.onnx.files import Weights, load
+from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.graph import EXPORT_IT, FLOAT, find_head
 from outrider_export.onnx.inputs import rename
 from outrider_export.onnx.matrices import dequantise
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.bundle.manifest import Geometry
-    from outrider_export.heads.formats import Head
+    from outrider_export.heads.formats import HeadCheckpoint
 
 
 _NORM, _SUM_AND_NORM = "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"
 _NORMED, _SUM = 0, 3  # outputs of the latter
-_SUMS = 2  # of a layer: behind its attention, and behind its feed-forward part
+_SUMS = 2  # of a layer: after its attention, and after its feed-forward part
 
 Place = tuple[Any, int]  # a node, and the number of its output
 
@@ -94,7 +94,7 @@ _PIECE = 4096  # tokens whose embeddings are calculated at once
 
 
 def share(
-    path: Path, geometry: Geometry, head: Head, token_ids: NDArray[np.int32] | None
+    path: Path, geometry: Geometry, head: HeadCheckpoint, token_ids: NDArray[np.int32] | None
 ) -> dict[str, NDArray[np.float32]]:
     """Make outputs of the hidden states that a drafter reads, and return the matrices that it lacks, float32.
 
@@ -103,7 +103,7 @@ def share(
     Raises:
         ExportError: when the model's form is unknown. Its file is then as it was.
     """
-    weights = Weights(load(path), path.parent)
+    weights = OnnxWeights(load(path), path.parent)
     found = hidden_states_of(weights.model)
     check_features(head, found, geometry.num_layers)
     made: dict[str, NDArray[np.float32]] = {}
@@ -119,7 +119,7 @@ def share(
     return made
 
 
-def _embedding(weights: Weights, name: str, geometry: Geometry) -> NDArray[np.float32]:
+def _embedding(weights: OnnxWeights, name: str, geometry: Geometry) -> NDArray[np.float32]:
     """The value `name` of the graph for each token, scaled as the main model does: float32 [logits width, hidden]."""
     made = np.empty((geometry.logits_width, geometry.hidden_size), dtype=np.float32)
     part = _part(weights, ["input_ids"], name)
@@ -129,7 +129,7 @@ def _embedding(weights: Weights, name: str, geometry: Geometry) -> NDArray[np.fl
     return made
 
 
-def _output_matrix(weights: Weights, token_ids: NDArray[np.int32] | None) -> NDArray[np.float32]:
+def _output_matrix(weights: OnnxWeights, token_ids: NDArray[np.int32] | None) -> NDArray[np.float32]:
     """Rows of the output matrix, float32 [rows, hidden]."""
     head = find_head(weights.model.graph)
     if head.op_type == "MatMulNBits":
@@ -144,7 +144,7 @@ def _output_matrix(weights: Weights, token_ids: NDArray[np.int32] | None) -> NDA
     return np.ascontiguousarray(rows if token_ids is None else rows[token_ids], dtype=np.float32)
 
 
-def _part(weights: Weights, inputs: list[str], output: str) -> ort.InferenceSession:
+def _part(weights: OnnxWeights, inputs: list[str], output: str) -> ort.InferenceSession:
     """The part of a model that makes one value, ready to run.
 
     Raises:

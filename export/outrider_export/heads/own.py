@@ -3,7 +3,7 @@
     if (own := find_own(plan, progress)) is not None:
         head = own.read(plan.geometry)
 
-Checkpoints of Qwen3-Next, Qwen3.5 and their successors have it as `mtp.*`; GGUF files as the layer behind the model's
+Checkpoints of Qwen3-Next, Qwen3.5 and their successors have it as `mtp.*`; GGUF files as the layer after the model's
 last one, with `nextn` in the names of what other layers do not have.
 
 Source: llama.cpp, conversion/qwen.py and gguf-py/gguf/constants.py.
@@ -25,7 +25,7 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export.describe.plan import Plan
 from outrider_export.heads import qwen
-from outrider_export.heads.formats import Head, make_head
+from outrider_export.heads.formats import HeadCheckpoint, make_head
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_drafter import PARTS_OF_LAYER
 from outrider_export.sources.gguf_file import GGUFHeader, read_header
@@ -69,7 +69,7 @@ class OwnModule:
     config: Mapping[str, Any]
     names: Mapping[str, str]
 
-    def read(self, main: Geometry) -> Head:
+    def read(self, main: Geometry) -> HeadCheckpoint:
         """Read its weights.
 
         Raises:

@@ -35,7 +35,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedDrafter:
     """A folder with such a drafter."""
 
     folder: Path
@@ -108,7 +108,7 @@ def is_packed(folder: Path) -> bool:
     return (folder / PACKED_NAME).is_file()
 
 
-def read_packed(folder: Path, main: ModelEntry) -> Packed:
+def read_packed(folder: Path, main: ModelEntry) -> PackedDrafter:
     """The packed drafter in a folder, for this main model.
 
     Raises:
@@ -128,7 +128,7 @@ def read_packed(folder: Path, main: ModelEntry) -> Packed:
             f"{content.main.num_layers} layers of {content.main.hidden_size:,} and a vocabulary of its own. Name the "
             "main model that it was trained for."
         )
-    return Packed(folder, content)
+    return PackedDrafter(folder, content)
 
 
 def _read_by_drafters(main: Geometry, vocab_sha256: str) -> tuple[object, ...]:

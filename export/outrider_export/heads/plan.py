@@ -8,7 +8,7 @@ from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.diet.diet import choose_from
 from outrider_export.heads.checks import check_draft_vocab
-from outrider_export.heads.formats import EMBEDDING, Head, kind_of
+from outrider_export.heads.formats import EMBEDDING, HeadCheckpoint, kind_of
 from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
 from outrider_export.sources.source import Located
@@ -30,7 +30,7 @@ class HeadPlan:
     eos_token_ids: the main model's. num_tokens, corpus: of `check_diet`.
     """
 
-    head: Head
+    head: HeadCheckpoint
     source: Located
     weights: str
     eos_token_ids: tuple[int, ...]
@@ -41,7 +41,7 @@ class HeadPlan:
     @classmethod
     def of(
         cls,
-        head: Head,
+        head: HeadCheckpoint,
         source: Located,
         eos_token_ids: tuple[int, ...],
         weights: str | None,
@@ -63,7 +63,7 @@ class HeadPlan:
         return self.head.kind
 
     def write(self, target: Target, main: ModelEntry, name: str) -> DrafterEntry:
-        """Write it into the new bundle under this name, behind the main model and its tokenizer."""
+        """Write it into the new bundle under this name, after the main model and its tokenizer."""
         tokens = None
         if self.head.uses_main_matrix:
             tokenizer = target.new / "tokenizer"

@@ -27,7 +27,7 @@ from outrider.system.core import new_core
 from outrider_export.diet.output_matrix import cut_output
 from outrider_export.heads import assistant, container, dspark, onnx_main
 from outrider_export.heads.checks import check_features
-from outrider_export.heads.formats import MATRIX, Head
+from outrider_export.heads.formats import MATRIX, HeadCheckpoint
 from outrider_export.sources.source import Located
 
 WEIGHTS = ("int8", "fp16", "fp32")
@@ -47,7 +47,7 @@ def check_head_weights(option: str, weights: str) -> None:
 def write_head(
     folder: Path,
     main: ModelEntry,
-    head: Head,
+    head: HeadCheckpoint,
     name: str,
     weights: str,
     tokens: NDArray[np.int32] | None,
@@ -127,7 +127,7 @@ def check_drafter(folder: Path, main: ModelEntry, entry: DrafterEntry) -> None:
 
 
 def _share(
-    path: Path, geometry: Geometry, head: Head, tokens: NDArray[np.int32] | None
+    path: Path, geometry: Geometry, head: HeadCheckpoint, tokens: NDArray[np.int32] | None
 ) -> tuple[dict[str, ov.Output], dict[str, NDArray[np.float32]]]:
     """Check that an IR has a drafter's hidden states, and return its output matrix if it is cut to `tokens`.
 
@@ -146,11 +146,11 @@ def _share(
     return {}, {MATRIX: _without_sums(matrix, head.hidden_size)}
 
 
-def _num_experts(head: Head) -> int:
+def _num_experts(head: HeadCheckpoint) -> int:
     return max((len(values) for name, values in head.tensors.items() if name.endswith(container.EXPERTS)), default=0)
 
 
-def _num_logits(main: ModelEntry, head: Head, proposed: NDArray[np.int32] | None) -> int:
+def _num_logits(main: ModelEntry, head: HeadCheckpoint, proposed: NDArray[np.int32] | None) -> int:
     """The number of a drafter's logits.
 
     Raises:

@@ -15,7 +15,7 @@ from outrider_export.onnx.graph import (
     FLOAT,
     INT64,
     ROWS,
-    Shape,
+    OnnxShape,
     attribute_of,
     dim_of,
     is_past,
@@ -86,7 +86,7 @@ def windows_of(graph: Any) -> tuple[int, ...]:
     return tuple(max(attribute_of(node, "local_window_size") or 0, 0) for node in nodes)
 
 
-def _check_names(model: Any, path: Path, shape: Shape) -> None:
+def _check_names(model: Any, path: Path, shape: OnnxShape) -> None:
     """Check that the inputs and outputs have the names and types of a bundle's model."""
     optional = {tensor.name for tensor in model.graph.initializer} | {"position_ids"}
     pasts, presents = _cache_names("past_key_values", shape.num_layers), _cache_names("present", shape.num_layers)

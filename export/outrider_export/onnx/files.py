@@ -120,7 +120,7 @@ def _tensors(model: Any) -> Iterator[Any]:
         yield from (tensor for tensor in (*graph.initializer, *held) if uses_external_data(tensor))
 
 
-class Weights:
+class OnnxWeights:
     """A graph (`onnx.ModelProto`, changed in place) and its initializers, which are in the folder of its file.
 
     `read(name)` maps one of them. `put(name, array)` adds or replaces one. `save(folder)` writes the used ones.

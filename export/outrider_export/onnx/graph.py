@@ -30,7 +30,7 @@ EXPORT_IT = "Export the model from its checkpoint instead: outrider export MODEL
 
 
 @dataclass(frozen=True)
-class Shape:
+class OnnxShape:
     """A model's shape from its graph; None for what the graph leaves open."""
 
     num_layers: int  # that have a cache
@@ -42,7 +42,7 @@ class Shape:
     outputs: tuple[str, ...]
 
 
-def shape_of(model: Any) -> Shape:
+def shape_of(model: Any) -> OnnxShape:
     """The shape of a graph whose inputs and outputs have a bundle's names."""
     graph = model.graph
     inputs = {value.name: value for value in graph.input}
@@ -55,7 +55,7 @@ def shape_of(model: Any) -> Shape:
         written = {value.name: value for value in graph.value_info}
         hidden = _only({dim_of(written.get(node.output[0]), 2) for node in nodes})
         head_size = hidden // num_heads if hidden else None
-    return Shape(
+    return OnnxShape(
         num_layers=len(keys),
         num_heads=num_heads,
         num_kv_heads=_only({attribute_of(node, "kv_num_heads") for node in nodes}),

@@ -36,7 +36,7 @@ def add_rows(model: Any) -> None:
 
 
 def add_extra_rows(model: Any) -> None:
-    """Give only the attention rows of zeros behind the tokens: extra_rows, int64 [1]; by default none.
+    """Give only the attention rows of zeros after the tokens: extra_rows, int64 [1]; by default none.
 
     Attention has another kernel for one row than for more, so a single token gets other bits than with others. The
     products with weights do not have this problem. With one more row in the attention, a single token has the same bits

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.onnx.files import PIECE, Weights
+from outrider_export.onnx.files import PIECE, OnnxWeights
 from outrider_export.onnx.graph import find_head
 
 BLOCK = 32
@@ -43,7 +43,7 @@ def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[n
     return values, scales
 
 
-def dequantise(weights: Weights, product: Any, rows: NDArray[np.int32] | None = None) -> NDArray[np.float32]:
+def dequantise(weights: OnnxWeights, product: Any, rows: NDArray[np.int32] | None = None) -> NDArray[np.float32]:
     """Rows of the matrix of a MatMulNBits node, float32 [rows, columns]; all of them, or these.
 
     Raises:
@@ -77,7 +77,7 @@ def _unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     return (codes[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(codes), -1)
 
 
-def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
+def cut_output(weights: OnnxWeights, token_ids: NDArray[np.int32]) -> None:
     """Cut the logits to `token_ids`, int32 [n], in this order. The embedding is not cut, even if both are tied.
 
     Raises:
@@ -100,7 +100,7 @@ def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
     logits.type.tensor_type.shape.dim[2].dim_value = len(token_ids)
 
 
-def _follow(weights: Weights, head: Any, width: int, token_ids: NDArray[np.int32]) -> set[str]:
+def _follow(weights: OnnxWeights, head: Any, width: int, token_ids: NDArray[np.int32]) -> set[str]:
     """Cut constants between the product and the logits, such as a bias. Returns the names of the values on the way."""
     names = {head.output[0]}
     for node in weights.model.graph.node:  # in the order in which they run
@@ -114,7 +114,7 @@ def _follow(weights: Weights, head: Any, width: int, token_ids: NDArray[np.int32
 
 
 def _cut(
-    weights: Weights, node: Any, index: int, width: int, token_ids: NDArray[np.int32], axis: int | None = None
+    weights: OnnxWeights, node: Any, index: int, width: int, token_ids: NDArray[np.int32], axis: int | None = None
 ) -> None:
     """Cut input `index` of `node`, if it has one, to some of its `width` rows along `axis`.
 

@@ -14,8 +14,7 @@ import mmap
 import reprlib
 import struct
 from collections import Counter
-from collections.abc import Sequence as Seq
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -132,7 +131,7 @@ class GGUFHeader:
 
     @property
     def num_modules(self) -> int:
-        """How many blocks behind the model's layers are MTP modules."""
+        """How many blocks after the model's layers are MTP modules."""
         return self.integer(self.of_architecture("nextn_predict_layers"), 0, least=0)
 
     @property
@@ -182,14 +181,14 @@ class GGUFHeader:
             raise ExportError(f"{self.path}: {key} has a text that is not UTF-8, which tokenizer.json cannot hold.")
         return value
 
-    def integers(self, key: str) -> Seq[int]:
+    def integers(self, key: str) -> Sequence[int]:
         """An array of integers, one of the arrays that are read."""
         value = self._require(key)
         if not isinstance(value, (list, memoryview)) or getattr(value, "format", "") == "f":
             raise self._wrong(key, value, "an array of integers")
         return value
 
-    def floats(self, key: str) -> Seq[float]:
+    def floats(self, key: str) -> Sequence[float]:
         """An array of float32, one of the arrays that are read."""
         value = self._require(key)
         if not isinstance(value, memoryview) or value.format != "f":

@@ -78,7 +78,7 @@ _TYPES = {
 
 
 class _Entry(msgspec.Struct):
-    """A tensor in the header of a safetensors file. data_offsets: begin and end, in bytes behind the header."""
+    """A tensor in the header of a safetensors file. data_offsets: begin and end, in bytes after the header."""
 
     dtype: str
     shape: tuple[NonNegative, ...]

@@ -83,7 +83,7 @@ def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
 def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
     tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     real = [(i, t, k) for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if not is_padding(t, k, i)]
-    # The file cannot say that spaces behind a special token belong to it, as they do in Phi 3's tokenizers.
+    # The file cannot say that spaces after a special token belong to it, as they do in Phi 3's tokenizers.
     is_phi3 = is_sentencepiece(header) and (header.architecture == "phi3" or _PHI3.search(name_of(header)) is not None)
     added = [
         {

@@ -57,7 +57,7 @@ def normalizer(step: dict[str, Any]) -> Any:
 
 
 def decoders(tokenizer: dict[str, Any]) -> list[Any] | None:
-    """The decoder's steps behind `texts_of`."""
+    """The decoder's steps after `texts_of`."""
     from openvino_tokenizers import tokenizer_pipeline as steps
 
     known = {"ByteLevel": steps.CharsToBytesStep, "Fuse": steps.FuseStep, "Strip": None, "Replace": None}

@@ -12,7 +12,7 @@ each text the `cosines` and whether the `top` tokens are the same, row by row, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -64,7 +64,7 @@ def _alone(bundle: Bundle, role: str) -> tuple[Bundle, NDArray[np.int32] | None]
 class _InPieces:
     """A checkpoint's logits for a text's tokens, read piece by piece."""
 
-    def __init__(self, reference: Any, token_ids: Seq[int]) -> None:
+    def __init__(self, reference: Any, token_ids: Sequence[int]) -> None:
         self._reference, self._token_ids, self._cache = reference, token_ids, None
 
     def rows(self, begin: int, end: int) -> NDArray[np.float32]:
@@ -81,7 +81,7 @@ class _InPieces:
 class _Whole:
     """The same, of a text that is read at once."""
 
-    def __init__(self, reference: Any, token_ids: Seq[int]) -> None:
+    def __init__(self, reference: Any, token_ids: Sequence[int]) -> None:
         import torch
 
         self._logits = reference(input_ids=torch.tensor([[*token_ids]]), use_cache=False).logits[0]
@@ -93,7 +93,7 @@ class _Whole:
 
 
 def _compare_text(
-    backend: Backend, reference: _InPieces | _Whole, token_ids: Seq[int], columns: NDArray[np.int32] | None
+    backend: Backend, reference: _InPieces | _Whole, token_ids: Sequence[int], columns: NDArray[np.int32] | None
 ) -> tuple[list[float], list[bool]]:
     slot = backend.open(len(token_ids))
     if slot is None:

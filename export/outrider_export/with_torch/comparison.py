@@ -17,7 +17,7 @@ import numpy as np
 from outrider.errors import ExportError
 
 _NUM_TOKENS = 64  # at least
-_BEYOND = 16  # tokens behind a sliding window
+_BEYOND = 16  # tokens after a sliding window
 _LONGEST = 1_024  # longer windows are not passed
 _LEAST = 0.99  # cosine of the tenth percentile of rows; weights in bf16 give 0.999
 _PERCENTILE = 10

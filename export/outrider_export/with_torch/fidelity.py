@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def compare_with_checkpoint(
     bundle: Bundle,
     role: str,
     checkpoint: str | Path | Located,
-    texts: Seq[Seq[int]],
+    texts: Sequence[Sequence[int]],
     config: Config,
     *,
     progress: Progress | None = None,

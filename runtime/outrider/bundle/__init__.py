@@ -9,9 +9,9 @@
       tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
 
 A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with more optional inputs, int64 [1] each:
-`rows_begin` and `rows_end`, the range of rows with logits, and perhaps `extra_rows`, zeros behind the tokens that only
+`rows_begin` and `rows_end`, the range of rows with logits, and perhaps `extra_rows`, zeros after the tokens that only
 the attention sees. For drafters that read hidden states, it has outputs float32 [1, tokens, hidden size], too:
-`hidden_states.{i}`, behind i layers, and `last_hidden_state`, behind the final norm.
+`hidden_states.{i}`, behind i layers, and `last_hidden_state`, after the final norm.
 
 For a drafter with another vocabulary, `DrafterEntry.vocabulary` says how its tokens are converted, and there are::
 

@@ -132,7 +132,7 @@ class AudioEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_initial_timestamp: NonNegative  # how many tokens later the first timestamp may be at most
     languages: dict[str, NonNegative] = {}  # the token of each language; none for a model of one language
     tasks: dict[str, NonNegative] = {}  # the tokens of "transcribe" and "translate"
-    no_speech_token_id: NonNegative | None = None  # is likely behind the start token where nothing is spoken
+    no_speech_token_id: NonNegative | None = None  # is likely after the start token where nothing is spoken
     previous_token_id: NonNegative | None = None  # begins the text before this, which is read before the start token
 
 
@@ -165,7 +165,7 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     splits: bool  # whether they are cut; otherwise one tile is all
     image_token_id: NonNegative  # stands where a tile's embeddings are read
     image_token: Annotated[str, msgspec.Meta(min_length=1)]
-    around_token: str  # before and behind the tokens of an image
+    around_token: str  # before and after the tokens of an image
     global_token: str  # before the tile that shows the whole image
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -199,7 +199,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 # Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
-# the tokens behind the next one, or layers that read the main model's keys and values. Their graphs are in
+# the tokens after the next one, or layers that read the main model's keys and values. Their graphs are in
 # `outrider.models.backends.heads`, under the same names.
 Recurrent = Literal["eagle", "eagle3", "mtp"]
 Block = Literal["dflash", "dflash2", "dspark"]

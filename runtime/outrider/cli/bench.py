@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.config import Config
     from outrider.engine.engine import Engine
     from outrider_bench.modes.setup import Setup
-    from outrider_bench.prompts import Prompt
+    from outrider_bench.prompts import BenchPrompt
 
 
 def _read_models(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Path]:
@@ -186,7 +186,7 @@ def bench(
 
 
 def _bench_concurrency(
-    setup: Setup, prompts: list[Prompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
+    setup: Setup, prompts: list[BenchPrompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
 ) -> None:
     from outrider_bench import concurrency
     from outrider_bench.report.page import span, times
@@ -227,7 +227,7 @@ def _bench_concurrency(
         err.print(f"{max(levels)} requests are more than the {len(prompts)} prompts, so prompts ran several times.")
 
 
-def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapter: str, as_json: bool) -> None:
+def _bench_adapter(bundle: Bundle, config: Config, prompts: list[BenchPrompt], adapter: str, as_json: bool) -> None:
     from outrider_bench import adapters
 
     found = adapters.compare_adapter(

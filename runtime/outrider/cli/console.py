@@ -76,7 +76,7 @@ class _FittingTable(Table):
         return made
 
     def _row(self, i: int) -> Table:
-        """The cells of one row, each in a line of its own behind its column's heading."""
+        """The cells of one row, each in a line of its own after its column's heading."""
         made = Table(show_header=False, box=None, pad_edge=False)
         made.add_column(no_wrap=True, style="dim")
         made.add_column(overflow="fold")  # a path is whole

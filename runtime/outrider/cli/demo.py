@@ -158,7 +158,7 @@ class Columns:
 
 def demo_bundle(folder: Path, *, quiet: bool, drafter: bool = True) -> Path:
     """The demo's bundle in `folder`, made if it is missing or damaged. drafter: whether it has one of its own."""
-    from outrider_export.bundles.bundle_cache import BundleCache, Source
+    from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
     from outrider_export.bundles.demo_model import DRAFTER, FILE, SHA256, fetch_demo_model
     from outrider_export.sources.content import absolute
 
@@ -173,5 +173,5 @@ def demo_bundle(folder: Path, *, quiet: bool, drafter: bool = True) -> Path:
         return add_drafter(made.folder, DRAFTER, progress=bars) if drafter else made
 
     with Bars(quiet=quiet) as bars:
-        source = Source("main", "gguf", str(absolute(folder / FILE)), SHA256)
+        source = CachedSource("main", "gguf", str(absolute(folder / FILE)), SHA256)
         return BundleCache(folder).get("smollm2-135m-instruct", key, (source,), make, bars).folder

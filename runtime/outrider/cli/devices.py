@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider.models.backends.devices import Device
-    from outrider.models.backends.processor import Processor
+    from outrider.models.backends.processor import ProcessorFacts
     from outrider.models.tuning.model_spec import ModelSpec
 
 LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
@@ -137,7 +137,7 @@ def _cache_precision(spec: ModelSpec, device: Device, config: Config) -> str | N
         return None
 
 
-def _print_devices(found: list[Device], processor: Processor) -> None:
+def _print_devices(found: list[Device], processor: ProcessorFacts) -> None:
     made = table(
         "device", "runtime", "name", "memory", "free", "precisions", "driver", "main model", "draft model", text=9
     )

@@ -29,7 +29,7 @@ _LENGTHS = (1, 2, 3, 4, 5, 7, 15)
 
 
 @dataclass(frozen=True)
-class Found:
+class DrafterCosts:
     """A drafter's costs, and its acceptance on held-out text, by place, if its folder says that."""
 
     costs: Costs
@@ -52,7 +52,7 @@ def acceptance_in(folder: Path) -> list[float]:
         return [float(each) for each in found]
 
 
-def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Found | str:
+def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> DrafterCosts | str:
     """The costs of a bundle's drafter, where measuring takes seconds; otherwise a sentence that says why not, and how.
 
     Measured settings and costs are saved, as at any load.
@@ -68,12 +68,12 @@ def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Found
             return f"What it costs here is measured at the first load, which takes longer than this. {tune}"
         config = config.replace(enable_prefix_caching=False, keep_records=False)
         with load_model(bundle, config) as engine:
-            return Found(Costs.of(engine.costs["main"], engine.draft_models[name]), acceptance)
+            return DrafterCosts(Costs.of(engine.costs["main"], engine.draft_models[name]), acceptance)
     except OutriderError as error:
         return f"What it costs here cannot be measured: {error}"
 
 
-def as_dict(found: Found | str) -> dict[str, Any]:
+def as_dict(found: DrafterCosts | str) -> dict[str, Any]:
     """For --json."""
     if isinstance(found, str):
         return {"not_measured": found}
@@ -81,7 +81,7 @@ def as_dict(found: Found | str) -> dict[str, Any]:
     return made | ({"prediction": asdict(predict(found.acceptance, found.costs))} if found.acceptance else {})
 
 
-def show(found: Found | str) -> None:
+def show(found: DrafterCosts | str) -> None:
     """Print what drafts cost, what makes up for that, and what is predicted."""
     if isinstance(found, str):
         out.print(found, soft_wrap=True)

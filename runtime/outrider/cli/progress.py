@@ -65,7 +65,7 @@ def shown_in_background() -> Iterator[None]:
     """Write the log's messages in a thread of its own.
 
     Who starts a server may give it a pipe for standard error and never read it. When that is full, a write waits for
-    ever, and so would every request behind it.
+    ever, and so would every request after it.
     """
     log, waiting = logging.getLogger("outrider"), _Waiting()
     before, log.handlers = log.handlers, [waiting]

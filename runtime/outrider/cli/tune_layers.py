@@ -13,9 +13,9 @@ from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
-    from outrider_bench.layers import Found
+    from outrider_bench.layers import DrafterLayers
 
 
 @click.command()
@@ -71,7 +71,7 @@ def tune_layers(
         out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
 
 
-def _print(found: Seq[Found]) -> None:
+def _print(found: Sequence[DrafterLayers]) -> None:
     """The best layers, with what is expected of them."""
     places = range(1, len(found[0].acceptance) + 1)
     made = table("layers", "agreement", *(f"{i}" for i in places), "cost, passes", "draft tokens", "expected speed-up")

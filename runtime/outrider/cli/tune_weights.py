@@ -30,7 +30,7 @@ def tune_weights(model: str, draft: str | None, as_json: bool, **options: Any) -
     """
     with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export.describe.plan import make_plan
-        from outrider_export.forms.speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, Form, Trial
+        from outrider_export.forms.speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, FormSpeed, FormTrial
         from outrider_export.sources.source import fetch, locate
     config = read_options(options)
     if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
@@ -39,11 +39,11 @@ def tune_weights(model: str, draft: str | None, as_json: bool, **options: Any) -
             "folder, a hub id or a .gguf file."
         )
 
-    def predict(role: str, name: str) -> tuple[list[Form], dict[str, str], bool]:
+    def predict(role: str, name: str) -> tuple[list[FormSpeed], dict[str, str], bool]:
         with terminable(), Bars(quiet=as_json) as bars:
             source = fetch(locate(name), trust_remote_code=False, progress=bars)
         plan = make_plan(role, source, "openvino", None)
-        with progress_line("Measuring weights.", quiet=as_json), Trial(plan, config) as trial:
+        with progress_line("Measuring weights.", quiet=as_json), FormTrial(plan, config) as trial:
             if role == "main":
                 forms = trial.slice_kl(trial.measure(FORMS, ROWS))
             else:
@@ -51,7 +51,7 @@ def tune_weights(model: str, draft: str | None, as_json: bool, **options: Any) -
             return forms, {form: str(error) for form, error in trial.left_out.items()}, trial.is_settled
 
     forms, left_out, is_settled = predict("main", model)
-    drafts: list[Form] = []
+    drafts: list[FormSpeed] = []
     if draft is not None:
         drafts, _, draft_is_settled = predict("draft", draft)
         is_settled &= draft_is_settled

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import Format
     from outrider.config import Config
     from outrider.engine.engine import Engine
-    from outrider_bench.prompts import Prompt
-    from outrider_bench.verify.certify import Check, Subject
+    from outrider_bench.prompts import BenchPrompt
+    from outrider_bench.verify.certify import CertifiedRuntime, Check
     from outrider_export.sources.source import Located
     from outrider_export.with_torch.fidelity import Fidelity
 
@@ -121,7 +121,7 @@ def verify(
         fetched = fetch_checkpoints(opened, config, checkpoints, quiet=as_json)
     engine = load_model(opened, config)
     made: list[Check] = []
-    subjects: list[Subject] = []
+    subjects: list[CertifiedRuntime] = []
     max_new_tokens = max_new_tokens or fit_answers(engine)
     if {"greedy", "coupled", "cancelled", "fidelity"} & set(checks):
         chosen, num_cut = fit_prompts(engine, chosen, max_new_tokens)
@@ -198,10 +198,10 @@ def _toy_formats(engine: Engine, peer: str | None) -> tuple[Format, Format]:
 
 
 def _identity(
-    subject: Subject,
+    subject: CertifiedRuntime,
     engine: Engine,
     checks: tuple[str, ...],
-    prompts: list[Prompt],
+    prompts: list[BenchPrompt],
     max_new_tokens: int,
     *,
     quiet: bool,
@@ -248,7 +248,7 @@ def fetch_checkpoints(
 def check_fidelity(
     engine: Engine,
     checkpoints: Mapping[str, Located],
-    prompts: list[Prompt],
+    prompts: list[BenchPrompt],
     max_new_tokens: int,
     min_cosine: float | None,
     *,

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 _CONTROLS = {i: chr(0x2400 + i) for i in range(32) if chr(i) not in "\n\t"}
 _CONTROLS |= {ord("\r"): "", 0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
 _WIDE = "\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\U0001f300-\U0003fffd"
-# A line end, spaces, a wide character, which a line may end behind, or a part of a word.
+# A line end, spaces, a wide character, which a line may end after, or a part of a word.
 _PARTS = re.compile(rf"\n|[^\S\n]+|[{_WIDE}]|[^\s{_WIDE}]+")
 
 

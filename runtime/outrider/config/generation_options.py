@@ -7,8 +7,7 @@ A misspelt name is found before the program runs. A test holds this to `Generati
 the options.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 
@@ -21,7 +20,7 @@ class GenerationOptions(TypedDict, total=False):
     num_assistant_tokens: int | str
     assistant_confidence_threshold: float | None
     max_ngram_size: int
-    references: str | Seq[str]
+    references: str | Sequence[str]
     earlier_answers: bool
     temperature: float
     sampling: str
@@ -35,15 +34,15 @@ class GenerationOptions(TypedDict, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float]
     no_repeat_ngram_size: int
-    banned_token_ids: Seq[int]
+    banned_token_ids: Sequence[int]
     min_new_tokens: int
     seed: int | None
-    stop: str | Seq[str]
-    stop_token_ids: Seq[int]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     json_schema: Mapping[str, Any] | str | bool | None
     regex: str | None
     grammar: str | None
-    tools: Seq[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
     chat_template_kwargs: Mapping[str, Any]

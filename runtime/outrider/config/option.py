@@ -99,7 +99,7 @@ property_table = Values(Mapping, "a table of properties, by their names", are_na
 class Option:
     """What there is to say about an option besides its name, type and default.
 
-    meaning: a phrase, and sentences behind it. means: what the default stands for. none_word: None is allowed, and
+    meaning: a phrase, and sentences after it. means: what the default stands for. none_word: None is allowed, and
     written "none" where there is no null: in TOML, on the command line, in requests. flag: its name on the command
     line; None: the option's own; empty: it is not offered there. metavar: of its value there. server: whether requests
     have this field. peers: modules of `outrider_bench.modes.peers` that follow it; None: the text does not depend on it

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.bundle import Manifest
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
@@ -51,7 +51,7 @@ class Admission:
         """Most tokens of one request, prompt and answer: the model's context or, if that is less, the cache."""
         return min(self._context_length, self._cache_tokens)
 
-    def check(self, token_ids: Seq[int], config: GenerationConfig, *, fits: bool = False) -> int:
+    def check(self, token_ids: Sequence[int], config: GenerationConfig, *, fits: bool = False) -> int:
         """How many tokens the answer to a prompt may have. fits: as many as there is room for, if these are fewer.
 
         Raises:
@@ -70,7 +70,7 @@ class Admission:
             )
         return max_new_tokens
 
-    def _check_vocabulary(self, token_ids: Seq[int], config: GenerationConfig) -> None:
+    def _check_vocabulary(self, token_ids: Sequence[int], config: GenerationConfig) -> None:
         last = self._vocab_size - 1
         if unknown := [token_id for token_id in token_ids if not 0 <= token_id <= last]:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {last:,}.")
@@ -79,7 +79,7 @@ class Admission:
                 raise OptionError(f"{name} has token id {unknown[0]}; the vocabulary ends at {last:,}.")
 
     def _most(self, num_prompt_tokens: int) -> int:
-        """Tokens that there is room for behind a prompt."""
+        """Tokens that there is room for after a prompt."""
         fixed = self.backends["main"].capabilities.fixed
         rooms = [self._context_length, self._cache_tokens, *([fixed.max_tokens] if fixed else [])]
         return min(rooms) - num_prompt_tokens

@@ -16,7 +16,7 @@ from outrider.models.kv import Fetched
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar import GrammarState
 from outrider.tokens.sampling import DraftRows
-from outrider.types import CallObserver, Drafter, DraftRequest, Outcome, Sampler, Sequence, Slot, TokenLogprobs
+from outrider.types import CallObserver, Drafter, DraftRequest, Outcome, Sampler, Slot, TokenLogprobs, TokenSequence
 
 
 class Status(Enum):
@@ -40,7 +40,7 @@ class Answer:
     """
 
     request: Request
-    sequence: Sequence
+    sequence: TokenSequence
     sampler: Sampler
     delivery: Delivery
     grammar: GrammarState | None = None  # that it follows, as its sampler does

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -35,7 +35,7 @@ def sound(draft: Any, vocab_size: int, name: str) -> Draft:
 
 
 def _fault_of(draft: Any, vocab_size: int) -> str:
-    """The value that breaks a rule of drafts, and the rule, behind "The drafter proposed"; empty for a sound draft.
+    """The value that breaks a rule of drafts, and the rule, after "The drafter proposed"; empty for a sound draft.
 
     Too many tokens are no fault: they are cut off later. Nor are ids that the main model, with `vocab_size`, does not
     have, unless they were sampled: to drop one after seeing it would bias the output.
@@ -80,7 +80,7 @@ def _is_list(values: Any, count: int) -> bool:
     return type(values) is list and len(values) == count
 
 
-def _are_tree(parents: Seq[int]) -> bool:
+def _are_tree(parents: Sequence[int]) -> bool:
     return all(-1 <= parent < i for i, parent in enumerate(parents))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event
@@ -65,8 +64,8 @@ class Delivery:
 
     def send(
         self,
-        tokens: Seq[AnswerToken],
-        logprobs: Seq[TokenLogprobs] | None,
+        tokens: Sequence[AnswerToken],
+        logprobs: Sequence[TokenLogprobs] | None,
         stats: Stats,
         result: Result | None = None,
     ) -> None:

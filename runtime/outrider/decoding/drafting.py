@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,10 +16,10 @@ from outrider.system.guard import is_interrupt
 from outrider.types import NO_DRAFT, Draft, Drafter, DraftPolicy, Pending, Turn
 
 
-def propose(answers: Seq[Answer], vocab_size: int, observer: Observer | None = None) -> list[Turn | None]:
+def propose(answers: Sequence[Answer], vocab_size: int, observer: Observer | None = None) -> list[Turn | None]:
     """A turn with a draft for every answer, as its policy chooses; None if nothing may be drafted.
 
-    Where an answer's grammar allows only one next token, the draft is that token and those forced behind it. Nothing
+    Where an answer's grammar allows only one next token, the draft is that token and those forced after it. Nothing
     can draft them better or at a lower cost, so the policy is not asked, and learns nothing from them.
 
     An error in a policy or a drafter ends the answers that it was called for. A draft that breaks a rule ends its own.
@@ -63,8 +62,8 @@ def _named(policy: DraftPolicy) -> Iterator[None]:
 
 
 def _choose(
-    policy: DraftPolicy, answers: Seq[Answer], together: int, vocab_size: int, observer: Observer | None
-) -> Seq[Turn]:
+    policy: DraftPolicy, answers: Sequence[Answer], together: int, vocab_size: int, observer: Observer | None
+) -> Sequence[Turn]:
     """The policy's turns, one for each answer. together: answers of this round, those of other policies included."""
     with _observed(observer, "choose", answers) as drafts:
         chosen = policy.choose([answer.draft_request(answer.slot, together, observer) for answer in answers])
@@ -74,7 +73,7 @@ def _choose(
     return chosen
 
 
-def _draft(answers: Seq[Answer], turns: Seq[Turn], vocab_size: int, observer: Observer | None) -> None:
+def _draft(answers: Sequence[Answer], turns: Sequence[Turn], vocab_size: int, observer: Observer | None) -> None:
     """Call the drafters that were chosen for these turns."""
     for drafter in {id(turn.drafter): turn.drafter for turn in turns if turn.drafter is not None}.values():
         mine = [i for i, turn in enumerate(turns) if turn.drafter is drafter]
@@ -106,7 +105,7 @@ def _taken(answer: Answer, turn: Turn, vocab_size: int, author: Drafter | None) 
     return NO_DRAFT
 
 
-def seconds_of(answers: Seq[Answer]) -> dict[int, tuple[float, float]]:
+def seconds_of(answers: Sequence[Answer]) -> dict[int, tuple[float, float]]:
     """By drafter, the seconds of its calls so far, and of those during target passes. One that fails is left out.
 
     An error ends the answers that use the drafter.
@@ -118,7 +117,7 @@ def seconds_of(answers: Seq[Answer]) -> dict[int, tuple[float, float]]:
     return found
 
 
-def draft_ahead(readings: Seq[Reading], target_pass: Pending, observer: Observer | None = None) -> None:
+def draft_ahead(readings: Sequence[Reading], target_pass: Pending, observer: Observer | None = None) -> None:
     """Let drafters that can do so draft for the next round during this round's target pass.
 
     An error in a policy or a drafter ends the answers that it was called for.
@@ -135,7 +134,7 @@ def draft_ahead(readings: Seq[Reading], target_pass: Pending, observer: Observer
 
 
 @contextmanager
-def _observed(observer: Observer | None, stage: DraftStage, answers: Seq[Answer]) -> Iterator[list[Draft]]:
+def _observed(observer: Observer | None, stage: DraftStage, answers: Sequence[Answer]) -> Iterator[list[Draft]]:
     """Tell the observer when a stage begins and ends. Yields the list for its drafts."""
     drafts: list[Draft] = []
     if observer is None:
@@ -172,7 +171,7 @@ def _allowed(answer: Answer, draft: Draft, *, goes_on: bool) -> Draft:
     """The draft, cut before the first token that the answer's grammar does not allow.
 
     Sampled tokens stay: to drop one after seeing it would bias the output. Those of a draft model are allowed anyway.
-    goes_on: add the tokens that the grammar forces behind the others. A draft model's record and price are for its own.
+    goes_on: add the tokens that the grammar forces after the others. A draft model's record and price are for its own.
     """
     grammar = answer.grammar
     if grammar is None or not len(draft) or draft.probs is not None or draft.parents is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -64,7 +64,7 @@ class Stats:
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens accepted"
         return f"{line}, {self.tokens_per_round:.2f} a round; {accepted} ({self.acceptance_rate:.0%})"
 
-    def count_round(self, depths: Seq[int], num_accepted_tokens: int) -> None:
+    def count_round(self, depths: Sequence[int], num_accepted_tokens: int) -> None:
         """Count one target pass and its accepted tokens. depths: for each draft token how many are before it."""
         num_draft_tokens = len(depths)
         self.num_rounds += 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from outrider.decoding.answer import Answer
@@ -36,10 +35,10 @@ class Observer(CallObserver, Protocol):
     def admitted(self, answer: Answer) -> None:
         """An answer has its slots in the caches, and takes part in the next round."""
 
-    def drafting(self, stage: DraftStage, answers: Seq[Answer]) -> None:
+    def drafting(self, stage: DraftStage, answers: Sequence[Answer]) -> None:
         """A stage begins for these answers, which share a policy."""
 
-    def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
+    def drafted(self, drafts: Sequence[Draft], error: BaseException | None = None) -> None:
         """The stage has ended, or failed with an error. drafts: those that it made, cut to what the round uses."""
 
     def verified(self, answer: Answer, draft: Draft, outcome: Outcome) -> None:

@@ -22,7 +22,7 @@ def guarded(drafter: Proposer, name: str) -> Drafter:
 
 
 def inner(drafter: object) -> object:
-    """The app's own object behind a guarded drafter; any other drafter as it is."""
+    """The app's own object after a guarded drafter; any other drafter as it is."""
     return drafter.inner if isinstance(drafter, Guarded) else drafter
 
 

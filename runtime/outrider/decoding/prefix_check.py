@@ -12,7 +12,7 @@ import logging
 import numpy as np
 
 from outrider.models.kv import PrefixStore
-from outrider.types import Backend, Chunk, Logits, Prompt, Sequence, Slot
+from outrider.types import Backend, Chunk, Logits, Prompt, Slot, TokenSequence
 
 log = logging.getLogger("outrider")
 
@@ -29,7 +29,7 @@ class PrefixCheck:
             check.check_on(main)
         check.pause()    # a request has come
 
-    The row behind the prefix is computed twice: from the cache, and from a fresh reading. Where rows are exact, both
+    The row after the prefix is computed twice: from the cache, and from a fresh reading. Where rows are exact, both
     have the same bits. If they differ, an error is logged, and all prefixes in the cache and in its files are dropped.
 
     store: has these files.
@@ -38,7 +38,7 @@ class PrefixCheck:
     def __init__(self, store: PrefixStore | None = None) -> None:
         self._store = store
         self._num_hits = 0
-        self._text: Sequence | None = None  # to be checked: the last token is the row's
+        self._text: TokenSequence | None = None  # to be checked: the last token is the row's
         self._slot: Slot | None = None  # of the fresh reading
         self._expected: Logits | None = None  # the row from the cache
         self.num_checked = self.num_wrong = 0
@@ -53,7 +53,7 @@ class PrefixCheck:
         """Whether a prefix is partly read, in a slot that is still open."""
         return self._slot is not None
 
-    def note(self, sequence: Sequence, num_cached_tokens: int) -> None:
+    def note(self, sequence: TokenSequence, num_cached_tokens: int) -> None:
         """Count a request that began with so many cached tokens. Every hundredth prefix is checked."""
         if not num_cached_tokens:
             return
@@ -82,7 +82,7 @@ class PrefixCheck:
         if slot is not None:
             slot.close()
 
-    def _begin(self, main: Backend, text: Sequence) -> None:
+    def _begin(self, main: Backend, text: TokenSequence) -> None:
         """Compute the row from the cache, and open a slot for the fresh reading."""
         prompt = Prompt((), text.scope, text.embeds, adapter=text.adapter, source=text.source, counted=False)
         cached = dataclasses.replace(prompt, token_ids=text.token_ids, answers=text.answers)
@@ -98,7 +98,7 @@ class PrefixCheck:
         if self._slot is None:
             self._end()
 
-    def _compare(self, main: Backend, text: Sequence, row: Logits) -> None:
+    def _compare(self, main: Backend, text: TokenSequence, row: Logits) -> None:
         is_same = np.array_equal(row, self._expected) if self._expected is not None else True
         self._end()
         self.num_checked += 1
@@ -118,7 +118,7 @@ class PrefixCheck:
         self._text = self._expected = None
 
 
-def _beginning(sequence: Sequence, end: int) -> Sequence | None:
+def _beginning(sequence: TokenSequence, end: int) -> TokenSequence | None:
     """The first tokens of a sequence, up to `end` or the image that it is in; None if there are not two."""
     for span in sequence.embeds:
         if span.begin < end < span.begin + len(span.embeds):
@@ -133,7 +133,7 @@ def _beginning(sequence: Sequence, end: int) -> Sequence | None:
     )
 
 
-def _read(main: Backend, slot: Slot, text: Sequence, most: int) -> Logits | None:
+def _read(main: Backend, slot: Slot, text: TokenSequence, most: int) -> Logits | None:
     """Read up to `most` tokens; the last one's row when the text is read to its end."""
     token_ids, generated = text.next_piece(slot.length, most)
     is_last = slot.length + len(token_ids) == len(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from outrider.types import NO_DRAFT, Chunk, Committed, Draft, Drafter, Outcome, 
 
 @dataclass(slots=True)
 class Reading:
-    """Committed tokens that are not in the cache yet; behind the newest one, the draft.
+    """Committed tokens that are not in the cache yet; after the newest one, the draft.
 
     chunk: these tokens, with rows from the newest committed token on; a prompt's piece before its end has none. begin:
     the position of the first. first_row: the index of its rows among those of the call.
@@ -71,7 +71,7 @@ class Reading:
         answer.slot.trim(len(answer.sequence) - 1)  # drops the rejected tokens
         return outcome.path
 
-    def _committed(self, target: Step, path: Seq[int], *, beside_prompts: bool) -> Committed:
+    def _committed(self, target: Step, path: Sequence[int], *, beside_prompts: bool) -> Committed:
         """What drafters are told: the tokens that stay in the cache, with their hidden states."""
         read, features = self.answer.sequence.token_ids[self.begin : self.answer.slot.length], None
         if self.chunk.features:
@@ -91,7 +91,7 @@ def verify(answer: Answer, draft: Draft, rows: DraftRows) -> Outcome:
     all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
     fails, as plain decoding does.
 
-    A tree needs no second try: its rows are read behind accepted tokens only, so the token before such a row was
+    A tree needs no second try: its rows are read after accepted tokens only, so the token before such a row was
     accepted, and all before it. Nor may it have one, as fewer tokens would be judged with other random numbers.
     """
     request, position = answer.request, len(answer.sequence)
@@ -106,7 +106,7 @@ def verify(answer: Answer, draft: Draft, rows: DraftRows) -> Outcome:
         draft = draft.cut(error.row)
     try:
         return request.verifier.verify(draft, rows, request.noise, position)
-    except NoTokenLeft:  # at the row behind the last token, which is read if all are accepted
+    except NoTokenLeft:  # at the row after the last token, which is read if all are accepted
         return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
 

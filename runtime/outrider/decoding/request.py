@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.types import Drafter, DraftPolicy, DraftRule, Noise, Prompt, Verifier
@@ -31,6 +30,6 @@ class Request:
     created: float = field(default_factory=time.perf_counter)
 
     @property
-    def drafters(self) -> Seq[Drafter]:
+    def drafters(self) -> Sequence[Drafter]:
         """All drafters that may draft for it."""
         return self.policy.drafters if self.policy is not None else ()

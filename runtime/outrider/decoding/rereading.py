@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from outrider.types import Backend, Chunk, Prompt, Sequence, Slot
+from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence
 
 log = logging.getLogger("outrider")
 
@@ -41,7 +41,7 @@ class Rereading:
         """Whether a text is partly read, in a slot that is still open."""
         return self._slot is not None
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Read an ended answer later. Not one whose prompt has marked answers: its next turn will have, too."""
         if len(sequence) > sequence.num_prompt_tokens and not sequence.answers:
             self.pause()

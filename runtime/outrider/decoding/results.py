@@ -1,6 +1,6 @@
 """The result of a request."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -14,7 +14,7 @@ class AnswerToken(NamedTuple):
     """A token of an answer, and where it comes from.
 
     source: "accepted", a draft token; "recovered", the main model's in place of the first rejected one; "bonus", the
-    main model's behind a draft that was accepted whole; "plain", the main model's in a round without a draft. drafter:
+    main model's after a draft that was accepted whole; "plain", the main model's in a round without a draft. drafter:
     the name of the drafter whose draft was checked in that round; None if there was none.
     """
 
@@ -24,7 +24,7 @@ class AnswerToken(NamedTuple):
 
 
 def tokens_of_round(
-    token_ids: Seq[int], draft: Draft, outcome: Outcome, drafter: str | None = None
+    token_ids: Sequence[int], draft: Draft, outcome: Outcome, drafter: str | None = None
 ) -> list[AnswerToken]:
     """The tokens that a round committed, with their sources. token_ids: the accepted ones, then the next, if not cut.
 

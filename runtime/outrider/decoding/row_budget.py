@@ -12,8 +12,7 @@ takes half a second at most: a call is never interrupted, so whoever cancels, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from outrider.models.tuning.measure import NEAR, PassCost
@@ -64,14 +63,14 @@ class RowBudget:
         self._is_limited = False
         self._answer_seconds = self._row_seconds = 0.0  # expected, for its answers alone and for each row of a prompt
         self.num_prompt_rows = 0
-        self._answers: Seq[int] = ()
+        self._answers: Sequence[int] = ()
         self._context = 0.0
 
     def share(
         self,
-        wanted: Seq[int],
-        decoding: Seq[bool],
-        contexts: Seq[int],
+        wanted: Sequence[int],
+        decoding: Sequence[bool],
+        contexts: Sequence[int],
         *,
         begun: float = 0.0,
         limited: bool | None = None,
@@ -117,7 +116,7 @@ class RowBudget:
         least, most = self._scales
         self._prompt_scale = min(max(self._prompt_scale, least), most)
 
-    def _expect(self, answers: Seq[int], contexts: Seq[int], prompt_contexts: Seq[int]) -> None:
+    def _expect(self, answers: Sequence[int], contexts: Sequence[int], prompt_contexts: Sequence[int]) -> None:
         """Estimate the seconds of answers, and of a prompt's row. Its context is that of the longest prompt."""
         if self._cost is None:
             return
@@ -125,7 +124,7 @@ class RowBudget:
         self._answer_seconds = self._cost.together(answers, self._context) if answers else 0.0
         self._row_seconds = self._prompt_scale * _added_row(self._cost, max(prompt_contexts, default=0))
 
-    def _rows_left(self, answers: Seq[int], begun: float) -> int:
+    def _rows_left(self, answers: Sequence[int], begun: float) -> int:
         """Rows for prompts beside these answers."""
         rows = self._max_rows - (self._cost.rule.num_rows(answers) if self._cost and answers else sum(answers))
         if self._cost is None:
@@ -143,7 +142,7 @@ class RowBudget:
         """The most rows up to these that are the least piece, doubled some times: few sizes, however times vary."""
         return self._least << max(rows // self._least, 1).bit_length() - 1
 
-    def _split(self, wanted: Seq[int], rows: int) -> list[int]:
+    def _split(self, wanted: Sequence[int], rows: int) -> list[int]:
         """Share rows among prompts."""
         counts = [0] * len(wanted)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.decoding.answer import Answer, isolated
@@ -126,7 +126,7 @@ class Scheduler:
             LATE.wait(_LATE_SECONDS)
         return ready
 
-    def round(self, answers: Seq[Answer], turns: Seq[Turn | None], began: float) -> Round:
+    def round(self, answers: Sequence[Answer], turns: Sequence[Turn | None], began: float) -> Round:
         """What each answer reads in this round's call, with its turn's draft. began: the round."""
         for answer in answers:
             answer.end_if_cancelled()  # while drafting

@@ -10,12 +10,13 @@ from outrider.drafters.self_model import SelfModel
 from outrider.drafters.store import AnswerStore
 from outrider.drafters.suffix import Suffix
 from outrider.drafters.translation import TokenMap
-from outrider.drafters.vocabulary import Intersection, Subset, Text, Vocabulary, load_vocabulary
+from outrider.drafters.vocabulary import DraftVocabulary, Intersection, Subset, Text, load_vocabulary
 
 __all__ = [
     "AnswerStore",
     "AssistantModel",
     "DraftModel",
+    "DraftVocabulary",
     "HiddenModel",
     "Intersection",
     "MarkovHead",
@@ -26,6 +27,5 @@ __all__ = [
     "Suffix",
     "Text",
     "TokenMap",
-    "Vocabulary",
     "load_vocabulary",
 ]

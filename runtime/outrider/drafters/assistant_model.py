@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.tuning.measure import PassCost
-    from outrider.types import Backend, Committed, DraftRequest, LogitsRow, Sequence, Slot
+    from outrider.types import Backend, Committed, DraftRequest, LogitsRow, Slot, TokenSequence
 
 
 class AssistantModel(SelfModel):
@@ -35,16 +35,16 @@ class AssistantModel(SelfModel):
 
     def _begin(self, backend: Backend, cost: PassCost | None) -> None:
         super()._begin(backend, cost)
-        self._hidden: dict[Sequence, NDArray[np.float32]] = {}  # [1, width], of the newest token that was read
+        self._hidden: dict[TokenSequence, NDArray[np.float32]] = {}  # [1, width], of the newest token that was read
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Keep the newest hidden states."""
         if committed.features is not None and len(committed.features):
             self._hidden[sequence] = np.array(committed.features[-1:])  # theirs are valid until the next call
         else:
             self._hidden.pop(sequence, None)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's hidden states."""
         self._hidden.pop(sequence, None)
 
@@ -79,7 +79,7 @@ class _AssistantState(DraftState):
         """The newest token with the hidden states before it."""
         return Chunk(self.slot, self.unread, 1, (NEXT_HIDDEN,), generated=True, hidden_states=self._hidden)
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
         """Take in a call: the next token, and the hidden states to read it with."""
         if hidden is not None:
             self._hidden = np.array(hidden)

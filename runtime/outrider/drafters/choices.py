@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.tokens.sampling import DraftRows, probability, without
@@ -24,7 +24,7 @@ class Choices:
         self._runners_up: list[tuple[int, float] | None] = []  # for each token the next best and its probability
         self._seconds: list[tuple[int, Distribution | None] | None] = []  # for each token a second candidate
 
-    def choose_all(self, rows: Seq[LogitsRow]) -> None:
+    def choose_all(self, rows: Sequence[LogitsRow]) -> None:
         """Take tokens from the rows of a call that drafts several, as many as this round wants."""
         for i, row in enumerate(rows[: self.request.limit]):
             if i and not self._is_unfinished:
@@ -108,7 +108,7 @@ class Choices:
         self._runners_up, self._seconds = [], []
 
 
-def _with_seconds(chain: Draft, seconds: Seq[tuple[int, tuple[int, Distribution | None]]]) -> Draft:
+def _with_seconds(chain: Draft, seconds: Sequence[tuple[int, tuple[int, Distribution | None]]]) -> Draft:
     """A chain with second candidates at some of its places."""
     if not seconds:
         return chain

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Self
 
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters.draft_state import MaskedState
-from outrider.drafters.vocabulary import Vocabulary
+from outrider.drafters.vocabulary import DraftVocabulary
 from outrider.models.calls import submit
 from outrider.models.tuning.measure import SHORT
 from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Drafter, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Iterable, Sequence
 
     from outrider.drafters.draft_state import DraftState
     from outrider.drafters.vocabulary import Subset
     from outrider.models.tuning.measure import PassCost
-    from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, Sequence
+    from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, TokenSequence
 
 _PART = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's
 
@@ -54,25 +53,25 @@ class DraftModel(Drafter):
         context_length: int,
         max_num_batched_tokens: int = 512,
         max_round_seconds: float | str = "auto",
-        vocabulary: Vocabulary | None = None,
+        vocabulary: DraftVocabulary | None = None,
         subset: Subset | None = None,
         reuse: bool = True,
         cost: PassCost | None = None,
-        mask_token_ids: Seq[int] = (),
+        mask_token_ids: Sequence[int] = (),
     ) -> None:
         self._mask_token_ids = tuple(mask_token_ids)
         if mask_token_ids:
             self.at_once, self.most_tokens, self.goes_ahead = True, len(mask_token_ids) + 1, False
         self._context_length = context_length
         self._max_num_batched_tokens, self._max_round_seconds = max_num_batched_tokens, max_round_seconds
-        self._vocabulary = vocabulary or Vocabulary()
+        self._vocabulary = vocabulary or DraftVocabulary()
         self._subset = subset
         self._reuse = reuse
         self._begin(backend, cost)
 
     def _begin(self, backend: Backend, cost: PassCost | None) -> None:
         self.backend, self.cost = backend, cost
-        self._states: dict[Sequence, DraftState] = {}
+        self._states: dict[TokenSequence, DraftState] = {}
         # In fixed shapes, a short piece of a prompt takes as long as a long one.
         limited = None if backend.capabilities.fixed else cost
         self._rows = RowBudget(self._max_num_batched_tokens, self._max_round_seconds, limited, part=_PART)
@@ -89,12 +88,12 @@ class DraftModel(Drafter):
         made._begin(backend, cost)
         return made
 
-    def prompt_of(self, sequence: Sequence) -> Prompt:
+    def prompt_of(self, sequence: TokenSequence) -> Prompt:
         """What the model reads of a sequence that begins. From any thread."""
         context = self._vocabulary.context(sequence.token_ids)
         return Prompt(context, sequence.scope, source=sequence.source)
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room.
 
         True without a slot if a model in fixed shapes has none for it: the sequence then gets empty drafts.
@@ -112,7 +111,7 @@ class DraftModel(Drafter):
         self._states[sequence] = MaskedState(slot, room, masks) if masks else self._vocabulary.new_state(slot, room)
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft of `limit` tokens for each request; empty if it does not fit the draft model's context.
 
         A long prompt is read piece by piece, at most one per round. Until it is read, its drafts are empty. Between two
@@ -143,10 +142,10 @@ class DraftModel(Drafter):
 
     def draft_ahead(
         self,
-        requests: Seq[DraftRequest],
-        drafts: Seq[Draft],
+        requests: Sequence[DraftRequest],
+        drafts: Sequence[Draft],
         check: Pending,
-        guesses: Seq[Guess | None] | None = None,
+        guesses: Sequence[Guess | None] | None = None,
         max_calls: int | None = None,
     ) -> None:
         """Draft for the next round during this round's target pass `check`, until that is done.
@@ -173,14 +172,14 @@ class DraftModel(Drafter):
             active = [state for state in active if state.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
 
-    def _share(self, states: Seq[DraftState]) -> list[int]:
+    def _share(self, states: Sequence[DraftState]) -> list[int]:
         """How many tokens of each sequence the next call reads: all, or if these are many, a piece or none."""
         unread = [state.num_unread for state in states]
         limited = any(state.request.together > 1 for state in states)
         contexts = [state.slot.length for state in states]
         return self._rows.share(unread, [count <= SHORT for count in unread], contexts, limited=limited)
 
-    def _read(self, states: Seq[DraftState], pieces: Seq[int], *, is_alone: bool = True) -> None:
+    def _read(self, states: Sequence[DraftState], pieces: Sequence[int], *, is_alone: bool = True) -> None:
         """Read up to `pieces` tokens of each sequence. Choose the next ones of those that are read to the end.
 
         is_alone: no other model's call runs meanwhile, so that the cost learns from this one.
@@ -206,7 +205,7 @@ class DraftModel(Drafter):
         """Whether the cost of the model's calls is known."""
         return self.cost is not None
 
-    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+    def seconds_for(self, num_tokens: Sequence[int], context: float, before: int | None = None) -> float:
         """Seconds of one call; see `Drafter`."""
         if self.cost is None:
             return 0.0
@@ -230,22 +229,22 @@ class DraftModel(Drafter):
         state = self._states.get(request.sequence)
         return state is not None and state.has_room(request)
 
-    def num_ahead(self, sequence: Sequence) -> int:
+    def num_ahead(self, sequence: TokenSequence) -> int:
         """Tokens of the next draft that were drafted ahead."""
         state = self._states.get(sequence)
         return state.num_ahead(sequence) if state else 0
 
-    def num_unread(self, sequence: Sequence) -> int:
+    def num_unread(self, sequence: TokenSequence) -> int:
         """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
         state = self._states.get(sequence)
         return max(len(sequence) - state.slot.length, 0) if state else 0
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Trim the cache to the last accepted token."""
         if state := self._states.get(sequence):
             state.observe(sequence, committed)
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's state and close its slot."""
         if state := self._states.pop(sequence, None):
             try:

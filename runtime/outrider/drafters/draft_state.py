@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,17 @@ from numpy.typing import NDArray
 
 from outrider.drafters.choices import Choices
 from outrider.models.tuning.measure import SHORT
-from outrider.types import Chunk, Committed, Draft, DraftRequest, Guess, LogitsRow, Sequence, Slot, num_common_tokens
+from outrider.types import (
+    Chunk,
+    Committed,
+    Draft,
+    DraftRequest,
+    Guess,
+    LogitsRow,
+    Slot,
+    TokenSequence,
+    num_common_tokens,
+)
 
 
 class DraftState(Choices):
@@ -32,7 +41,7 @@ class DraftState(Choices):
         self._num_context: int | None = None  # draft token ids before this round's draft
         self._num_committed = 0  # length of the sequence when the following was drafted ahead
 
-    def context(self, sequence: Sequence) -> list[int]:
+    def context(self, sequence: TokenSequence) -> list[int]:
         """The committed tokens, in the draft model's ids."""
         return sequence.token_ids
 
@@ -75,7 +84,7 @@ class DraftState(Choices):
         is_short = is_last and len(self.unread) <= SHORT
         return Chunk(self.slot, self.unread[:piece], num_rows=int(is_last), generated=is_short)
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
         """Take in what a call has given: the rows that its chunk wanted, and its hidden states, if it asked for any."""
         for row in rows:
             self.choose(row)
@@ -85,7 +94,7 @@ class DraftState(Choices):
         """Whether another call may add a token."""
         return self._is_unfinished
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Trim the cache to the last accepted token, or to the tokens drafted ahead if the guess was right."""
         num_context, self._num_context = self._num_context, None
         if self.num_ahead(sequence):
@@ -94,7 +103,7 @@ class DraftState(Choices):
         if num_context is not None:  # else another drafter made this round's draft
             self.slot.trim(num_context + self._num_first(committed.path))
 
-    def _num_first(self, path: Seq[int]) -> int:
+    def _num_first(self, path: Sequence[int]) -> int:
         """Accepted tokens whose keys and values are in the slot: those of the chain of first candidates."""
         return next((depth for depth, i in enumerate(path) if i != depth), len(path))
 
@@ -145,12 +154,12 @@ class DraftState(Choices):
             self._behind = behind
         return len(self._token_ids) < min(request.limit, request.num_left - len(self._behind) - 1)
 
-    def num_ahead(self, sequence: Sequence) -> int:
+    def num_ahead(self, sequence: TokenSequence) -> int:
         """Tokens of the next draft that were drafted ahead; 0 if the guess was wrong."""
         came_true = bool(self._behind) and sequence.token_ids[self._num_committed :] == self._behind
         return len(self._token_ids) if came_true else 0
 
-    def _forget_ahead(self, sequence: Sequence) -> None:
+    def _forget_ahead(self, sequence: TokenSequence) -> None:
         """Drop what was drafted ahead. Trim the cache to the tokens of the guess that were committed."""
         if self._behind:
             said = sequence.token_ids[self._num_committed :]
@@ -163,19 +172,19 @@ class MaskedState(DraftState):
 
     can_draft_ahead = False
 
-    def __init__(self, slot: Slot, room: int, mask_token_ids: Seq[int]) -> None:
+    def __init__(self, slot: Slot, room: int, mask_token_ids: Sequence[int]) -> None:
         super().__init__(slot, room)
         self._mask_token_ids = [*mask_token_ids]
 
     def next_chunk(self, piece: int) -> Chunk:
-        """Up to `piece` of the unread tokens; behind all of them the masks. A mask reads those before it."""
+        """Up to `piece` of the unread tokens; after all of them the masks. A mask reads those before it."""
         chunk = super().next_chunk(piece)
         if not chunk.num_rows:
             return chunk
         masks = self._mask_token_ids[: self.request.limit - 1]
         return replace(chunk, token_ids=[*chunk.token_ids, *masks], num_rows=len(masks) + 1)
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
         """Drop the masks from the slot, and take the draft."""
         self.slot.trim(len(self.request.sequence))
         self.choose_all(rows)

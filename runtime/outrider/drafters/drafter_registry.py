@@ -3,8 +3,7 @@
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 
 from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING, GenerationConfig
@@ -16,7 +15,7 @@ from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import ALONE, LONGEST, Contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
-from outrider.types import Drafter, DraftPolicy, Proposer, Source
+from outrider.types import Drafter, DraftPolicy, EncoderSource, Proposer
 
 
 class DrafterRegistry:
@@ -35,7 +34,7 @@ class DrafterRegistry:
         self,
         loaded: Mapping[str, LoadedModel],
         models: Mapping[str, Drafter],
-        bundled: Seq[str],
+        bundled: Sequence[str],
         *,
         encode: Callable[[str], list[int]],
         loaded_with: str | None = None,
@@ -136,7 +135,7 @@ class DrafterRegistry:
         return policy is not None and any(drafter is self._suffix for drafter in policy.drafters)
 
     def texts(
-        self, config: GenerationConfig, policy: DraftPolicy | None, source: Source | None = None
+        self, config: GenerationConfig, policy: DraftPolicy | None, source: EncoderSource | None = None
     ) -> tuple[References, ...]:
         """The texts that a request may copy from, besides its own tokens. policy: the request's.
 

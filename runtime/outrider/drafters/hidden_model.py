@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState, PlacesState
 from outrider.drafters.markov import MarkovHead
 from outrider.models.calls import submit
-from outrider.types import NO_PROMPT, Backend, Committed, Prompt, Requirements, Sequence, Slot, embed_keys
+from outrider.types import NO_PROMPT, Backend, Committed, Prompt, Requirements, Slot, TokenSequence, embed_keys
 
 _MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter reads them
 
@@ -27,7 +26,7 @@ class HiddenModel(DraftModel):
     known. Then it drafts without that part of the context.
 
     features: the names of the hidden states. new_state: makes a sequence's state from a slot, its room and the position
-    of the first hidden states. ahead: see `HiddenState.ahead`. spare: positions of the slot behind the context, for a
+    of the first hidden states. ahead: see `HiddenState.ahead`. spare: positions of the slot after the context, for a
     block. at_once, most_tokens: see `Drafter`.
     """
 
@@ -55,7 +54,7 @@ class HiddenModel(DraftModel):
     def module(cls, backend: Backend, features: tuple[str, ...], input_width: int, **options: Any) -> HiddenModel:
         """A module that drafts token by token: EAGLE, EAGLE-3 or MTP. input_width: see `ModuleState`.
 
-        It reads hidden states together with the token behind, and its logits are for the token behind that (Li et al.
+        It reads hidden states together with the token behind, and its logits are for the token after that (Li et al.
         2024, "EAGLE: speculative sampling requires rethinking feature uncertainty", section 4.1).
         """
 
@@ -73,7 +72,7 @@ class HiddenModel(DraftModel):
         markov: MarkovHead | None = None,
         **options: Any,
     ) -> HiddenModel:
-        """A drafter that fills in a block of masks behind the newest token.
+        """A drafter that fills in a block of masks after the newest token.
 
         markov: corrects what it drafts; see `MarkovState`.
         """
@@ -91,18 +90,18 @@ class HiddenModel(DraftModel):
     def places(
         cls, backend: Backend, features: tuple[str, ...], num_places: int, *, at_once: bool = True, **options: Any
     ) -> HiddenModel:
-        """Heads for the tokens behind the next one. at_once: whether one call is for all heads."""
+        """Heads for the tokens after the next one. at_once: whether one call is for all heads."""
 
         def state(slot: Slot, room: int, position: int) -> HiddenState:
             return PlacesState(slot, room, position, num_places, at_once=at_once)
 
         return cls(backend, features, state, at_once=at_once, most_tokens=num_places, **options)
 
-    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+    def seconds_for(self, num_tokens: Sequence[int], context: float, before: int | None = None) -> float:
         """Seconds of one call, with the rows of its block. See `Drafter`."""
         return super().seconds_for([count + self._spare for count in num_tokens], context, before)
 
-    def prompt_of(self, sequence: Sequence) -> Prompt:
+    def prompt_of(self, sequence: TokenSequence) -> Prompt:
         """What the drafter reads of a sequence that begins. From any thread."""
         # A drafter that reads hidden states with the token behind them reads those of the first token, but never the
         # token: so it is part of the scope.
@@ -110,7 +109,7 @@ class HiddenModel(DraftModel):
         embeds = tuple(replace(span, begin=span.begin - self._ahead) for span in sequence.embeds)
         return Prompt(sequence.token_ids[self._ahead :], scope, embeds)
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
         room = min(max_tokens, self._context_length)
         prompt = self.prompt_of(sequence)
@@ -122,7 +121,7 @@ class HiddenModel(DraftModel):
         self._states[sequence] = self._new_state(slot, room, num_cached)
         return True
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Keep the hidden states of committed tokens. Those of a long prompt are read now, to take little memory."""
         state = self._states.get(sequence)
         if isinstance(state, HiddenState):
@@ -130,12 +129,12 @@ class HiddenModel(DraftModel):
             if state.num_unread > _MOST_KEPT and state.has_space:
                 self._read_context(state, left=1)  # with which the next draft begins
 
-    def num_unread(self, sequence: Sequence) -> int:
+    def num_unread(self, sequence: TokenSequence) -> int:
         """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
         state = self._states.get(sequence)
         return state.num_unread if isinstance(state, HiddenState) else 0
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's state and close its slot. What it has read is published, unless a part is missing."""
         state = self._states.pop(sequence, None)
         if not isinstance(state, HiddenState):

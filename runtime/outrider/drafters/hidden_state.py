@@ -1,6 +1,6 @@
 """The state of one sequence in a drafter that reads the main model's hidden states."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from outrider.drafters.draft_state import DraftState
 from outrider.drafters.markov import Correction, MarkovHead
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
 from outrider.models.tuning.measure import SHORT
-from outrider.types import Chunk, Committed, Distribution, DraftRequest, LogitsRow, Sequence, Slot
+from outrider.types import Chunk, Committed, Distribution, DraftRequest, LogitsRow, Slot, TokenSequence
 
 
 class HiddenState(DraftState):
@@ -34,7 +34,7 @@ class HiddenState(DraftState):
         self.num_read = slot.length  # tokens in the slot whose hidden states are the main model's
         self._position = position
         self._kept: list[NDArray[np.float32]] = []
-        self._sequence: Sequence | None = None
+        self._sequence: TokenSequence | None = None
 
     @property
     def num_unread(self) -> int:
@@ -43,10 +43,10 @@ class HiddenState(DraftState):
 
     @property
     def has_space(self) -> bool:
-        """Whether these fit in the slot, with a row behind them."""
+        """Whether these fit in the slot, with a row after them."""
         return self.num_read + self.num_unread < self.room
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Drop the draft from the slot, and keep the main model's hidden states as long as there is room for them."""
         self._sequence = sequence
         self.slot.trim(self.num_read)
@@ -108,7 +108,7 @@ class ModuleState(HiddenState):
     def __init__(self, slot: Slot, room: int, position: int, input_width: int) -> None:
         super().__init__(slot, room, position)
         self._input_width = input_width
-        self._own: NDArray[np.float32] | None = None  # [1, its width], behind the draft's newest token
+        self._own: NDArray[np.float32] | None = None  # [1, its width], after the draft's newest token
 
     def begin(self, request: DraftRequest) -> bool:
         """Start a round's draft; False if there is no room."""
@@ -127,7 +127,7 @@ class ModuleState(HiddenState):
         token_ids, rows, _ = self.kept(piece)
         return self._chunk(token_ids, self._pad(rows, is_own=False), wants_row=False)
 
-    def _chunk(self, token_ids: Seq[int], rows: NDArray[np.float32], *, wants_row: bool) -> Chunk:
+    def _chunk(self, token_ids: Sequence[int], rows: NDArray[np.float32], *, wants_row: bool) -> Chunk:
         wanted, is_short = (NEXT_HIDDEN,) if wants_row else (), len(token_ids) <= SHORT
         return Chunk(self.slot, token_ids, int(wants_row), wanted, generated=is_short, hidden_states=rows)
 
@@ -140,7 +140,7 @@ class ModuleState(HiddenState):
         made[:, self._input_width - width if is_own else 0 :][:, :width] = rows
         return made
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
         """Take in a call. Its last hidden states are those behind the next draft token."""
         if self._own is None:
             self.drop_read()
@@ -150,14 +150,14 @@ class ModuleState(HiddenState):
 
 
 class BlockState(HiddenState):
-    """In a drafter that fills in a block of masks. mask_token_ids: the block behind the newest token."""
+    """In a drafter that fills in a block of masks. mask_token_ids: the block after the newest token."""
 
-    def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Seq[int]) -> None:
+    def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Sequence[int]) -> None:
         super().__init__(slot, room, position)
         self._mask_token_ids = [*mask_token_ids]
 
     def next_chunk(self, piece: int) -> Chunk:
-        """What was kept, and behind all of it the block."""
+        """What was kept, and after all of it the block."""
         token_ids, rows, is_last = self.kept(piece)
         if not is_last:
             return self.context_chunk(piece)
@@ -169,7 +169,7 @@ class BlockState(HiddenState):
         token_ids, rows, _ = self.kept(piece)
         return Chunk(self.slot, [*token_ids, self._mask_token_ids[0]], 0, hidden_states=rows)
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
         """Take in a call, and with it the whole draft."""
         self.drop_read()
         self.choose_all(rows)
@@ -186,14 +186,14 @@ class MarkovState(BlockState):
     mask_token_ids: as many as the tokens that it drafts. Where the newest token drafts, too, all but one are read.
     """
 
-    def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Seq[int], head: MarkovHead) -> None:
+    def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Sequence[int], head: MarkovHead) -> None:
         super().__init__(slot, room, position, mask_token_ids)
         self._head = head
         self._correction: Correction | None = None  # of this round's draft
         self._chance: float | None = None  # of the newest token's acceptance, if the head says it
 
     def next_chunk(self, piece: int) -> Chunk:
-        """What was kept, and behind all of it the block, without its last mask if the newest token drafts."""
+        """What was kept, and after all of it the block, without its last mask if the newest token drafts."""
         chunk = super().next_chunk(piece)
         if not chunk.num_rows:
             return chunk
@@ -201,7 +201,7 @@ class MarkovState(BlockState):
         token_ids = chunk.token_ids[:-1] if self._head.newest_drafts else chunk.token_ids
         return replace(chunk, token_ids=token_ids, features=features)
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
         """Take in a call, and with it the whole draft."""
         self._correction = self._head.correction(hidden)
         super().take(rows, hidden)
@@ -228,7 +228,7 @@ class PlacesState(HiddenState):
         super().__init__(slot, room, position)
         self._num_places, self._at_once = num_places, at_once
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Keep the newest hidden states."""
         self._sequence = sequence
         self._clear()
@@ -245,7 +245,7 @@ class PlacesState(HiddenState):
         num_rows = self._num_places if self._at_once else 1
         return Chunk(self.slot, token_ids, num_rows, hidden_states=self._kept[0])
 
-    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+    def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
         """Take in a call."""
         self.choose_all(rows)
 

@@ -67,10 +67,10 @@ class MarkovHead:
     @classmethod
     def read(cls, path: Path, subset: Subset | None, vocab_size: int) -> MarkovHead:
         """The head in a drafter's file."""
-        from outrider.models.backends.heads.weights import Weights
+        from outrider.models.backends.heads.weights import HeadWeights
         from outrider.system.core import new_core
 
-        weights = Weights.read(new_core(), path, None)
+        weights = HeadWeights.read(new_core(), path, None)
 
         def table(name: str) -> Table | None:
             return weights.table(name) if name in weights else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.drafters.copier import Copier
-from outrider.types import NO_DRAFT, Draft, DraftRequest, Sequence
+from outrider.types import NO_DRAFT, Draft, DraftRequest, TokenSequence
 
 
 class Ngram(Copier):
@@ -23,18 +23,18 @@ class Ngram(Copier):
 
     def __init__(self, max_ngram_size: int = 3) -> None:
         self.max_ngram_size = max_ngram_size
-        self._indexes: dict[Sequence, _Index] = {}
+        self._indexes: dict[TokenSequence, _Index] = {}
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index. There is always room for one."""
         self._indexes[sequence] = _Index(self.max_ngram_size)
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request; empty without a match."""
         return [self._propose_one(request) for request in requests]
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's index."""
         self._indexes.pop(sequence, None)
 
@@ -51,7 +51,7 @@ class Ngram(Copier):
 
 
 class _Index:
-    """Maps every n-gram of a growing context to the position behind its latest occurrence."""
+    """Maps every n-gram of a growing context to the position after its latest occurrence."""
 
     def __init__(self, max_ngram_size: int) -> None:
         self._max_ngram_size = max_ngram_size
@@ -59,7 +59,7 @@ class _Index:
         self._num_indexed = 0
 
     def find(self, token_ids: list[int]) -> int | None:
-        """The position behind the latest earlier occurrence of the context's last n tokens, for the longest such n."""
+        """The position after the latest earlier occurrence of the context's last n tokens, for the longest such n."""
         # The n-grams at the very end have no next token yet: they are looked up, not indexed.
         for end in range(max(1, self._num_indexed), len(token_ids)):
             for n in range(1, min(self._max_ngram_size, end) + 1):

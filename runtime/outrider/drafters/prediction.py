@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from outrider.models.tuning.measure.cost import LONGEST, NEAR
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from outrider.models.tuning.measure import PassCost
     from outrider.types import Drafter
@@ -46,7 +46,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class SpeedPrediction:
     """num_draft_tokens: a round, that pay most; 0: plain decoding is faster. speed_up: over plain decoding."""
 
     num_draft_tokens: int
@@ -54,7 +54,7 @@ class Prediction:
     speed_up: float
 
 
-def predictions(acceptance: Seq[float], costs: Costs) -> list[Prediction]:
+def predictions(acceptance: Sequence[float], costs: Costs) -> list[SpeedPrediction]:
     """What drafts of 1, 2, … tokens give, slower than plain decoding or not.
 
     acceptance: of place 1, 2, …, each if those before it are accepted. A round of k draft tokens gives
@@ -63,17 +63,17 @@ def predictions(acceptance: Seq[float], costs: Costs) -> list[Prediction]:
     """
     most = min(len(costs.draft), len(costs.check) - 1)
     tokens = [1 + kept for kept in accumulate(accumulate(acceptance[:most], mul))]
-    return [Prediction(k, each, each / costs.break_even(k)) for k, each in enumerate(tokens, 1)]
+    return [SpeedPrediction(k, each, each / costs.break_even(k)) for k, each in enumerate(tokens, 1)]
 
 
-def best_draft(acceptance: Seq[float], costs: Costs) -> Prediction:
+def best_draft(acceptance: Sequence[float], costs: Costs) -> SpeedPrediction:
     """The number of draft tokens that pays most, and what comes of it, be it slower than plain decoding."""
     return max(predictions(acceptance, costs), key=lambda each: each.speed_up)
 
 
-def predict(acceptance: Seq[float], costs: Costs) -> Prediction:
+def predict(acceptance: Sequence[float], costs: Costs) -> SpeedPrediction:
     """The same, or plain decoding where that is faster."""
-    return max([Prediction(0, 1.0, 1.0), *predictions(acceptance, costs)], key=lambda each: each.speed_up)
+    return max([SpeedPrediction(0, 1.0, 1.0), *predictions(acceptance, costs)], key=lambda each: each.speed_up)
 
 
 def needed(speed_up: float, costs: Costs, num_draft_tokens: int | None = None) -> float | None:

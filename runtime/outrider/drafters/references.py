@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ _MAX_POSITIONS = 128  # most occurrences of a match that are read
 _SEPARATOR = 0  # token ids are stored plus one
 
 
-class Match(NamedTuple):
+class ReferenceMatch(NamedTuple):
     """The end of a context, found in the documents.
 
     length: its tokens. positions: int32 [n], ascending: the positions of its last token in the stored text. As that
@@ -45,7 +45,7 @@ class References:
     2023, "REST", which looks up the end of the context in a suffix array.
     """
 
-    def __init__(self, documents: Seq[Seq[int]]) -> None:
+    def __init__(self, documents: Sequence[Sequence[int]]) -> None:
         parts = [np.zeros(1, dtype=np.int64)]
         for document in reversed(documents):
             parts += [np.asarray(document, dtype=np.int64)[::-1] + 1, parts[0]]
@@ -56,8 +56,8 @@ class References:
         followed = (self._text[order] != _SEPARATOR) & (self._text[order - 1] != _SEPARATOR)
         self._order = order[followed]  # int32 [n], the positions with a next token
 
-    def find(self, context: Seq[int]) -> Match | None:
-        """The longest suffix of the context, up to 16 tokens, that occurs in a document with a token behind it."""
+    def find(self, context: Sequence[int]) -> ReferenceMatch | None:
+        """The longest suffix of the context, up to 16 tokens, that occurs in a document with a token after it."""
         end = [token_id + 1 for token_id in reversed(context[-MAX_TOKENS:])]
         wanted = struct.pack(f">{len(end)}I", *end)
         order = memoryview(self._order)
@@ -69,15 +69,15 @@ class References:
         first = bisect_left(order, wanted, hi=at, key=self._key)
         behind = bisect_left(order, wanted + b"\xff" * 5, lo=at, key=self._key)
         step = -(-(behind - first) // _MAX_POSITIONS)
-        return Match(length, np.sort(self._order[first:behind:step]))
+        return ReferenceMatch(length, np.sort(self._order[first:behind:step]))
 
-    def extend(self, match: Match, token_id: int) -> Match | None:
-        """The match plus one token; None if no document has that, with another token behind."""
+    def extend(self, match: ReferenceMatch, token_id: int) -> ReferenceMatch | None:
+        """The match plus one token; None if no document has that, with another token after."""
         positions = match.positions[self._text[match.positions - 1] == token_id + 1] - 1
         positions = positions[self._text[positions - 1] != _SEPARATOR]
-        return Match(match.length + 1, positions) if len(positions) else None
+        return ReferenceMatch(match.length + 1, positions) if len(positions) else None
 
-    def followers(self, match: Match) -> Followers:
+    def followers(self, match: ReferenceMatch) -> Followers:
         """The next tokens of a match. Among equally frequent ones, the latest occurrence in the last document wins."""
         if len(match.positions) == 1:
             return Followers(int(self._text[match.positions[0] - 1]) - 1, 1, 1, 1)

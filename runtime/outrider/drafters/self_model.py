@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_state import DraftState
-from outrider.types import Draft, DraftRequest, Sequence
+from outrider.types import Draft, DraftRequest, TokenSequence
 
 
 class SelfModel(DraftModel):
@@ -14,7 +14,7 @@ class SelfModel(DraftModel):
 
         SelfModel(OpenVINOLayers(main, kept), context_length=2048)
 
-    It has no slots of its own: a draft is written behind the sequence in the main model's slot, as far as the layers
+    It has no slots of its own: a draft is written after the sequence in the main model's slot, as far as the layers
     go. It is trimmed, and the target pass writes all layers there anew. So no prompt is read a second time, and nothing
     can be drafted ahead.
 
@@ -25,11 +25,11 @@ class SelfModel(DraftModel):
 
     goes_ahead = False
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """True: the main model's slot is enough."""
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft of `limit` tokens for each request. The main model's slots are left as they were."""
         made = {request.sequence: self._state_of(request) for request in requests}
         self._states = {sequence: state for sequence, state in made.items() if state is not None}
@@ -48,7 +48,7 @@ class SelfModel(DraftModel):
         """Whether it is known where the main model's keys and values are."""
         return request.slot is not None
 
-    def num_unread(self, sequence: Sequence) -> int:  # noqa: ARG002
+    def num_unread(self, sequence: TokenSequence) -> int:  # noqa: ARG002
         """1: the newest token. The main model has read the others."""
         return 1
 

@@ -9,8 +9,7 @@ import threading
 import warnings
 import zlib
 from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,12 +96,12 @@ class AnswerStore:
         self._indexed = (References(self._answers),) if self._answers else ()
         self._recent_indexed: tuple[References, ...] | None = ()  # None: not up to date
 
-    def add(self, token_ids: Seq[int]) -> None:
+    def add(self, token_ids: Sequence[int]) -> None:
         """Store an answer. If the file cannot be written, warns, and writes the answer with a later one."""
         if self._take(token_ids):
             self.flush()
 
-    def add_soon(self, token_ids: Seq[int]) -> None:
+    def add_soon(self, token_ids: Sequence[int]) -> None:
         """The same without waiting for the file: a thread writes it, which a process that ends waits for."""
         if not self._take(token_ids):
             return
@@ -119,7 +118,7 @@ class AnswerStore:
         """Write the answers that are not in the file yet. If it cannot be written, warns."""
         self._write(_PATIENCE)
 
-    def _take(self, token_ids: Seq[int]) -> bool:
+    def _take(self, token_ids: Sequence[int]) -> bool:
         """Keep an answer in memory. Returns whether there is something to write."""
         if not token_ids:
             return False

@@ -11,11 +11,11 @@ from outrider.drafters.suffix_automaton import SuffixAutomaton
 from outrider.types import Draft
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from outrider.drafters.references import References
     from outrider.drafters.suffix_automaton import Followers
-    from outrider.types import Committed, DraftRequest, Sequence
+    from outrider.types import Committed, DraftRequest, TokenSequence
 
 
 LONGEST_CONTEXT = 3  # tokens; a longer one hardly ever comes back in another text
@@ -34,7 +34,7 @@ class NextTokens:
     only.
 
     Source: Luo et al. 2024, "Turning trash into treasure: accelerating inference of large language models with token
-    recycling". There the table has several candidates behind each single token, also behind rejected ones. Here longer
+    recycling". There the table has several candidates after each single token, also after rejected ones. Here longer
     contexts come first, which are right more often, and one candidate is kept: more did not pay for their rows.
     """
 
@@ -48,16 +48,16 @@ class NextTokens:
         """Begin with an empty table."""
         self._times = array("i", bytes(4 * _NUM_PLACES))  # in a row; 0: the place is free
 
-    def add(self, context: Seq[int], token_id: int) -> None:
-        """Take in that `token_id` came behind these tokens, of which the last ones count."""
+    def add(self, context: Sequence[int], token_id: int) -> None:
+        """Take in that `token_id` came after these tokens, of which the last ones count."""
         for length in range(1, min(len(context), LONGEST_CONTEXT) + 1):
             at, key = _place(context, length)
             is_same = self._hashes[at] == key and self._token_ids[at] == token_id
             self._times[at] = self._times[at] + 1 if is_same else 1
             self._hashes[at], self._token_ids[at] = key, token_id
 
-    def guess(self, context: Seq[int]) -> tuple[int, float]:
-        """The latest token behind the longest known end of the context, and its chance; chance 0 if none is known."""
+    def guess(self, context: Sequence[int]) -> tuple[int, float]:
+        """The latest token after the longest known end of the context, and its chance; chance 0 if none is known."""
         for length in range(min(len(context), LONGEST_CONTEXT), 0, -1):
             at, key = _place(context, length)
             times = self._times[at]
@@ -66,7 +66,7 @@ class NextTokens:
         return 0, 0.0
 
 
-def _place(context: Seq[int], length: int) -> tuple[int, int]:
+def _place(context: Sequence[int], length: int) -> tuple[int, int]:
     """Where the last `length` tokens are in the table, and their hash, which does not depend on the process."""
     key = hash(tuple(context[-length:]))
     return key % _NUM_PLACES, key
@@ -85,7 +85,7 @@ class Suffix(Copier):
 
     Searches the context, `references` and the sequence's references, token by token, and takes the likeliest
     continuation; among equals the context's. A copy that reaches the end of the context continues with its own
-    beginning. Where there is little to copy, it proposes what the main model last said behind the same tokens, in this
+    beginning. Where there is little to copy, it proposes what the main model last said after the same tokens, in this
     answer or an earlier one. A draft ends where the chance that all of it is accepted falls to `min_chance`. No model
     is called. A prompt is indexed as the main model reads it; what the prefix cache had of it follows in pieces, one in
     each round, and nothing is copied from the context before it is whole.
@@ -98,33 +98,33 @@ class Suffix(Copier):
     name = "suffix"
     num_assistant_tokens = 10
 
-    def __init__(self, references: Seq[References] = (), min_chance: float = 0.02) -> None:
+    def __init__(self, references: Sequence[References] = (), min_chance: float = 0.02) -> None:
         self.references = tuple(references)
         self.min_chance = min_chance
-        self._indexes: dict[Sequence, SuffixAutomaton] = {}
+        self._indexes: dict[TokenSequence, SuffixAutomaton] = {}
         self._next_tokens = NextTokens()
-        self._own_next_tokens: dict[Sequence, NextTokens] = {}  # of those that take nothing from earlier answers
+        self._own_next_tokens: dict[TokenSequence, NextTokens] = {}  # of those that take nothing from earlier answers
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index. There is always room for one."""
         self._indexes[sequence] = SuffixAutomaton()
         if not sequence.earlier_answers:
             self._own_next_tokens[sequence] = NextTokens()
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request, with confidences; empty without a match."""
         left = MOST_INDEXED
         for request in requests:
             left -= self._index(request.sequence, max(left, _LEAST_INDEXED))
         return [self._propose_one(request) for request in requests]
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Index as many tokens of the prompt as the main model has read. Those of the answer follow in `propose`."""
         if self._indexes[sequence].num_tokens < sequence.num_prompt_tokens:
             self._index(sequence, len(committed.token_ids))
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's index."""
         if index := self._indexes.pop(sequence, None):
             self._learn(sequence, range(index.num_tokens, len(sequence)))
@@ -134,7 +134,7 @@ class Suffix(Copier):
         """Forget what earlier answers said. For measurements, which repeat prompts."""
         self._next_tokens.forget()
 
-    def _index(self, sequence: Sequence, most: int) -> int:
+    def _index(self, sequence: TokenSequence, most: int) -> int:
         """Add up to `most` new tokens to a sequence's index. Returns how many."""
         index, token_ids = self._indexes[sequence], sequence.token_ids
         new = range(index.num_tokens, min(index.num_tokens + most, len(token_ids)))
@@ -143,7 +143,7 @@ class Suffix(Copier):
             index.append(token_ids[i])
         return len(new)
 
-    def _learn(self, sequence: Sequence, positions: range) -> None:
+    def _learn(self, sequence: TokenSequence, positions: range) -> None:
         """Take in what the main model has said at these positions."""
         token_ids = sequence.token_ids
         next_tokens = self._own_next_tokens.get(sequence, self._next_tokens)
@@ -216,7 +216,7 @@ class _Own:
 class _Other:
     """Other texts as a source of candidates."""
 
-    def __init__(self, references: References, context: Seq[int]) -> None:
+    def __init__(self, references: References, context: Sequence[int]) -> None:
         self._references, self._context = references, list(context[-MAX_TOKENS:])
         self._match = references.find(self._context)
 
@@ -236,9 +236,9 @@ class _Other:
 
 
 class _Said:
-    """What the main model has said behind the same tokens as a source of candidates."""
+    """What the main model has said after the same tokens as a source of candidates."""
 
-    def __init__(self, next_tokens: NextTokens, context: Seq[int]) -> None:
+    def __init__(self, next_tokens: NextTokens, context: Sequence[int]) -> None:
         self._next_tokens, self._context = next_tokens, list(context[-LONGEST_CONTEXT:])
 
     def guess(self) -> tuple[int, float]:

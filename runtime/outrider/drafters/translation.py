@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +24,10 @@ class TokenMap:
     expects at the beginning of every text, instead of the main model's `bos_token_id`.
     """
 
-    token_bytes: Seq[bytes]
+    token_bytes: Sequence[bytes]
     encode: Callable[[str], list[int]]
     to_draft: NDArray[np.int32]
-    prefix: Seq[int] = ()
+    prefix: Sequence[int] = ()
     bos_token_id: int | None = None
 
 
@@ -54,14 +53,14 @@ class Translation:
         """Whether the text is translated to its end: no incomplete character is held."""
         return not self._characters.getstate()[0]
 
-    def read(self, token_ids: Seq[int]) -> Seq[int]:
+    def read(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The new tokens since the last call, without the `bos_token_id` that `prefix` replaces."""
         new = token_ids[self.num_read :]
         begins = not self.num_read and self._token_map.prefix and token_ids[0] == self._token_map.bos_token_id
         self.num_read = len(token_ids)
         return new[1:] if begins else new
 
-    def extend(self, token_ids: Seq[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """Translate the new committed tokens, in whole characters."""
         token_map, text = self._token_map, ""
         for token_id in self.read(token_ids):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +19,20 @@ from outrider.types import (
     ListedLogits,
     Logits,
     LogitsRow,
-    Sequence,
     Slot,
     TextTokenizer,
+    TokenSequence,
 )
 
 
-class Vocabulary:
+class DraftVocabulary:
     """The same vocabulary for draft and main model."""
 
     def room(self, max_tokens: int) -> int:
         """Draft tokens of room for a sequence of up to `max_tokens` main tokens."""
         return max_tokens
 
-    def context(self, token_ids: Seq[int]) -> Seq[int]:
+    def context(self, token_ids: Sequence[int]) -> Sequence[int]:
         """A prompt in the draft model's tokens."""
         return token_ids
 
@@ -69,7 +68,7 @@ class Subset:
         return LogitsRow(lambda: self.widen(row.full()), listed)
 
 
-class _Other(Vocabulary):
+class _Other(DraftVocabulary):
     def room(self, max_tokens: int) -> int:
         """A quarter more, which is usually enough for the same text.
 
@@ -99,7 +98,7 @@ class Intersection(_Other):
         self._draft_ids = np.flatnonzero(to_main >= 0)
         self._main_ids = to_main[self._draft_ids]
 
-    def context(self, token_ids: Seq[int]) -> Seq[int]:
+    def context(self, token_ids: Sequence[int]) -> Sequence[int]:
         """A prompt in the draft model's tokens."""
         translation = Translation(self.token_map)
         translation.extend(token_ids)
@@ -130,8 +129,8 @@ class Text(_Other):
 
     def __init__(
         self,
-        token_bytes: Seq[bytes],
-        special_token_ids: Seq[int],
+        token_bytes: Sequence[bytes],
+        special_token_ids: Sequence[int],
         encode: Callable[[str], list[int]],
         token_map: TokenMap,
     ) -> None:
@@ -140,7 +139,7 @@ class Text(_Other):
         self.encode = encode
         self.token_map = token_map
 
-    def context(self, token_ids: Seq[int]) -> Seq[int]:
+    def context(self, token_ids: Sequence[int]) -> Sequence[int]:
         """A prompt in the draft model's tokens."""
         translation = Translation(self.token_map)
         translation.extend_with_bytes(b"".join(self.token_map.token_bytes[i] for i in translation.read(token_ids)))
@@ -151,7 +150,9 @@ class Text(_Other):
         return _TextState(slot, room, self)
 
 
-def load_vocabulary(bundle: Bundle, drafter: DrafterEntry, main: TextTokenizer, draft: TextTokenizer) -> Vocabulary:
+def load_vocabulary(
+    bundle: Bundle, drafter: DrafterEntry, main: TextTokenizer, draft: TextTokenizer
+) -> DraftVocabulary:
     """The conversion for a drafter of the bundle whose vocabulary is not the main model's.
 
     main, draft: the tokenizers of both.
@@ -192,7 +193,7 @@ class _IntersectionState(_Translated):
         super().__init__(slot, room, vocabulary.token_map)
         self._vocabulary = vocabulary
 
-    def context(self, sequence: Sequence) -> list[int]:
+    def context(self, sequence: TokenSequence) -> list[int]:
         self._translation.extend(sequence.token_ids)
         return self._translation.token_ids
 
@@ -207,7 +208,7 @@ class _TextState(_Translated):
         self._vocabulary = vocabulary
         self._own: list[int] = []  # this round's draft, in draft ids
 
-    def context(self, sequence: Sequence) -> list[int]:
+    def context(self, sequence: TokenSequence) -> list[int]:
         """Take the drafted tokens as far as they spell the committed text, and translate the rest."""
         translation, token_bytes = self._translation, self._vocabulary.token_map.token_bytes
         spelled = b"".join(token_bytes[i] for i in translation.read(sequence.token_ids))
@@ -255,9 +256,9 @@ class _TextState(_Translated):
         stop = next((i for i, token_id in enumerate(token_ids, 1) if token_id in request.eos_token_ids), request.limit)
         return Draft(token_ids[: min(stop, request.limit)])
 
-    def _to_main(self, token_ids: Seq[int]) -> list[int]:
+    def _to_main(self, token_ids: Sequence[int]) -> list[int]:
         text = utf8_decoder().decode(b"".join(self._vocabulary.token_bytes[i] for i in token_ids))
         return self._vocabulary.encode(text) if text else []
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Do nothing: `context` compares the draft with the committed text."""

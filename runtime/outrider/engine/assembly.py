@@ -33,7 +33,7 @@ from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
-from outrider.models.kv import PREFIXES, PrefixStore, Stored
+from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
 from outrider.models.tuning.costs import contention_of
 from outrider.models.tuning.loaded import LoadedModel, load_models
 from outrider.models.tuning.loading import Placement
@@ -47,7 +47,7 @@ from outrider.types import CompiledModel, TextTokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class EngineParts:
     """What an engine consists of.
 
     config: with the devices that "auto" has become. device: as the models were loaded with. adapters: of the LoRA
@@ -92,7 +92,7 @@ def assemble(
     *,
     tokenizer: TextTokenizer | None = None,
     draft_tokenizer: TextTokenizer | None = None,
-) -> Parts:
+) -> EngineParts:
     """Compile a bundle's models and make the rest; raises as `load`. The tokenizers take the place of its own."""
     scheduler, manifest = config.scheduler, bundle.manifest
     check_writes(manifest, bundle.folder)
@@ -174,7 +174,7 @@ def assemble(
     cost = None if main_backend.capabilities.fixed else main_cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
-    return Parts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
+    return EngineParts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
 
 
 def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, LoadedModel]) -> PrefixStore | None:
@@ -189,7 +189,7 @@ def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, 
         )
     folder = PREFIXES if scheduler.prefix_store == "auto" else user_path(scheduler.prefix_store)
     models = {
-        role: Stored(
+        role: StoredModel(
             model.backend,
             model.identity | {"main": main.identity},
             {"bundle": bundle.folder.resolve().name, "model": role, "setting": model.setting},

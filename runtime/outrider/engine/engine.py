@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from threading import Event
@@ -113,7 +112,7 @@ class Engine(CompiledBundle):
         task: str | None = None,
         timestamps: bool = False,
         without_timestamps: bool = False,
-        temperature: float | Seq[float] | None = None,
+        temperature: float | Sequence[float] | None = None,
         compression_ratio_threshold: float | None = 2.4,
         logprob_threshold: float | None = -1.0,
         no_speech_threshold: float | None = 0.6,
@@ -273,11 +272,11 @@ class Engine(CompiledBundle):
             self.vision.encoder.thread, lambda gone: read(prompt, made, chat_template=chat_template, gone=gone)
         )
 
-    def score(self, prompt: AnyPrompt, answer: str | Seq[int], *, chat_template: bool = True) -> list[float]:
+    def score(self, prompt: AnyPrompt, answer: str | Sequence[int], *, chat_template: bool = True) -> list[float]:
         """How likely the main model finds an answer: the natural log-probability of each of its tokens.
 
         Those of the unprocessed logits, at temperature 1. answer: text, which is tokenized by itself, or token ids. It
-        is read behind the prompt in calls for up to 64 tokens, in the rows that others' answers leave. Raises as
+        is read after the prompt in calls for up to 64 tokens, in the rows that others' answers leave. Raises as
         `generate`, and RequestError for no answer.
         """
         token_ids = self.tokenizer.encode(answer) if isinstance(answer, str) else scoring.as_token_ids(answer)
@@ -285,7 +284,7 @@ class Engine(CompiledBundle):
         return self._score(prompt, token_ids, config, chat_template=chat_template)
 
     def _score(
-        self, prompt: AnyPrompt, token_ids: Seq[int], config: GenerationConfig, *, chat_template: bool = True
+        self, prompt: AnyPrompt, token_ids: Sequence[int], config: GenerationConfig, *, chat_template: bool = True
     ) -> list[float]:
         answer = self.prepare(prompt, config, chat_template=chat_template, at_once=True)
         return scoring.score(self._queue, answer, token_ids)
@@ -305,8 +304,8 @@ class Engine(CompiledBundle):
         self,
         system: str | None = None,
         *,
-        messages: Seq[Mapping[str, Any]] = (),
-        tools: Seq[Mapping[str, Any]] = (),
+        messages: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Chat:
         """Begin a conversation.

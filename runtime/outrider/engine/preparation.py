@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any, TypeAlias, cast
@@ -27,18 +26,27 @@ from outrider.inputs.vision import Vision, check_images, has_images
 from outrider.inputs.vision.prompts import PartsTokenizer
 from outrider.models.kv import Fetched, PrefixStore
 from outrider.models.tuning.loaded import LoadedModel
-from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
-from outrider.types import NO_PROMPT, Noise, Prompt, Sequence, TextTokenizer, Verifier, embed_keys, num_common_tokens
+from outrider.types import (
+    NO_PROMPT,
+    Noise,
+    Prompt,
+    TextTokenizer,
+    TokenSequence,
+    Verifier,
+    embed_keys,
+    num_common_tokens,
+)
 
-AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
+AnyPrompt: TypeAlias = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt
 
 
 class Uncompiled(Exception):
     """A request's grammar is yet to be compiled."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: GrammarSource) -> None:
         super().__init__()
         self.source = source
 
@@ -161,7 +169,7 @@ class Preparation:
         references = self.registry.texts(config, policy, whole.source)
         answer = Answer(
             request,
-            Sequence.of(request.prompt, references, earlier_answers=config.earlier_answers),
+            TokenSequence.of(request.prompt, references, earlier_answers=config.earlier_answers),
             LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget),
             Delivery(
                 TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
@@ -191,7 +199,7 @@ class Preparation:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         return list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
 
-    def _opening(self, prompt: AnyPrompt, token_ids: Seq[int], given: dict[str, Any]) -> int:
+    def _opening(self, prompt: AnyPrompt, token_ids: Sequence[int], given: dict[str, Any]) -> int:
         """How many of a prompt's tokens are those of its first message, if that is not the user's."""
         first = prompt[:1] if isinstance(prompt, list) and len(prompt) > 1 else []
         if not first or not isinstance(first[0], Mapping) or first[0].get("role") not in ("system", "developer"):
@@ -242,11 +250,11 @@ class Preparation:
             return None
         return self.vision.prompt(prompt, cast("PartsTokenizer", self.tokenizer), **given)
 
-    def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
+    def _source(self, config: GenerationConfig, form: ToolFormat | None) -> GrammarSource | None:
         """The grammar that the answer follows; None for any text."""
         free = config.tool_choice == "auto"
         if form is None or (free and not config.has_strict_tools):
-            return Source.of(config)
+            return GrammarSource.of(config)
         only = None if free or config.tool_choice == "required" else str(config.tool_choice)
         once = not config.parallel_tool_calls
         return source_of_calls(form, config.tools, only, self.tokenizer, once=once, free=free)

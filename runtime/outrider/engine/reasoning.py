@@ -10,9 +10,9 @@ from outrider.inputs.tools.markers import keep_markers, marker_in_lark, token_of
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
-    from outrider.tokens.grammar import Source
+    from outrider.tokens.grammar import GrammarSource
     from outrider.types import TextTokenizer
 
 NEXT_MESSAGE = "<|end|><|start|>assistant"  # of gpt-oss
@@ -33,7 +33,7 @@ class Reasoning:
     is_closed: bool
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer, prompt_token_ids: Seq[int]) -> Reasoning | None:
+    def of(cls, tokenizer: TextTokenizer, prompt_token_ids: Sequence[int]) -> Reasoning | None:
         """Of a request; None for a model whose chat template has no known form."""
         form = ReasoningFormat.of_tokenizer(tokenizer)
         if form is None:
@@ -50,7 +50,7 @@ class Reasoning:
         begin, end, forced_ids = encode(form.begin), encode(form.end), encode(forced)
         return ReasoningBudget(num_tokens, begin, end, forced_ids, opened=self.is_open, again=form.channels)
 
-    def before(self, source: Source) -> Source:
+    def before(self, source: GrammarSource) -> GrammarSource:
         """A grammar that the answer follows, and the reasoning before it does not.
 
         Of gpt-oss, whose answers are messages, the last one follows it. Without tokens for their marks, the answer

@@ -1,7 +1,6 @@
 """How likely a given text is to a model: log-probabilities of its tokens, read like a draft that is always right."""
 
 from collections.abc import Sequence
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ def as_token_ids(answer: Any) -> list[int]:
     return [int(value) for value in values]
 
 
-def options(token_ids: Seq[int], vocab_size: int) -> GenerationConfig:
+def options(token_ids: Sequence[int], vocab_size: int) -> GenerationConfig:
     """Those of a request that scores these tokens.
 
     Raises:
@@ -42,7 +41,7 @@ def options(token_ids: Seq[int], vocab_size: int) -> GenerationConfig:
     )
 
 
-def score(queue: RequestQueue, answer: Answer, token_ids: Seq[int]) -> list[float]:
+def score(queue: RequestQueue, answer: Answer, token_ids: Sequence[int]) -> list[float]:
     """Natural log-probabilities, one for each of `token_ids`, which follow the answer's prompt.
 
     answer: made with `options`. Source: teacher forcing; the rounds are those of
@@ -57,7 +56,7 @@ def score(queue: RequestQueue, answer: Answer, token_ids: Seq[int]) -> list[floa
     return [each.logprob for each in answer.logprobs or ()]
 
 
-def give(answer: Answer, token_ids: Seq[int]) -> None:
+def give(answer: Answer, token_ids: Sequence[int]) -> None:
     """Have these tokens read as the answer, in pieces that wait for rows as those of a prompt do."""
     begin = answer.sequence.num_prompt_tokens
     answer.request = replace(
@@ -77,7 +76,7 @@ class _Given(DraftPolicy):
     begin: int
     token_ids: tuple[int, ...]
 
-    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+    def choose(self, requests: Sequence[DraftRequest]) -> list[Turn]:
         """The next tokens of each."""
         turns = []
         for request in requests:
@@ -106,10 +105,10 @@ class _Accepting:
         noise: Noise,
         position: int,
         count: int,  # noqa: ARG002
-    ) -> Seq[tuple[int, Distribution | None]]:
+    ) -> Sequence[tuple[int, Distribution | None]]:
         """The given token alone."""
         return [self.draw(rows, i, noise, position)]
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Accept the whole draft, and add the given token behind it."""
+        """Accept the whole draft, and add the given token after it."""
         return Outcome.of_chain(len(draft), self.draw(rows, len(draft), noise, position)[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
@@ -79,7 +78,7 @@ class _TextEncoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_lengths(self, name: str, lengths: Seq[int], also: str = "") -> None:
+    def _check_lengths(self, name: str, lengths: Sequence[int], also: str = "") -> None:
         """Raise TooLong for the first text that the model does not read whole."""
         for i, length in enumerate(lengths):
             if length > self.context_length:
@@ -87,7 +86,7 @@ class _TextEncoder:
                     f"{name}[{i}] has {length:,} tokens{also}, and this model reads {self.context_length:,}. Split it."
                 )
 
-    def _batches(self, lengths: Seq[int], cancel: Event | None) -> Iterator[list[int]]:
+    def _batches(self, lengths: Sequence[int], cancel: Event | None) -> Iterator[list[int]]:
         """The indices of texts for each call: texts of like length together, as the others are padded."""
         batch: list[int] = []
         for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
@@ -147,7 +146,7 @@ class Embedder(_TextEncoder):
 
     def embed(
         self,
-        texts: Seq[str | Seq[int]],
+        texts: Sequence[str | Sequence[int]],
         *,
         dimensions: int | None = None,
         truncate: bool = False,
@@ -178,7 +177,7 @@ class Embedder(_TextEncoder):
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return Embeddings(vectors, sum(lengths))
 
-    def _text_of(self, index: int, given: str | Seq[int]) -> str:
+    def _text_of(self, index: int, given: str | Sequence[int]) -> str:
         """A text; for token ids the one that has them: openvino-genai's pipeline reads texts alone."""
         if isinstance(given, str):
             return given
@@ -215,7 +214,7 @@ class Reranker(_TextEncoder):
         self._reads_pairs: bool = self._tokenizer.supports_paired_input()
 
     def rerank(
-        self, query: str, documents: Seq[str], *, top_n: int | None = None, cancel: Event | None = None
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None, cancel: Event | None = None
     ) -> Ranking:
         """The documents by their relevance for a query, the best first; of equal ones the first.
 
@@ -245,7 +244,7 @@ class Reranker(_TextEncoder):
         return int(self._tokenizer.encode(query + document).input_ids.shape[1])
 
 
-def _check_texts(name: Literal["input", "documents"], texts: Seq[str]) -> list[str]:
+def _check_texts(name: Literal["input", "documents"], texts: Sequence[str]) -> list[str]:
     """Raise RequestError unless there are texts and none is empty."""
     if not texts:
         raise RequestError(f"{name} is empty. Pass one text at least.")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from outrider.engine.transcription_options import TranscriptionOptions
 from outrider.engine.transcription_windows import Attempt, cut
 from outrider.errors import OptionError, nearest
 from outrider.inputs.audio import log_mel, read_samples
-from outrider.types import Prompt, Source
+from outrider.types import EncoderSource, Prompt
 
 _RESET_TEMPERATURE = 0.5  # text that was sampled at a higher one is no prompt
 
@@ -41,9 +40,9 @@ class Transcriber:
     context_length: int
     config: GenerationConfig
     generate: Callable[..., Result]
-    score: Callable[[Prompt, Seq[int], GenerationConfig], list[float]]
-    decode: Callable[[Seq[int]], str]
-    eos_token_ids: Seq[int]
+    score: Callable[[Prompt, Sequence[int], GenerationConfig], list[float]]
+    decode: Callable[[Sequence[int]], str]
+    eos_token_ids: Sequence[int]
 
     def run(
         self, audio: Any, options: TranscriptionOptions, *, sampling_rate: int | None = None, **requests: Any
@@ -67,7 +66,7 @@ class Transcriber:
         begin, is_over = 0, False
         while begin < num_frames and not is_over:
             length = min(size, num_frames - begin)
-            source = Source.of_audio(features[:, begin : begin + size])
+            source = EncoderSource.of_audio(features[:, begin : begin + size])
             seconds = run.read(source, begin / frames_per_second, length / frames_per_second)
             begin += max(min(round(seconds * frames_per_second), length), 1)
             is_over = run.results[-1].finish_reason == "cancelled"
@@ -114,7 +113,7 @@ class _Run:
             self.config.replace(temperature=temperature)  # checks it
         self.language = self.options.language
 
-    def read(self, source: Source, offset: float, seconds: float) -> float:
+    def read(self, source: EncoderSource, offset: float, seconds: float) -> float:
         """Transcribe a window; returns how many of its seconds are done.
 
         offset: seconds before it. seconds: of audio in it.
@@ -144,7 +143,7 @@ class _Run:
         ]
         return done
 
-    def _decode(self, source: Source) -> Attempt:
+    def _decode(self, source: EncoderSource) -> Attempt:
         """A window's text, at the first temperature at which it is good, or at the last."""
         attempts = (self._attempt(source, temperature) for temperature in self.temperatures)
         return next(
@@ -155,7 +154,7 @@ class _Run:
             or not attempt.fails(self.options)
         )
 
-    def _attempt(self, source: Source, temperature: float) -> Attempt:
+    def _attempt(self, source: EncoderSource, temperature: float) -> Attempt:
         own = self.config
         changes: dict[str, Any] = {"temperature": temperature}
         if own.logprobs is None and temperature == 0:
@@ -191,7 +190,7 @@ class _Run:
             return None
         return ((seed or 0) + self.num_sampled - 1) % (1 << 63)
 
-    def _logprobs(self, prompt: Prompt, token_ids: Seq[int], config: GenerationConfig) -> list[float]:
+    def _logprobs(self, prompt: Prompt, token_ids: Sequence[int], config: GenerationConfig) -> list[float]:
         """Log-probabilities of an answer by the model's rules, at temperature 1."""
         if not token_ids:
             return []
@@ -199,8 +198,8 @@ class _Run:
         greedy = config.replace(**changes, min_new_tokens=0, drafter=None, ignore_eos=True, stop=(), stop_token_ids=())
         return self.of.score(prompt, token_ids, greedy)
 
-    def _no_speech(self, token_ids: Seq[int], source: Source) -> float | None:
-        """The probability of <|nospeech|> behind the start token."""
+    def _no_speech(self, token_ids: Sequence[int], source: EncoderSource) -> float | None:
+        """The probability of <|nospeech|> after the start token."""
         if (token_id := self.of.audio.no_speech_token_id) is None:
             return None
         config = GenerationConfig(
@@ -209,7 +208,7 @@ class _Run:
         (logprob,) = self.of.score(Prompt([*token_ids], source=source), [token_id], config)
         return math.exp(logprob)
 
-    def _prompt(self, source: Source) -> Prompt:
+    def _prompt(self, source: EncoderSource) -> Prompt:
         before: list[int] = []
         if self.previous and self.of.audio.previous_token_id is not None:
             before = [self.of.audio.previous_token_id, *self.previous[-(self.of.context_length // 2 - 1) :]]
@@ -225,7 +224,7 @@ class _Run:
             token_ids.append(entry.tasks[self.options.task or "transcribe"])
         return [*token_ids, entry.no_timestamps_token_id] if self.options.without_timestamps else token_ids
 
-    def _find_language(self, source: Source) -> str:
+    def _find_language(self, source: EncoderSource) -> str:
         """The likeliest language of a window."""
         prompt = Prompt(self.of.encoder.begin_token_ids, source=source)
         config = GenerationConfig(max_new_tokens=1, temperature=0.0, drafter=None)

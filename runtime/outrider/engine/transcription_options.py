@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class TranscriptionOptions:
     task: str | None = None
     timestamps: bool = False
     without_timestamps: bool = False
-    temperature: float | Seq[float] | None = None
+    temperature: float | Sequence[float] | None = None
     compression_ratio_threshold: float | None = 2.4
     logprob_threshold: float | None = -1.0
     no_speech_threshold: float | None = 0.6

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ class Piece(NamedTuple):
     text_token_ids: list[int]
 
 
-def cut(token_ids: Seq[int], first: int, seconds: float) -> tuple[list[Piece], float, list[int]]:
+def cut(token_ids: Sequence[int], first: int, seconds: float) -> tuple[list[Piece], float, list[int]]:
     """The complete segments of a window, how many of its seconds they take, and their tokens.
 
         cut([stamp(0.0), 7, stamp(2.0), stamp(2.0), 8], stamp(0.0), 30.0)  # one segment, of 2 s: 8 is read again
@@ -30,7 +29,7 @@ def cut(token_ids: Seq[int], first: int, seconds: float) -> tuple[list[Piece], f
     token_ids: without the end token. first: the token of 0.00 s. seconds: of audio in the window.
 
     Two timestamps in a row end one segment and begin the next. Without any such pair the text is one segment, and the
-    window is done. A single timestamp at the end says that nothing is spoken behind it, so the window is done as well.
+    window is done. A single timestamp at the end says that nothing is spoken after it, so the window is done as well.
     Otherwise the window is done up to its last pair: what follows is not complete.
 
     Source: openai/whisper, `transcribe.py`.
@@ -48,7 +47,7 @@ def cut(token_ids: Seq[int], first: int, seconds: float) -> tuple[list[Piece], f
     return [each for each in pieces if each.text_token_ids], done, [*token_ids[: ends[-1]]]
 
 
-def _piece(token_ids: Seq[int], first: int, seconds: float) -> Piece:
+def _piece(token_ids: Sequence[int], first: int, seconds: float) -> Piece:
     """A segment from its tokens. It begins and ends with the window where they do not begin and end with timestamps."""
     text = [token_id for token_id in token_ids if token_id < first]
     stamps = [min((token_id - first) * PRECISION, seconds) for token_id in token_ids if token_id >= first]

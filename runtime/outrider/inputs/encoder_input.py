@@ -1,7 +1,6 @@
 """What an encoder-decoder model reads: a request's prompt as the encoder's source and the decoder's first tokens."""
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from outrider.bundle.manifest import EncoderEntry
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Processor, Timestamps
-from outrider.types import Prompt, Source, TextTokenizer
+from outrider.types import EncoderSource, Prompt, TextTokenizer
 
 
 def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) -> Prompt:
@@ -50,11 +49,11 @@ def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) ->
             f"The text has {len(token_ids):,} tokens, and the encoder reads {encoder.context_length:,}. Shorten it, or "
             "give it in parts."
         )
-    source = Source.of_text(token_ids)
+    source = EncoderSource.of_text(token_ids)
     return Prompt(encoder.begin_token_ids, source.key, source=source)
 
 
-def adapt_config(config: GenerationConfig, encoder: EncoderEntry, token_ids: Seq[int]) -> GenerationConfig:
+def adapt_config(config: GenerationConfig, encoder: EncoderEntry, token_ids: Sequence[int]) -> GenerationConfig:
     """A request's options, with the tokens that the model never generates among the banned ones.
 
     token_ids: the decoder's first tokens.
@@ -69,12 +68,12 @@ def adapt_config(config: GenerationConfig, encoder: EncoderEntry, token_ids: Seq
     return config.replace(banned_token_ids=tuple({*config.banned_token_ids, *encoder.suppress_token_ids}))
 
 
-def _finds_language(encoder: EncoderEntry, token_ids: Seq[int]) -> bool:
+def _finds_language(encoder: EncoderEntry, token_ids: Sequence[int]) -> bool:
     return encoder.audio is not None and bool(encoder.audio.languages) and tuple(token_ids) == encoder.begin_token_ids
 
 
-def rules_of(encoder: EncoderEntry, token_ids: Seq[int], eos_token_ids: Seq[int]) -> list[Processor]:
-    """The model's own rules for an answer behind the decoder's first tokens.
+def rules_of(encoder: EncoderEntry, token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> list[Processor]:
+    """The model's own rules for an answer after the decoder's first tokens.
 
     Whisper's text begins with the start token alone when the language is to be found, and without <|notimestamps|> when
     it has timestamps.
@@ -91,7 +90,7 @@ def rules_of(encoder: EncoderEntry, token_ids: Seq[int], eos_token_ids: Seq[int]
     return rules
 
 
-def decode_text(encoder: EncoderEntry, decode: Callable[[Seq[int]], str]) -> Callable[[Seq[int]], str]:
+def decode_text(encoder: EncoderEntry, decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
     """The same function, without timestamps, which are no special tokens to Whisper's tokenizer."""
     if encoder.audio is None:
         return decode

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.types import Backend, Call, CallObserver, Chunk, Pending, Step
 
 _now = time.perf_counter
 
 
-def submit(backend: Backend, chunks: Seq[Chunk], observer: CallObserver | None = None) -> Pending:
+def submit(backend: Backend, chunks: Sequence[Chunk], observer: CallObserver | None = None) -> Pending:
     """Evaluate chunks on a model. `observer` is told when the call has ended, or failed."""
     return backend.submit(chunks) if observer is None else _WatchedCall(backend, chunks, observer)
 
@@ -20,7 +20,7 @@ class _WatchedCall:
 
     _ran = 0.0
 
-    def __init__(self, backend: Backend, chunks: Seq[Chunk], observer: CallObserver) -> None:
+    def __init__(self, backend: Backend, chunks: Sequence[Chunk], observer: CallObserver) -> None:
         self._backend, self._chunks, self._observer = backend, chunks, observer
         self._context = max((chunk.slot.length for chunk in chunks), default=0)
         self._busy_before, self._began = backend.seconds, _now()

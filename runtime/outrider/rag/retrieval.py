@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ class Retriever:
         OptionError: when bm25s is not installed, or there is no document with words.
     """
 
-    def __init__(self, documents: Seq[str]) -> None:
+    def __init__(self, documents: Sequence[str]) -> None:
         with needs("Searching documents needs bm25s", "rag", OptionError):
             import bm25s
         if not any(each.strip() for each in documents):
@@ -57,7 +57,7 @@ class MeaningRetriever:
 
     def __init__(
         self,
-        documents: Seq[str],
+        documents: Sequence[str],
         embedder: Embedder,
         *,
         query_prefix: str = "",
@@ -83,7 +83,7 @@ class MeaningRetriever:
         return [near[each.index] for each in self._reranker.rerank(question, near, top_n=count).ranked]
 
 
-def choose_subsets(documents: Seq[str], size: int, count: int, *, seed: int = 0) -> list[tuple[int, ...]]:
+def choose_subsets(documents: Sequence[str], size: int, count: int, *, seed: int = 0) -> list[tuple[int, ...]]:
     """Up to `count` different subsets of `size` documents, as ascending indices.
 
     The documents are put into `size` clusters by their words (k-means on TF-IDF), and each subset takes one of each, so
@@ -118,7 +118,7 @@ def check_numbers(**numbers: int) -> None:
             raise OptionError(f"{name}={value} leaves nothing to draft from. Choose 1 at least.")
 
 
-def _clusters(documents: Seq[str], count: int, seed: int) -> list[list[int]]:
+def _clusters(documents: Sequence[str], count: int, seed: int) -> list[list[int]]:
     """The indices of `count` clusters, none of them empty; fewer if documents are equal."""
     with needs("Splitting documents needs scikit-learn", "rag", OptionError):
         from sklearn.cluster import KMeans

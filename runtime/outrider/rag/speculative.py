@@ -8,7 +8,7 @@ model's.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ REFLECTION = "Does the rationale support the answer? Say yes or no."
 YES = "Yes"
 
 
-def check_asked(question: str, documents: Seq[str]) -> None:
+def check_asked(question: str, documents: Sequence[str]) -> None:
     """Raise RequestError when the question or a document is empty, or there is no document."""
     if not question.strip():
         raise RequestError("The question is empty. Ask one.")
@@ -41,14 +41,14 @@ def check_asked(question: str, documents: Seq[str]) -> None:
         raise RequestError(f"Document {empty[0]} is empty. Leave it out.")
 
 
-def from_documents(question: str, documents: Seq[str]) -> str:
+def from_documents(question: str, documents: Sequence[str]) -> str:
     """A question with numbered documents to answer it from. Raises as `check_asked`."""
     check_asked(question, documents)
     listed = "\n\n".join(f"[{i}] {each.strip()}" for i, each in enumerate(documents, 1))
     return f"Answer the question from these documents.\n\n{listed}\n\nQuestion: {question.strip()}"
 
 
-def to_draft(question: str, documents: Seq[str]) -> str:
+def to_draft(question: str, documents: Sequence[str]) -> str:
     """The same, for an answer in the form of `FORM`."""
     return (
         f"{from_documents(question, documents)}\n\nFirst quote what supports your answer, as one line that begins with "
@@ -56,7 +56,7 @@ def to_draft(question: str, documents: Seq[str]) -> str:
     )
 
 
-def answer_from(engine: Engine, question: str, documents: Seq[str], **options: Any) -> Result:
+def answer_from(engine: Engine, question: str, documents: Sequence[str], **options: Any) -> Result:
     """The main model's own answer, from all documents at once. Drafts are copied from them, so the text is lossless.
 
     options: of `GenerationConfig`. Raises as `Engine.generate`, and RequestError without documents.
@@ -131,7 +131,7 @@ class SpeculativeRAG:
         self._num_drafts, self._size = num_drafts, documents_per_draft
         self._max_new_tokens = max_new_tokens
 
-    def answer(self, question: str, documents: Seq[str], *, seed: int = 0) -> RagAnswer:
+    def answer(self, question: str, documents: Sequence[str], *, seed: int = 0) -> RagAnswer:
         """The best of the drafts from these documents. seed: of the subsets. Drafts are greedy.
 
         Raises:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,11 +16,11 @@ from outrider.inputs.tools import ToolFormat
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
-from outrider.server.options import Choice
+from outrider.server.options import AnswerChoice
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import Asked, Generation
 from outrider.server.protocol.responses import FinishReason, Token
-from outrider.server.reader import Reading
+from outrider.server.reader import AnswerReading
 from outrider.server.usage import timings_of, usage_of
 
 Kind = TypeVar("Kind", bound=Asked)
@@ -29,7 +28,7 @@ Many = TypeVar("Many", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AnswerHead:
     """What all bodies of one answer begin with. created: in seconds since 1970. texts: of tokens.
 
     conversations: where the answer may be stored. loose_calls: as in the settings.
@@ -56,7 +55,7 @@ class Head:
         }
 
 
-class Answer(ABC, Generic[Kind]):
+class ServedAnswer(ABC, Generic[Kind]):
     """One request's answer, whole or as events of a stream.
 
     kind: of the request. prefix: of the answer's id. last: the data of a stream's last event; empty: there is none.
@@ -68,7 +67,7 @@ class Answer(ABC, Generic[Kind]):
     last: ClassVar[str] = "[DONE]"
     lines: ClassVar[bool] = False
 
-    def __init__(self, request: Kind, head: Head, choices: Seq[Choice]) -> None:  # noqa: ARG002
+    def __init__(self, request: Kind, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:  # noqa: ARG002
         self.request, self.head = request, head
 
     @classmethod
@@ -78,11 +77,11 @@ class Answer(ABC, Generic[Kind]):
 
     @staticmethod
     @abstractmethod
-    def choices(request: Any, conversations: Conversations) -> list[Choice]:
+    def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:
         """The answers to generate. Raises ApiError for fields that contradict each other."""
 
     @abstractmethod
-    def whole(self, results: Seq[Result]) -> Any:
+    def whole(self, results: Sequence[Result]) -> Any:
         """The body of a response that is not streamed."""
 
     @abstractmethod
@@ -98,20 +97,20 @@ class Answer(ABC, Generic[Kind]):
         return error.body
 
 
-class Choices(Answer[Many]):
+class AnswerChoices(ServedAnswer[Many]):
     """n choices for each prompt."""
 
-    def __init__(self, request: Many, head: Head, choices: Seq[Choice]) -> None:
+    def __init__(self, request: Many, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
         self._results: list[Result | None] = [None] * len(choices)
-        self._reading = Reading()
+        self._reading = AnswerReading()
 
     @abstractmethod
     def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[msgspec.Struct]:
         """The events of a piece of a choice. last: fields of the last of them."""
 
     @abstractmethod
-    def _event(self, choices: Seq[Any], **fields: Any) -> msgspec.Struct:
+    def _event(self, choices: Sequence[Any], **fields: Any) -> msgspec.Struct:
         """An event of a stream."""
 
     def events(self, number: int, chunk: TextChunk) -> Iterator[msgspec.Struct]:
@@ -127,13 +126,13 @@ class Choices(Answer[Many]):
         if is_last:
             yield self._event([], **self._totals(ended))
 
-    def _tokens(self, tokens: Seq[AnswerToken]) -> dict[str, Any]:
+    def _tokens(self, tokens: Sequence[AnswerToken]) -> dict[str, Any]:
         """The field `tokens` of a choice, if it was asked for."""
         if not self.request.return_tokens:
             return {}
         return {"tokens": [Token(t.token_id, self.head.texts[t.token_id], t.source, t.drafter) for t in tokens]}
 
-    def _totals(self, results: Seq[Result]) -> dict[str, Any]:
+    def _totals(self, results: Sequence[Result]) -> dict[str, Any]:
         stats = [result.stats for result in results]
         num_reasoning = sum(
             self._reading.count(result.tokens, self.head.texts, thinks=result.thinks) for result in results

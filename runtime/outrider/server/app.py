@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from outrider.config import Config
 from outrider.errors import OutriderError
-from outrider.server.chat import Chat
+from outrider.server.chat import ChatAnswer
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
 from outrider.server.encoding import encoding_routes
@@ -37,7 +37,7 @@ from outrider.server.protocol.messages import TokenCount
 from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
-from outrider.server.security import Guard
+from outrider.server.security import AccessGuard
 from outrider.server.settings import Settings
 
 _OLLAMA = "0.12.0"  # whose API below /api is spoken here
@@ -69,7 +69,7 @@ def make_app(
             Route("/openapi.json", partial(_openapi, service)),
             Route("/v1/models", partial(_list_models, service)),
             Route("/v1/models/{name:path}", partial(_model, service)),
-            Route("/v1/chat/completions", Endpoint(service, Chat), methods=["POST"]),
+            Route("/v1/chat/completions", Endpoint(service, ChatAnswer), methods=["POST"]),
             Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
             Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
             Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
@@ -83,7 +83,7 @@ def make_app(
             *encoding_routes(service),
             *page_routes(),
         ],
-        middleware=[Middleware(Guard, settings=settings)],
+        middleware=[Middleware(AccessGuard, settings=settings)],
         exception_handlers=dict.fromkeys((ApiError, OutriderError, HTTPException, Exception), _failed),
         lifespan=partial(_lifespan, service),
     )

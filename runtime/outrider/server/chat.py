@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,10 +12,10 @@ from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought, split
 from outrider.inputs.tools import ToolCallDelta
 from outrider.inputs.tools.stream import joined
-from outrider.server.answers import Choices, Head, finish_reason
+from outrider.server.answers import AnswerChoices, AnswerHead, finish_reason
 from outrider.server.conversations import Conversations
 from outrider.server.logprobs import chat_logprobs
-from outrider.server.options import Choice, choices_of_chat
+from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.protocol.responses import (
     ChatChoice,
@@ -29,30 +28,30 @@ from outrider.server.protocol.responses import (
     FunctionCall,
     FunctionPart,
     Message,
-    ToolCall,
+    ServedToolCall,
     ToolCallPart,
 )
-from outrider.server.reader import Piece, Reader, Reading
+from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.types import TokenLogprobs
 
 
-class Chat(Choices[ChatRequest]):
+class ChatAnswer(AnswerChoices[ChatRequest]):
     """The answer to a chat."""
 
     kind = ChatRequest
     prefix = "chatcmpl-"
 
-    def __init__(self, request: ChatRequest, head: Head, choices: Seq[Choice]) -> None:
+    def __init__(self, request: ChatRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
         self._reading = reading_of(request, head)
         self._readers: dict[int, Reader] = {}  # of the choices that are streamed
 
     @staticmethod
-    def choices(request: ChatRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+    def choices(request: ChatRequest, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
         """The n answers."""
         return choices_of_chat(request)
 
-    def whole(self, results: Seq[Result]) -> ChatCompletion:
+    def whole(self, results: Sequence[Result]) -> ChatCompletion:
         """All choices in one body."""
         choices = [self._choice(i, result) for i, result in enumerate(results)]
         return ChatCompletion(choices=choices, **self.head.fields, **self._totals(results))
@@ -69,7 +68,7 @@ class Chat(Choices[ChatRequest]):
         _, calls = joined(piece for piece in pieces if isinstance(piece, ToolCallDelta))
         if calls and reader.is_cut and result.finish_reason == "stop":  # by a stop string
             calls.pop()
-        made = [ToolCall(_new_id(), FunctionCall(call.name, call.arguments)) for call in calls]
+        made = [ServedToolCall(_new_id(), FunctionCall(call.name, call.arguments)) for call in calls]
         thoughts: Any = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
         message = Message(content or None, tool_calls=made, **thoughts) if made else Message(content, **thoughts)
         reason = _finish_reason(reader, result)
@@ -92,10 +91,10 @@ class Chat(Choices[ChatRequest]):
             reader = self._readers[number] = self._reading.reader(thinks=chunk.thinks)
         return [_delta(piece) for piece in reader.read(chunk.text, chunk.result)]
 
-    def _event(self, choices: Seq[ChatChunkChoice], **fields: Any) -> ChatChunk:
+    def _event(self, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
         return ChatChunk(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)
 
-    def _logprobs(self, tokens: Seq[TokenLogprobs] | None) -> ChatLogprobs | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
         return None if tokens is None else chat_logprobs(tokens, self.head.texts)
 
 
@@ -120,10 +119,10 @@ def _new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def reading_of(request: ChatRequest, head: Head) -> Reading:
+def reading_of(request: ChatRequest, head: AnswerHead) -> AnswerReading:
     """How a chat's answers are read."""
     excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
-    return Reading(
+    return AnswerReading(
         reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
         calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
         max_calls=1 if request.parallel_tool_calls is False else None,

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.decoding.results import Result, TextChunk
-from outrider.server.answers import Choices, Head, finish_reason
+from outrider.server.answers import AnswerChoices, AnswerHead, finish_reason
 from outrider.server.conversations import Conversations
 from outrider.server.infill import Infill
 from outrider.server.logprobs import completion_logprobs
-from outrider.server.options import Choice, choices_of_completion
+from outrider.server.options import AnswerChoice, choices_of_completion
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.protocol.responses import Completion, CompletionChoice, CompletionLogprobs
 from outrider.types import TokenLogprobs
 
 
-class Completions(Choices[CompletionRequest]):
+class Completions(AnswerChoices[CompletionRequest]):
     """The answers to one or several texts."""
 
     kind = CompletionRequest
     prefix = "cmpl-"
 
-    def __init__(self, request: CompletionRequest, head: Head, choices: Seq[Choice]) -> None:
+    def __init__(self, request: CompletionRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
         self._offsets = [0] * len(choices)  # characters of each choice's tokens so far
         self._echoes = [self._echo(choice.prompt) if request.echo else "" for choice in choices]  # not given out yet
@@ -35,11 +34,11 @@ class Completions(Choices[CompletionRequest]):
         return prompt if isinstance(prompt, str) else self.head.texts.text_of(prompt)
 
     @staticmethod
-    def choices(request: CompletionRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+    def choices(request: CompletionRequest, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
         """The n answers of each prompt."""
         return choices_of_completion(request)
 
-    def whole(self, results: Seq[Result]) -> Completion:
+    def whole(self, results: Sequence[Result]) -> Completion:
         """All choices in one body."""
         choices = [self._choice(i, result) for i, result in enumerate(results)]
         return Completion(choices=choices, **self.head.fields, **self._totals(results))
@@ -63,10 +62,10 @@ class Completions(Choices[CompletionRequest]):
         else:
             yield self._event([CompletionChoice(number, text, logprobs=logprobs, **tokens)])
 
-    def _event(self, choices: Seq[CompletionChoice], **fields: Any) -> Completion:
+    def _event(self, choices: Sequence[CompletionChoice], **fields: Any) -> Completion:
         return Completion(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)
 
-    def _logprobs(self, tokens: Seq[TokenLogprobs] | None, number: int) -> CompletionLogprobs | None:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None, number: int) -> CompletionLogprobs | None:
         if tokens is None:
             return None
         made = completion_logprobs(tokens, self.head.texts, self._offsets[number])

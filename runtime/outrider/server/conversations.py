@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.server.errors import ApiError
@@ -23,10 +22,10 @@ class Conversations:
 
     def __init__(self, max_size: int) -> None:
         self._max_size = max_size
-        self._stored: OrderedDict[str, tuple[Seq[Mapping[str, Any]], int]] = OrderedDict()
+        self._stored: OrderedDict[str, tuple[Sequence[Mapping[str, Any]], int]] = OrderedDict()
         self._size = 0
 
-    def add(self, name: str, turns: Seq[Mapping[str, Any]], previous: str | None = None) -> None:
+    def add(self, name: str, turns: Sequence[Mapping[str, Any]], previous: str | None = None) -> None:
         """Store the turns up to an answer, unless they are larger than all that is stored may be.
 
         previous: an answer whose turns they begin with. These are shared, though counted again.
@@ -41,7 +40,7 @@ class Conversations:
             _, (_, oldest) = self._stored.popitem(last=False)
             self._size -= oldest
 
-    def turns(self, name: str) -> Seq[Mapping[str, Any]]:
+    def turns(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The turns up to an answer.
 
         Raises:

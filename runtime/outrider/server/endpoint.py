@@ -7,8 +7,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from collections.abc import Sequence as Seq
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,14 +20,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.engine.engine import Engine
-from outrider.server.answers import Answer, Head
+from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.errors import as_api_error, out_of_time
 from outrider.server.infill import Infill
 from outrider.server.limits import Gone, Queue, read_body
 from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
-from outrider.server.options import Choice, with_adapter
+from outrider.server.options import AnswerChoice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
 from outrider.server.protocol.messages import MessageEvent
 from outrider.server.protocol.requests import Asked
@@ -53,7 +52,7 @@ class Service:
 class Endpoint:
     """An address that answers prompts: an ASGI app. A client that leaves ends its answer at once."""
 
-    def __init__(self, service: Service, answer: type[Answer[Any]]) -> None:
+    def __init__(self, service: Service, answer: type[ServedAnswer[Any]]) -> None:
         self._service, self._answer = service, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,9 +70,9 @@ class Endpoint:
 class _Job:
     """One request: its places in the queue, its engine, its answer."""
 
-    def __init__(self, service: Service, answer: type[Answer[Any]], request: Asked, began: float) -> None:
+    def __init__(self, service: Service, answer: type[ServedAnswer[Any]], request: Asked, began: float) -> None:
         self._service, self._kind, self._request, self._began = service, answer, request, began
-        self._choices: list[Choice] = answer.choices(request, service.conversations)
+        self._choices: list[AnswerChoice] = answer.choices(request, service.conversations)
         self._model, adapter = service.models.find_adapted(request.model)
         self._name = request.model if adapter else self._model.name
         if adapter is not None:
@@ -143,7 +142,10 @@ class _Job:
                 meter.close()
 
     async def _events(
-        self, answer: Answer[Any], first: tuple[int, TextChunk], pieces: AsyncGenerator[tuple[int, TextChunk], None]
+        self,
+        answer: ServedAnswer[Any],
+        first: tuple[int, TextChunk],
+        pieces: AsyncGenerator[tuple[int, TextChunk], None],
     ) -> AsyncIterator[dict[str, str]]:
         """The events of a stream. A failure is its last event."""
         try:
@@ -162,9 +164,9 @@ class _Job:
         except Exception as error:
             yield _event(answer.failure(as_api_error(error)))
 
-    def _head(self, engine: Engine) -> Head:
+    def _head(self, engine: Engine) -> AnswerHead:
         model = self._model
-        return Head(
+        return AnswerHead(
             id=f"{self._kind.prefix}{secrets.token_hex(12)}",
             created=int(time.time()),
             model=self._name,
@@ -177,13 +179,13 @@ class _Job:
         )
 
 
-def _with_infill(choice: Choice, engine: Engine) -> Choice:
+def _with_infill(choice: AnswerChoice, engine: Engine) -> AnswerChoice:
     """A choice whose prompt is laid out for this model."""
     if not isinstance(choice.prompt, Infill):
         return choice
     prompt, needed = choice.prompt.laid_out(engine.tokenizer, engine.bundle.manifest.tokenizer.infill)
     stops = (*choice.options.get("stop_token_ids", ()), *needed["stop_token_ids"])
-    return Choice(prompt, choice.options | {"stop_token_ids": stops})
+    return AnswerChoice(prompt, choice.options | {"stop_token_ids": stops})
 
 
 async def _results(
@@ -243,7 +245,7 @@ def _event(body: Any) -> dict[str, str]:
     return name | {"data": msgspec.json.encode(body).decode()}
 
 
-async def merge(streams: Seq[AsyncGenerator[TextChunk, None]]) -> AsyncGenerator[tuple[int, TextChunk], None]:
+async def merge(streams: Sequence[AsyncGenerator[TextChunk, None]]) -> AsyncGenerator[tuple[int, TextChunk], None]:
     """The pieces of several streams as they come, with the number of the stream. An error of one ends all."""
     if len(streams) == 1:  # without tasks, which cost time for each piece
         async with aclosing(streams[0]) as stream:

@@ -11,7 +11,7 @@ from outrider.server.errors import ApiError
 if TYPE_CHECKING:
     from outrider.types import TextTokenizer
 
-# What stands before the text's beginning, between it and its end, and behind that.
+# What stands before the text's beginning, between it and its end, and after that.
 _FORMS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder 2, Granite

@@ -69,7 +69,7 @@ class Queue:
                 self._leave(count)
             elif place in self._waiting:
                 self._waiting.remove(place)
-                self._admit()  # a smaller request behind it may fit
+                self._admit()  # a smaller request after it may fit
             raise
 
     def _leave(self, count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class TokenTexts:
             self._markers[markers] = dropped_markers(markers, self._tokenizer)
         return self._markers[markers]
 
-    def text_of(self, token_ids: Seq[int]) -> str:
+    def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of several tokens."""
         return self._tokenizer.decode(token_ids)
 
@@ -60,7 +60,7 @@ class TokenTexts:
             return {}
 
 
-def chat_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:
+def chat_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:
     """As /v1/chat/completions has them."""
     made = []
     for token in tokens:
@@ -69,7 +69,7 @@ def chat_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs
     return ChatLogprobs(made)
 
 
-def completion_logprobs(tokens: Seq[TokenLogprobs], texts: TokenTexts, offset: int) -> CompletionLogprobs:
+def completion_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> CompletionLogprobs:
     """As /v1/completions has them. offset: characters before the first of the tokens."""
     offsets = []
     for token in tokens:

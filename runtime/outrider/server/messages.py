@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import Answer, Head
+from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError, bad_field, in_anthropic_s_words
-from outrider.server.options import Choice, choices_of_chat
+from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.server.protocol.messages import (
     DocumentBlock,
     GivenMessage,
     ImageBlock,
+    MediaSource,
     MessageEvent,
     MessageObject,
     MessagesRequest,
     MessageUsage,
-    Source,
     StopReason,
     ThinkingBlock,
     ToolResultBlock,
@@ -149,18 +148,18 @@ def _part(block: TextPart | ImageBlock | DocumentBlock, at: str) -> dict[str, An
     raise ApiError(400, message, param=f"{at}.source.type", code="unsupported_field")
 
 
-def _url(source: Source) -> str:
+def _url(source: MediaSource) -> str:
     return source.url or f"data:{source.media_type or 'image/png'};base64,{source.data or ''}"
 
 
-class Messages(Answer[ChatRequest]):
+class Messages(ServedAnswer[ChatRequest]):
     """The answer to a chat, as a message of blocks."""
 
     kind = ChatRequest
     prefix = "msg_"
     last = ""
 
-    def __init__(self, request: ChatRequest, head: Head, choices: Seq[Choice]) -> None:
+    def __init__(self, request: ChatRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
         self._reading = reading_of(request, head)
         self._reader: Reader | None = None
@@ -173,11 +172,11 @@ class Messages(Answer[ChatRequest]):
         return read_messages(body)
 
     @staticmethod
-    def choices(request: ChatRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+    def choices(request: ChatRequest, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
         """The one answer."""
         return choices_of_chat(request)[:1]
 
-    def whole(self, results: Seq[Result]) -> MessageObject:
+    def whole(self, results: Sequence[Result]) -> MessageObject:
         """The answer in one body."""
         result = results[0]
         for _ in self._read(result.text, result, thinks=result.thinks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -34,7 +34,7 @@ class Metrics:
     metrics.text()
     """
 
-    def __init__(self, names: Seq[str]) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # memory and time; on Linux
         self.running = self._gauge("num_requests_running", "Answers being generated.")
@@ -78,7 +78,7 @@ class Metrics:
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
         return Counter(f"vllm:{name}", what, ["model_name", *labels], registry=self._registry)
 
-    def _histogram(self, name: str, what: str, buckets: Seq[float]) -> Histogram:
+    def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", what, ["model_name"], registry=self._registry, buckets=buckets)
 
 

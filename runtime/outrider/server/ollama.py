@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,15 +12,15 @@ import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import Answer, Head
+from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.models import Model
-from outrider.server.options import Choice, choices_of_chat, choices_of_completion
+from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
-from outrider.server.reader import Piece, Reader, Reading
+from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.server.text_encoders import TextEncoder
 
 # Ollama's options that requests have here, by their names, and those that cannot change an answer.
@@ -40,7 +39,7 @@ _CHAT, _TEXT = ("model", "messages", "tools", "stream", "format", "options", "th
 )  # fmt: skip
 
 
-def _read(body: bytes, known: Seq[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read(body: bytes, known: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A body's fields, and the chat's fields that they all have."""
     fields = read_object(body)
     IGNORED.add(name for name in _TOP if fields.pop(name, None) is not None)
@@ -117,7 +116,7 @@ def _parts(text: Any, images: Any, place: str) -> list[dict[str, Any]]:
     return parts
 
 
-class OllamaChat(Answer[Any]):
+class OllamaChat(ServedAnswer[Any]):
     """The answer to /api/chat, as lines of JSON."""
 
     kind = ChatRequest
@@ -125,10 +124,10 @@ class OllamaChat(Answer[Any]):
     last = ""
     lines = True
 
-    def __init__(self, request: Any, head: Head, choices: Seq[Choice]) -> None:
+    def __init__(self, request: Any, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
         is_chat = isinstance(request, ChatRequest)
-        self._reading = reading_of(request, head) if is_chat else Reading()
+        self._reading = reading_of(request, head) if is_chat else AnswerReading()
         self._reader: Reader | None = None
         self._call: dict[str, Any] | None = None  # one whose arguments are coming
 
@@ -141,13 +140,13 @@ class OllamaChat(Answer[Any]):
         return read_fields(made | {"messages": turns, "tools": fields.get("tools")}, ChatRequest)
 
     @staticmethod
-    def choices(request: Any, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+    def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
         """The one answer."""
         if isinstance(request, ChatRequest):
             return choices_of_chat(request)[:1]
         return choices_of_completion(request)[:1]
 
-    def whole(self, results: Seq[Result]) -> Any:
+    def whole(self, results: Sequence[Result]) -> Any:
         """The answer in one body."""
         result = results[0]
         said = [self._shown(piece) for piece in self._pieces(result.text, result, thinks=result.thinks)]

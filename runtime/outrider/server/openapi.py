@@ -1,7 +1,6 @@
 """The description of the API at /openapi.json, made of the structs that read and write the bodies."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,7 +42,7 @@ _ERRORS = {
 }
 
 
-def describe(models: Seq[str], *, encoders: Mapping[str, Seq[str]], needs_key: bool) -> dict[str, Any]:
+def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], needs_key: bool) -> dict[str, Any]:
     """The description as OpenAPI 3.1. models: the names that requests may ask for. encoders: those for
     embeddings and rankings."""
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
@@ -83,7 +82,7 @@ def describe(models: Seq[str], *, encoders: Mapping[str, Seq[str]], needs_key: b
     return described
 
 
-def _complete(schema: dict[str, Any], kind: type[Asked], models: Seq[str]) -> None:
+def _complete(schema: dict[str, Any], kind: type[Asked], models: Sequence[str]) -> None:
     """Add the fields that are accepted and have no effect, and the models' names."""
     schema["properties"]["model"] = {"type": "string", "examples": list(models)}
     for name in WRITTEN_AS_TEXTS & schema["properties"].keys():

@@ -1,6 +1,6 @@
 """From a request's fields to prompts and the engine's options."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,15 +36,15 @@ from outrider.tokens.grammar import say_once, widened
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AnswerChoice:
     """One answer to generate: a prompt as `Engine.submit` takes it, and its options. turns: are stored with it."""
 
     prompt: Any
     options: dict[str, Any]
-    turns: Seq[Any] = ()
+    turns: Sequence[Any] = ()
 
 
-def with_adapter(choice: Choice, adapter: str) -> Choice:
+def with_adapter(choice: AnswerChoice, adapter: str) -> AnswerChoice:
     """The same answer with the adapter that the model's name has.
 
     Raises:
@@ -57,7 +57,7 @@ def with_adapter(choice: Choice, adapter: str) -> Choice:
     return replace(choice, options=choice.options | {"adapter": adapter})
 
 
-def choices_of_chat(request: ChatRequest) -> list[Choice]:
+def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
     """The n answers of a chat.
 
     Raises:
@@ -81,7 +81,7 @@ def choices_of_chat(request: ChatRequest) -> list[Choice]:
     return _repeat([(messages, True)], request, options)
 
 
-def choices_of_completion(request: CompletionRequest) -> list[Choice]:
+def choices_of_completion(request: CompletionRequest) -> list[AnswerChoice]:
     """The n answers of each prompt, those of one prompt in a row."""
     options = _options(request)
     _set(options, "max_new_tokens", request.max_tokens)
@@ -98,13 +98,13 @@ def choices_of_completion(request: CompletionRequest) -> list[Choice]:
     return _repeat([(prompt, False) for prompt in prompts], request, options)
 
 
-def _repeat(prompts: list[tuple[Any, bool]], request: Generation, options: dict[str, Any]) -> list[Choice]:
+def _repeat(prompts: list[tuple[Any, bool]], request: Generation, options: dict[str, Any]) -> list[AnswerChoice]:
     """Each prompt n times, with seeds one after the other."""
     made = []
     for prompt, chat_template in prompts:
         for i in range(request.n or 1):
             seed = {} if request.seed is None else {"seed": (request.seed + i) % 2**64}
-            made.append(Choice(prompt, options | seed | {"chat_template": chat_template}))
+            made.append(AnswerChoice(prompt, options | seed | {"chat_template": chat_template}))
     return made
 
 
@@ -288,7 +288,7 @@ def _content(content: str | list[Part]) -> str | list[dict[str, Any]]:
     return _text(content)
 
 
-def _text(content: str | Seq[Part]) -> str:
+def _text(content: str | Sequence[Part]) -> str:
     if isinstance(content, str):
         return content
     texts = [part.refusal if isinstance(part, RefusalPart) else getattr(part, "text", "") for part in content

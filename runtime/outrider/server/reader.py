@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,7 +16,7 @@ Piece: TypeAlias = Thought | str | ToolCallDelta
 
 
 @dataclass(frozen=True)
-class Reading:
+class AnswerReading:
     """How a request's answers are read.
 
     reasoning: the model's form; None to leave it in the text. calls: how the model writes calls; None to leave them
@@ -28,7 +27,7 @@ class Reading:
     reasoning: ReasoningFormat | None = None
     calls: ToolFormat | None = None
     max_calls: int | None = None
-    tools: Seq[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
     shows: bool = True
     loose: bool = True
     once: bool = False
@@ -37,7 +36,7 @@ class Reading:
         """The reader of one answer. thinks: it begins within the reasoning."""
         return Reader(self, thinks=thinks)
 
-    def count(self, tokens: Seq[AnswerToken], texts: TokenTexts, *, thinks: bool) -> int:
+    def count(self, tokens: Sequence[AnswerToken], texts: TokenTexts, *, thinks: bool) -> int:
         """How many of an answer's tokens are reasoning."""
         if self.reasoning is None or not tokens:
             return 0
@@ -49,7 +48,7 @@ class Reading:
 class Reader:
     """One answer, as it comes. has_called: whether it has a call. is_cut: whether its last call is not complete."""
 
-    def __init__(self, reading: Reading, *, thinks: bool) -> None:
+    def __init__(self, reading: AnswerReading, *, thinks: bool) -> None:
         self._reasoning = reading.reasoning.stream(opened=thinks) if reading.reasoning else None
         self._calls = (
             reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
@@ -82,7 +81,7 @@ class Reader:
         pieces += self._found(self._calls.finish(is_cut=is_cut)) if self._calls else []
         return [*pieces, *self._given_out()]
 
-    def _read(self, given: Seq[Thought | str]) -> list[Piece]:
+    def _read(self, given: Sequence[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []
         for piece in given:
             if isinstance(piece, Thought):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import Answer, Head
+from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.options import Choice, arguments_of, continued, options_of, schema_of, set_reasoning
+from outrider.server.options import AnswerChoice, arguments_of, continued, options_of, schema_of, set_reasoning
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,
@@ -26,7 +25,7 @@ from outrider.server.protocol.items import (
     OutputText,
     ReasoningText,
     ReasoningTextPart,
-    RefusalPart,
+    RefusalItemPart,
     ResponseEvent,
     ResponseObject,
     ResponseRequest,
@@ -34,23 +33,23 @@ from outrider.server.protocol.items import (
     Status,
 )
 from outrider.server.protocol.requests import Function, JsonObject
-from outrider.server.reader import Reader, Reading
+from outrider.server.reader import AnswerReading, Reader
 from outrider.server.usage import response_usage_of, timings_of
 
 Output: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
 
-class Responses(Answer[ResponseRequest]):
+class Responses(ServedAnswer[ResponseRequest]):
     """The answer to a text or to items: a message, and calls of functions."""
 
     kind = ResponseRequest
     prefix = "resp_"
     last = ""
 
-    def __init__(self, request: ResponseRequest, head: Head, choices: Seq[Choice]) -> None:
+    def __init__(self, request: ResponseRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
         self._tools = _tools(request)
-        self._reading = Reading(
+        self._reading = AnswerReading(
             reasoning=head.reasoning_format,
             calls=head.tool_format if self._tools and request.tool_choice != "none" else None,
             max_calls=1 if request.parallel_tool_calls is False else None,
@@ -65,7 +64,7 @@ class Responses(Answer[ResponseRequest]):
         self._turns = choices[0].turns
 
     @staticmethod
-    def choices(request: ResponseRequest, conversations: Conversations) -> list[Choice]:
+    def choices(request: ResponseRequest, conversations: Conversations) -> list[AnswerChoice]:
         """The one answer."""
         options = options_of(request) | {"chat_template": True}
         set_reasoning(options, request)
@@ -83,9 +82,9 @@ class Responses(Answer[ResponseRequest]):
         system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
         turns: list[Any] = _turns(request, conversations)
         prompt = continued(_with_one_system([*system, *turns]), options, None, None)
-        return [Choice(prompt, options, turns)]
+        return [AnswerChoice(prompt, options, turns)]
 
-    def whole(self, results: Seq[Result]) -> ResponseObject:
+    def whole(self, results: Sequence[Result]) -> ResponseObject:
         """The answer in one body."""
         (result,) = results
         for _ in self._read(result.text, result, thinks=result.thinks):
@@ -196,7 +195,7 @@ class Responses(Answer[ResponseRequest]):
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         )
 
-    def _response(self, status: Status, output: Seq[Any] = (), **more: Any) -> ResponseObject:
+    def _response(self, status: Status, output: Sequence[Any] = (), **more: Any) -> ResponseObject:
         asked, head = self.request, self.head
         return ResponseObject(
             id=head.id,
@@ -260,7 +259,7 @@ def _new_id(prefix: str) -> str:
 Turn = dict[str, Any]
 
 
-def turns_of_input(given: str | Seq[InputItem], before: Seq[Mapping[str, Any]]) -> list[Turn]:
+def turns_of_input(given: str | Sequence[InputItem], before: Sequence[Mapping[str, Any]]) -> list[Turn]:
     """The turns of a request's input, for the chat template. before: the turns that they follow.
 
     Raises:
@@ -297,7 +296,7 @@ def turns_of_input(given: str | Seq[InputItem], before: Seq[Mapping[str, Any]]) 
     return turns
 
 
-def turn_of_output(items: Seq[Output]) -> Turn:
+def turn_of_output(items: Sequence[Output]) -> Turn:
     """The turn that an answer is."""
     turns: list[Turn] = [{"role": "assistant", "content": ""}]
     for item in items:
@@ -337,7 +336,7 @@ def _add_call(turns: list[Turn], call: InputItem | OutputCall) -> None:
     turns[-1].setdefault("tool_calls", []).append({"id": call.call_id, "type": "function", "function": function})
 
 
-def _content(content: str | Seq[InputPart], place: str) -> str | list[dict[str, Any]]:
+def _content(content: str | Sequence[InputPart], place: str) -> str | list[dict[str, Any]]:
     """A turn's content: a text, or its parts if there is an image among them, as those of a chat."""
     if isinstance(content, str):
         return content
@@ -348,7 +347,7 @@ def _content(content: str | Seq[InputPart], place: str) -> str | list[dict[str, 
 
 
 def _part(part: InputPart, place: str) -> dict[str, Any]:
-    if isinstance(part, RefusalPart):
+    if isinstance(part, RefusalItemPart):
         return {"type": "text", "text": part.refusal}
     if not isinstance(part, InputImagePart):
         return {"type": "text", "text": part.text}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
@@ -80,7 +79,7 @@ class _Server(uvicorn.Server):
 
 def run(
     app: Starlette,
-    listening: Seq[socket.socket],
+    listening: Sequence[socket.socket],
     *,
     grace: int,
     access_log: bool,

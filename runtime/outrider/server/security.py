@@ -27,7 +27,7 @@ _PREFLIGHT = {
 _GUARDED = ("/v1/", "/api/", "/metrics", "/openapi.json")  # a health check and the page need no key
 
 
-class Guard:
+class AccessGuard:
     """Lets requests through that have the API key and a Host that is ours.
 
     A page from elsewhere can have its name resolve to 127.0.0.1 (DNS rebinding), and its scripts then count as ours to

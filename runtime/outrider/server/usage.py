@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.decoding.metrics import Stats
 from outrider.server.protocol.items import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from outrider.server.protocol.responses import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
 
 
-def usage_of(stats: Seq[Stats], n: int, num_reasoning: int = 0) -> Usage:
+def usage_of(stats: Sequence[Stats], n: int, num_reasoning: int = 0) -> Usage:
     """The tokens of all choices; a prompt's, which n choices in a row share, are counted once."""
     prompts = stats[::n]
     num_prompt_tokens = sum(each.num_prompt_tokens for each in prompts)
@@ -34,7 +34,7 @@ def response_usage_of(stats: Stats, num_reasoning: int = 0) -> ResponseUsage:
     )
 
 
-def timings_of(stats: Seq[Stats]) -> Timings:
+def timings_of(stats: Sequence[Stats]) -> Timings:
     """The sums of all choices' counts, and the longest of their times."""
     num_read = sum(each.num_prompt_tokens - each.num_cached_tokens for each in stats)
     num_predicted = sum(each.num_generated_tokens for each in stats)

@@ -26,7 +26,7 @@ _preparing = threading.Lock()
 def prepare_arrays() -> None:
     """Have OpenVINO's Python module make its tables of NumPy's types now. Before it is used in several threads.
 
-    It makes them at its first array, behind a lock of C++'s. As it waits for Python's own lock meanwhile, two threads
+    It makes them at its first array, after a lock of C++'s. As it waits for Python's own lock meanwhile, two threads
     that have their first array at the same time wait for each other for ever (openvino 2026.4).
     """
     import openvino as ov

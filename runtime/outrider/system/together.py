@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import contextvars
 import os
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -22,14 +21,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def together(makes: Seq[Callable[[], T]]) -> list[Future[T]]:
+def together(makes: Sequence[Callable[[], T]]) -> list[Future[T]]:
     """Call functions at the same time, as many as there are threads. Returns when all are done, with what each made."""
     with ThreadPoolExecutor(max(1, min(len(makes), os.cpu_count() or 1))) as pool:
         return [pool.submit(contextvars.copy_context().run, make) for make in makes]
 
 
 @contextmanager
-def start(makes: Seq[Callable[[], T]]) -> Iterator[list[Future[T]]]:
+def start(makes: Sequence[Callable[[], T]]) -> Iterator[list[Future[T]]]:
     """Call functions in another thread, one after the other, while the caller goes on. All are done at the block's end.
 
     If the block fails, those that have not begun are left out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -43,10 +43,10 @@ def save_toy_bundle(
     draft: bool = True,
     padded: bool = True,
     tokenizer: Path | None = None,
-    tokens: Seq[bytes] | None = None,
-    draft_tokens: Seq[bytes] | None = None,
+    tokens: Sequence[bytes] | None = None,
+    draft_tokens: Sequence[bytes] | None = None,
     vocabulary: Literal["intersection", "text"] = "intersection",
-    proposed: Seq[int] | None = None,
+    proposed: Sequence[int] | None = None,
     formats: tuple[Format, Format] = ("openvino", "openvino"),
     states: bool = False,
 ) -> Bundle:
@@ -136,7 +136,7 @@ def save_toy_model(
     seed: int = 0,
     noise: float = 0.0,
     to_main: NDArray[np.int32] | None = None,
-    proposed: Seq[int] | None = None,
+    proposed: Sequence[int] | None = None,
     format: Format = "openvino",  # noqa: A002 - as the manifest calls it
     states: bool = False,
 ) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,14 +58,14 @@ class FakeSlot:
         """There is always room."""
         return count
 
-    def keep(self, path: Seq[int]) -> None:
+    def keep(self, path: Sequence[int]) -> None:
         """Of the last call's tree keep these tokens."""
         begin, tokens, shifts = self.tree
         self.trim(begin)
         self.token_ids += [tokens[i] for i in path]
         self.shifts += [shifts[i] for i in path]
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Publish the slot's part of committed tokens."""
         self.num_published = num_common_tokens(prompt_keys(self.token_ids), token_ids)
 
@@ -156,7 +155,7 @@ class FakeBackend:
         """Drop all cached prefixes."""
         self.published.clear()
 
-    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+    def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once, in one call, or in several if they have more rows than the rule allows."""
         calls = divide(chunks, self.capabilities.rows)
         if len(calls) == 1:
@@ -165,7 +164,7 @@ class FakeBackend:
         rows = [step.row(i).full() for i in range(sum(chunk.num_rows for chunk in chunks))]
         return FakeBackend.Step(rows, {each: step.features(each) for each in chunks if each.features})
 
-    def _submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+    def _submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         """One call; the step is its own pending."""
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
         if len({id(chunk.slot) for chunk in chunks}) != len(chunks):
@@ -203,7 +202,7 @@ class FakeBackend:
             slot.shifts += shifts[: len(branches[0])]
         return FakeBackend.Step(rows, features)
 
-    def _sequences(self, chunks: Seq[Chunk]) -> tuple[list[int], int]:
+    def _sequences(self, chunks: Sequence[Chunk]) -> tuple[list[int], int]:
         """The rows of each sequence that the attention sees, and the rows of the call. Both with padding."""
         rule = self.capabilities.rows
         counts = [len(chunk.token_ids) for chunk in chunks]
@@ -216,8 +215,8 @@ class FakeBackend:
             sequences.append(num_rows - sum(sequences))
         return sequences, num_rows
 
-    def logits_after(self, token_ids: Seq[int]) -> Logits:
-        """float32 [vocab_size] for the token behind these, which may be marked."""
+    def logits_after(self, token_ids: Sequence[int]) -> Logits:
+        """float32 [vocab_size] for the token after these, which may be marked."""
         token_ids = prompt_keys(token_ids)
         key = [len(token_ids), *token_ids[-self.memory :]]
 
@@ -228,7 +227,7 @@ class FakeBackend:
         logits: Logits = (2 * (normal(self.seed) + own)).astype(np.float32)
         return logits
 
-    def features_after(self, token_ids: Seq[int], name: str) -> NDArray[np.float32]:
+    def features_after(self, token_ids: Sequence[int], name: str) -> NDArray[np.float32]:
         """float32 [width], the hidden state `name` of the last of these: its position, its id, and random numbers."""
         if name not in self.features:
             raise AssertionError(f"there is no hidden state {name!r}")

@@ -1,7 +1,7 @@
 """A drafter that reads hidden states, in plain NumPy."""
 
 import zlib
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -29,7 +29,7 @@ class FakeHead(FakeBackend):
         super().__init__(vocab_size, seed=seed, features=made.get(kind, ()))
         self.kind, self.hidden_width, self.own_width = kind, hidden_width, own_width
 
-    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+    def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
         rows: list[NDArray[np.float32]] = []
@@ -59,16 +59,18 @@ class FakeHead(FakeBackend):
                 features[chunk] = np.array([self.next_hidden(slot.token_ids[:n], slot.shifts[:n]) for n in ends])
         return FakeBackend.Step(rows, features)
 
-    def logits_for(self, token_ids: Seq[int], row_ids: Seq[int], block: Seq[int] = (), *, place: int = 0) -> Logits:
-        """float32 [vocab_size] behind tokens with these hidden states, and behind or inside a block."""
+    def logits_for(
+        self, token_ids: Sequence[int], row_ids: Sequence[int], block: Sequence[int] = (), *, place: int = 0
+    ) -> Logits:
+        """float32 [vocab_size] after tokens with these hidden states, and behind or inside a block."""
         return _random(self.vocab_size, self.seed, len(block), place, *token_ids, *block, *row_ids)
 
-    def next_hidden(self, token_ids: Seq[int], row_ids: Seq[int]) -> NDArray[np.float32]:
+    def next_hidden(self, token_ids: Sequence[int], row_ids: Sequence[int]) -> NDArray[np.float32]:
         """float32 [own_width], the module's own hidden states behind these."""
         return _random(self.own_width, self.seed + 1, *token_ids, *row_ids)
 
     def block_state(
-        self, token_ids: Seq[int], row_ids: Seq[int], block: Seq[int], *, place: int
+        self, token_ids: Sequence[int], row_ids: Sequence[int], block: Sequence[int], *, place: int
     ) -> NDArray[np.float32]:
         """float32 [own_width], what a correction reads of a block's place."""
         return _random(self.own_width, self.seed + 1, place, *token_ids, *block, *row_ids)

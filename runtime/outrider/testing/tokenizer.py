@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TOY_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .é\0"
@@ -21,7 +20,7 @@ class ToyTokenizer:
     eos_token_id = len(TOY_ALPHABET) - 1
     prefix = ()
 
-    def __init__(self, tokens: Seq[bytes] | None = None, *, chat: bool = False) -> None:
+    def __init__(self, tokens: Sequence[bytes] | None = None, *, chat: bool = False) -> None:
         self.has_chat_template = chat
         self._strict = tokens is None
         self._tokens = toy_tokens() if tokens is None else list(tokens)
@@ -29,10 +28,10 @@ class ToyTokenizer:
 
     def encode_prompt(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: str | Sequence[Mapping[str, Any]] | Sequence[int],
         *,
         chat_template: bool = True,
-        tools: Seq[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         continuing: bool = False,
     ) -> list[int]:
@@ -49,9 +48,9 @@ class ToyTokenizer:
 
     def render(
         self,
-        messages: Seq[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Seq[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         answering: bool = True,
         variables: Mapping[str, Any] | None = None,  # noqa: ARG002 - this template has none
         continuing: bool = False,
@@ -79,7 +78,7 @@ class ToyTokenizer:
             left = left[1 if token_id is None else len(self._tokens[token_id]) :]
         return token_ids
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without the end token."""
         return b"".join(self._tokens[i] for i in token_ids).decode(errors="replace").replace("\0", "")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +48,7 @@ class ToyWeights:
     positions: Matrix
     layers: list[ToyLayer]
     output: Matrix
-    convolutions: Seq[ToyConvolution] = ()
+    convolutions: Sequence[ToyConvolution] = ()
 
 
 def random_weights(
@@ -57,7 +57,7 @@ def random_weights(
     seed: int = 0,
     noise: float = 0.0,
     to_main: NDArray[np.int32] | None = None,
-    proposed: Seq[int] | None = None,
+    proposed: Sequence[int] | None = None,
     states: bool = False,
 ) -> ToyWeights:
     """Weights as `outrider.testing.save_toy_model` describes them."""

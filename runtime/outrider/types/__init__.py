@@ -32,8 +32,8 @@ from outrider.types.decoding import (
     Outcome,
     Rows,
     Sampler,
-    Sequence,
     TokenLogprobs,
+    TokenSequence,
     Verifier,
 )
 from outrider.types.drafting import (
@@ -48,7 +48,7 @@ from outrider.types.drafting import (
     Turn,
 )
 from outrider.types.layout import Layout
-from outrider.types.prompt import LONG_POSITION, NO_PROMPT, Prompt, Source, Span
+from outrider.types.prompt import LONG_POSITION, NO_PROMPT, EncoderSource, Prompt, Span
 from outrider.types.randomness import Distribution, Noise
 from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
@@ -74,6 +74,7 @@ __all__ = [
     "DraftRequest",
     "DraftRule",
     "Drafter",
+    "EncoderSource",
     "Exactness",
     "FixedShape",
     "Guess",
@@ -92,14 +93,13 @@ __all__ = [
     "RowRule",
     "Rows",
     "Sampler",
-    "Sequence",
     "Slot",
-    "Source",
     "Span",
     "SteadyRows",
     "Step",
     "TextTokenizer",
     "TokenLogprobs",
+    "TokenSequence",
     "Turn",
     "Verifier",
     "answer_keys",

@@ -10,8 +10,7 @@ from outrider.types.layout import Layout
 from outrider.types.prompt import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -84,10 +83,10 @@ class Slot(Protocol):
         Returns for how many there is room. A backend that evaluates no trees has none.
         """
 
-    def keep(self, path: Seq[int]) -> None:
+    def keep(self, path: Sequence[int]) -> None:
         """Of the last call's tree, keep the tokens with these indices in its chunk. Only after a `fork`."""
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Publish this slot's committed prefix to the prefix cache. Not during a call of this slot.
 
         token_ids: the sequence's committed tokens. Other slots may share the prefix from now on. When the slot is
@@ -150,7 +149,7 @@ class Chunk:
     """
 
     slot: Any  # the backend's own kind of Slot
-    token_ids: Seq[int]
+    token_ids: Sequence[int]
     num_rows: int
     features: tuple[str, ...] = ()
     parents: list[int] | None = None
@@ -230,7 +229,7 @@ class Backend(Protocol):
             RequestError: for embeds, if this backend reads none.
         """
 
-    def submit(self, chunks: Seq[Chunk]) -> Pending:
+    def submit(self, chunks: Sequence[Chunk]) -> Pending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
 
         Raises:
@@ -249,7 +248,7 @@ class PaddedBackend(Backend, Protocol):
     can_divide: bool  # whether `RowRule.most` is possible
 
     @property
-    def separate_rules(self) -> Seq[RowRule]:
+    def separate_rules(self) -> Sequence[RowRule]:
         """The rules with `RowRule.separate` that are possible, the cheapest first."""
 
     def use(self, exactness: Exactness) -> None:
@@ -315,7 +314,7 @@ class Call:
     """
 
     backend: Backend
-    chunks: Seq[Chunk]
+    chunks: Sequence[Chunk]
     context: int
     began: float
     submitted: float

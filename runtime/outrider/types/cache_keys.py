@@ -15,8 +15,7 @@ import hashlib
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Iterable, Sequence
 
     from outrider.types.prompt import Span
 
@@ -26,7 +25,7 @@ UNKNOWN_KEY: CacheKey = -(1 << 62)  # of unknown tokens; no other key is the sam
 _STRETCH = 64  # tokens that are compared at once
 
 
-def embed_keys(keys: Seq[CacheKey], embeds: Seq[Span], begin: int = 0) -> list[CacheKey]:
+def embed_keys(keys: Sequence[CacheKey], embeds: Sequence[Span], begin: int = 0) -> list[CacheKey]:
     """The keys of positions from `begin` on, with those of embeddings where such are read."""
     made = [*keys]
     for span in embeds:
@@ -50,7 +49,7 @@ def prompt_keys(keys: Iterable[CacheKey]) -> list[CacheKey]:
     return [key if key >= 0 else ~key for key in keys]
 
 
-def num_common_tokens(some: Seq[int], others: Seq[int]) -> int:
+def num_common_tokens(some: Sequence[int], others: Sequence[int]) -> int:
     """The length of two texts' common prefix."""
     length, begin = min(len(some), len(others)), 0
     while begin < length and some[begin : begin + _STRETCH] == others[begin : begin + _STRETCH]:

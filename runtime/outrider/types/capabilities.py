@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class RowRule:
 
     @property
     def num_spare(self) -> int:
-        """Positions behind a sequence's last token that padding may write to."""
+        """Positions after a sequence's last token that padding may write to."""
         most = [max(each.least, each.multiple) - 1 for each in (self.sequence, self.call, self.logits)]
         return most[0] + max(most[1:])
 
@@ -128,7 +127,7 @@ class SteadyRows:
     another number of rows than the one before. rule: of all padding.
     """
 
-    def __init__(self, seconds: Seq[float], change: float, rule: RowRule) -> None:
+    def __init__(self, seconds: Sequence[float], change: float, rule: RowRule) -> None:
         self.current = 0  # rows of the last call
         self._seconds, self._change, self._rule = seconds, change, rule
         self._saved: dict[int, float] = {}  # seconds that smaller numbers would have saved

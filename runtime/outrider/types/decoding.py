@@ -9,15 +9,15 @@ from outrider.errors import DrafterError, RequestError
 from outrider.types.layout import branches_of, path_to
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from outrider.types.backend import LogitsRow
-    from outrider.types.prompt import Prompt, Source, Span
+    from outrider.types.prompt import EncoderSource, Prompt, Span
     from outrider.types.randomness import Distribution, Noise
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class TokenSequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
     references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope, embeds: of the
@@ -29,14 +29,14 @@ class Sequence:
     num_prompt_tokens: int
     references: tuple[Any, ...] = ()
     scope: bytes = b""
-    answers: Seq[tuple[int, int]] = ()
+    answers: Sequence[tuple[int, int]] = ()
     adapter: str | None = None
-    source: Source | None = None
+    source: EncoderSource | None = None
     embeds: tuple[Span, ...] = ()
     earlier_answers: bool = True
 
     @classmethod
-    def of(cls, prompt: Prompt, references: tuple[Any, ...] = (), *, earlier_answers: bool = True) -> Sequence:
+    def of(cls, prompt: Prompt, references: tuple[Any, ...] = (), *, earlier_answers: bool = True) -> TokenSequence:
         """The sequence that begins with a prompt."""
         return cls(
             [*prompt.token_ids],
@@ -71,7 +71,7 @@ class Sequence:
 
     @property
     def generated_token_ids(self) -> list[int]:
-        """The committed tokens behind the prompt."""
+        """The committed tokens after the prompt."""
         return self.token_ids[self.num_prompt_tokens :]
 
 
@@ -79,7 +79,7 @@ class Sequence:
 class Draft:
     """Tokens that a drafter proposes: a chain, or a tree of several candidates.
 
-        Draft([5, 7, 8], parents=[-1, -1, 0])    # 5 or 7, and 8 behind 5
+        Draft([5, 7, 8], parents=[-1, -1, 0])    # 5 or 7, and 8 after 5
 
     token_ids: [n], in a tree parents before children, and siblings in the order in which they were drawn. probs: for
     each token the distribution it was drawn from, if the verifier's mode needs it: that of a later sibling has no
@@ -121,7 +121,7 @@ class Draft:
         return len(self.token_ids)
 
     @property
-    def _parents(self) -> Seq[int]:
+    def _parents(self) -> Sequence[int]:
         return range(-1, len(self) - 1) if self.parents is None else self.parents
 
     def children(self, i: int) -> list[int]:
@@ -173,7 +173,7 @@ class Draft:
             return len(self.token_ids) + 1
         return sum(len(branch) + 1 for branch in self.branches)
 
-    def num_first(self, path: Seq[int]) -> int:
+    def num_first(self, path: Sequence[int]) -> int:
         """How many tokens of a path, from its beginning, are first candidates."""
         i, count = -1, 0
         for node in path:
@@ -231,7 +231,7 @@ class Outcome:
 
     @property
     def rows(self) -> list[int]:
-        """For each committed token the row that it was decided at: the first, and those behind accepted tokens."""
+        """For each committed token the row that it was decided at: the first, and those after accepted tokens."""
         return [0, *(i + 1 for i in self.path)]
 
 
@@ -259,24 +259,24 @@ class Sampler(Protocol):
     def is_stateless(self) -> bool:
         """See above."""
 
-    def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
+    def best(self, row: LogitsRow, prefix: Sequence[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
 
-    def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
+    def best_several(self, row: LogitsRow, prefix: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
 
-    def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
+    def distribution(self, row: LogitsRow, prefix: Sequence[int]) -> Distribution:
         """The probabilities after all processors."""
 
-    def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+    def logprobs(self, row: LogitsRow, prefix: Sequence[int], token_id: int) -> TokenLogprobs:
         """The log-probabilities for a token that was chosen at this row."""
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Add committed tokens to the processors' state."""
 
 
 class Rows(Protocol):
-    """A model's rows for one draft: row 0, and row i + 1 behind draft token i. A row is processed when it is needed."""
+    """A model's rows for one draft: row 0, and row i + 1 after draft token i. A row is processed when it is needed."""
 
     def depth(self, i: int) -> int:
         """The number of draft tokens before row i: i in a chain."""
@@ -310,7 +310,7 @@ class Verifier(Protocol):
 
     def draw_several(
         self, rows: Rows, i: int, noise: Noise, position: int, count: int
-    ) -> Seq[tuple[int, Distribution | None]]:
+    ) -> Sequence[tuple[int, Distribution | None]]:
         """Up to `count` different tokens for row i, the first as by `draw`; as many as the row has.
 
         They become siblings in the draft, all of them and in this order. Their number is decided before they are drawn.
@@ -320,6 +320,6 @@ class Verifier(Protocol):
         """Judge a draft that begins at `position`.
 
         Reads rows from left to right: none behind a rejected token, and the last one only if the whole draft is
-        accepted. Of a tree it reads the first row and those behind accepted tokens, no other: `Request.verify` relies
+        accepted. Of a tree it reads the first row and those after accepted tokens, no other: `Request.verify` relies
         on that.
         """

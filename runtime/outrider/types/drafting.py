@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.types.decoding import NO_DRAFT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from outrider.types.backend import CallObserver, Pending, Slot
-    from outrider.types.decoding import Draft, Sampler, Sequence, Verifier
+    from outrider.types.decoding import Draft, Sampler, TokenSequence, Verifier
     from outrider.types.prompt import Prompt
     from outrider.types.randomness import Noise
 
@@ -26,9 +25,9 @@ class Committed:
 
     token_ids: [k], the committed tokens that the main model has read in this round: a piece of the prompt, or the
     newest token before the round and the accepted draft tokens. Their positions follow those of the round before. The
-    sequence already has them and, behind them, its newest token, recovered or bonus, which is read next.
+    sequence already has them and, after them, its newest token, recovered or bonus, which is read next.
     path: the indices of the accepted draft tokens; empty if no draft was verified. If the answer ended within the
-    draft, the path still has the accepted tokens behind that end: it shows how good the draft was.
+    draft, the path still has the accepted tokens after that end: it shows how good the draft was.
     features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
     for; None if they ask for none. Valid until the main model's next call.
     beside_prompts: whether pieces of prompts were read in the same call, so that its seconds are not those of answers.
@@ -54,7 +53,7 @@ class Requirements:
 class DraftRule(Protocol):
     """Decides how far a draft goes, token by token."""
 
-    def wants_more(self, confidences: Seq[float]) -> bool:
+    def wants_more(self, confidences: Sequence[float]) -> bool:
         """Whether another token is wanted after tokens with these confidences.
 
         Called before the token is drawn: dropping one after seeing it would bias sampling.
@@ -64,7 +63,7 @@ class DraftRule(Protocol):
     def wants_seconds(self) -> bool:
         """Whether second candidates may be wanted, for drafts that may be trees."""
 
-    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+    def places_of_seconds(self, confidences: Sequence[float]) -> list[int]:
         """The places of a chain with these confidences at which a second candidate is wanted."""
 
 
@@ -79,7 +78,7 @@ class DraftRequest:
     so that no more calls are to be made for it.
     """
 
-    sequence: Sequence
+    sequence: TokenSequence
     limit: int
     sampler: Sampler
     verifier: Verifier
@@ -99,7 +98,7 @@ class DraftRequest:
 class Guess:
     """A possible outcome of a draft.
 
-    chance: its probability. num_accepted: accepted tokens. token_id: the recovered token behind these; None: the whole
+    chance: its probability. num_accepted: accepted tokens. token_id: the recovered token after these; None: the whole
     draft is accepted, and the bonus token is the one that the draft model expects.
     """
 
@@ -111,7 +110,7 @@ class Guess:
 class Proposer(Protocol):
     """The least that an app's drafter has. Whatever else it has of `Drafter` is used, too."""
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`."""
 
 
@@ -150,11 +149,11 @@ class Drafter:
     goes_ahead: bool = False
     ahead_seconds: float = 0.0
 
-    def prompt_of(self, sequence: Sequence) -> Prompt | None:  # noqa: ARG002
+    def prompt_of(self, sequence: TokenSequence) -> Prompt | None:  # noqa: ARG002
         """What its model reads of a sequence that begins; None without a model. From any thread."""
         return None
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: TokenSequence, max_tokens: int, num_cached: int) -> bool:  # noqa: ARG002
         """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.
 
         num_cached: tokens of the prompt in the main model's prefix cache. The main model reads from that position on,
@@ -162,32 +161,32 @@ class Drafter:
         """
         return True
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request, in order. An empty draft costs nothing."""
         raise NotImplementedError(f"{type(self).__name__} proposes nothing")
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Take in what a round has committed, including pieces of the prompt. The sequence has it already."""
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's state and free its room. No effect for an unknown sequence."""
 
     def can_draft(self, request: DraftRequest) -> bool:  # noqa: ARG002
         """Whether the sequence has a slot with room for the draft."""
         return True
 
-    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:  # noqa: ARG002
+    def seconds_for(self, num_tokens: Sequence[int], context: float, before: int | None = None) -> float:  # noqa: ARG002
         """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
 
         A draft takes one call per token, unless `at_once`. before: rows of the call before, if they matter.
         """
         return 0.0
 
-    def num_unread(self, sequence: Sequence) -> int:  # noqa: ARG002
+    def num_unread(self, sequence: TokenSequence) -> int:  # noqa: ARG002
         """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
         return 0
 
-    def num_ahead(self, sequence: Sequence) -> int:  # noqa: ARG002
+    def num_ahead(self, sequence: TokenSequence) -> int:  # noqa: ARG002
         """Tokens of the next draft that were drafted ahead."""
         return 0
 
@@ -210,10 +209,10 @@ class Drafter:
 
     def draft_ahead(
         self,
-        requests: Seq[DraftRequest],
-        drafts: Seq[Draft],
+        requests: Sequence[DraftRequest],
+        drafts: Sequence[Draft],
         check: Pending,
-        guesses: Seq[Guess | None] | None = None,
+        guesses: Sequence[Guess | None] | None = None,
         max_calls: int | None = None,
     ) -> None:
         """Draft for the next round until the target pass `check` is done. requests, drafts: this round's.
@@ -251,23 +250,23 @@ class DraftPolicy:
     target passes.
     """
 
-    drafters: Seq[Drafter] = ()
+    drafters: Sequence[Drafter] = ()
     goes_ahead = False
 
-    def choose(self, requests: Seq[DraftRequest]) -> Seq[Turn]:
+    def choose(self, requests: Sequence[DraftRequest]) -> Sequence[Turn]:
         """A turn for each request, in order."""
         raise NotImplementedError
 
     def drafted(self) -> None:
         """Take in that the chosen turns have their drafts. Called before the target pass."""
 
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+    def go_ahead(self, turns: Sequence[Turn], check: Pending) -> None:
         """Let drafters draft for the next round during these turns' target pass `check`, as far as that pays."""
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Take in what a round has committed, including pieces of the prompt."""
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's state. No effect for an unknown sequence."""
 
     def replay(self, is_cancelled: Callable[[], bool]) -> Iterable[None]:  # noqa: ARG002

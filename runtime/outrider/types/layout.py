@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
 
 @dataclass(eq=False, slots=True)
 class Layout:
-    """Committed tokens in a row and, behind the newest one, a draft: a chain, or a tree of candidates.
+    """Committed tokens in a row and, after the newest one, a draft: a chain, or a tree of candidates.
 
-        layout = Layout(num_tokens=4, num_rows=3, parents=[-1, 0, 1, 1])    # two candidates behind two tokens
+        layout = Layout(num_tokens=4, num_rows=3, parents=[-1, 0, 1, 1])    # two candidates after two tokens
         layout.branches     # [[0, 1, 2], [0, 1, 3]]
         layout.kept([1])    # [0, 1, 3], if the second candidate is accepted
 
@@ -24,8 +24,10 @@ class Layout:
 
     num_tokens: int
     num_rows: int
-    parents: Seq[int] | None = None
-    branches: Seq[Seq[int]] = field(init=False)  # the chains that it consists of, each from the first token to a last
+    parents: Sequence[int] | None = None
+    branches: Sequence[Sequence[int]] = field(
+        init=False
+    )  # the chains that it consists of, each from the first token to a last
 
     def __post_init__(self) -> None:
         self.branches = (range(self.num_tokens),) if self.parents is None else branches_of(self.parents)
@@ -35,7 +37,7 @@ class Layout:
         """Whether there may be several candidates for a position."""
         return self.parents is not None
 
-    def kept(self, path: Seq[int]) -> Seq[int]:
+    def kept(self, path: Sequence[int]) -> Sequence[int]:
         """The committed tokens, and those of the draft on the accepted path, as indices in the draft.
 
         Of a chain all: which of them stay depends on their number alone.
@@ -46,7 +48,7 @@ class Layout:
         return [*range(num_committed), *(num_committed + i for i in path)]
 
 
-def path_to(i: int, parents: Seq[int]) -> list[int]:
+def path_to(i: int, parents: Sequence[int]) -> list[int]:
     """The indices from the first node of a tree to node i; none for −1. parents: of each node, −1 for a first one."""
     path: list[int] = []
     while i >= 0:
@@ -55,7 +57,7 @@ def path_to(i: int, parents: Seq[int]) -> list[int]:
     return path[::-1]
 
 
-def branches_of(parents: Seq[int]) -> list[list[int]]:
+def branches_of(parents: Sequence[int]) -> list[list[int]]:
     """The paths to all nodes of a tree that nothing follows, in order."""
     inner = {*parents}
     return [path_to(i, parents) for i in range(len(parents)) if i not in inner]

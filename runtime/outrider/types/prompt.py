@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class EncoderSource:
     """What the encoder of an encoder-decoder model reads, for one sequence.
 
         source = Source.of_text(token_ids)
@@ -53,17 +53,17 @@ class Source:
     states: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
-    def of_text(cls, token_ids: Seq[int]) -> Source:
+    def of_text(cls, token_ids: Sequence[int]) -> EncoderSource:
         """The tokens of a text."""
         return cls._of("text", np.array(token_ids, dtype=np.int64))
 
     @classmethod
-    def of_audio(cls, features: NDArray[np.float32]) -> Source:
+    def of_audio(cls, features: NDArray[np.float32]) -> EncoderSource:
         """Log-mel features, float32 [mel bins, frames]."""
         return cls._of("audio", np.ascontiguousarray(features, dtype=np.float32))
 
     @classmethod
-    def _of(cls, kind: str, values: NDArray[Any]) -> Source:
+    def _of(cls, kind: str, values: NDArray[Any]) -> EncoderSource:
         return cls(values, hashlib.sha256(repr(values.shape).encode() + values.tobytes()).digest(), kind)
 
     @property
@@ -95,13 +95,13 @@ class Prompt:
     system prompt: layers with states store theirs there.
     """
 
-    token_ids: Seq[int]
+    token_ids: Sequence[int]
     scope: bytes = b""
     embeds: tuple[Span, ...] = ()
-    answers: Seq[tuple[int, int]] = ()
+    answers: Sequence[tuple[int, int]] = ()
     counted: bool = True
     adapter: str | None = None
-    source: Source | None = None
+    source: EncoderSource | None = None
     opening: int = 0
 
     def __post_init__(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -11,7 +10,7 @@ class TextTokenizer(Protocol):
     """Text to tokens and back."""
 
     @property
-    def prefix(self) -> Seq[int]:
+    def prefix(self) -> Sequence[int]:
         """The special tokens that every text begins with."""
 
     def encode(self, text: str) -> list[int]:
@@ -23,10 +22,10 @@ class TextTokenizer(Protocol):
 
     def encode_prompt(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: str | Sequence[Mapping[str, Any]] | Sequence[int],
         *,
         chat_template: bool = True,
-        tools: Seq[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The token ids of a prompt: text, chat messages, or token ids.
 
@@ -34,7 +33,7 @@ class TextTokenizer(Protocol):
         that continues a message `continuing=True`, which other tokenizers need not take.
         """
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""
 
 
@@ -44,7 +43,7 @@ class ChatTokenizer(TextTokenizer, Protocol):
     has_chat_template: bool
 
     def render(
-        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), answering: bool = True
     ) -> str:
         """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas."""
 

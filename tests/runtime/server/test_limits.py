@@ -22,7 +22,7 @@ import outrider
 from outrider.engine.engine import Engine
 from outrider.server import Settings
 from outrider.server.errors import ApiError
-from outrider.server.security import Guard
+from outrider.server.security import AccessGuard
 from outrider.system.progress import report
 from serving import CONFIG, MESSAGES, Live, serving, wait_until
 
@@ -264,7 +264,7 @@ PARTS = ["localhost", "LOCALHOST", "evil.example", "127.0.0.1", "[::1]", "[", "]
 def test_what_is_let_in_is_an_address_or_localhost(parts: list[str]) -> None:
     host = "".join(parts)
     try:
-        Guard(Starlette(), Settings())._check_host(host)
+        AccessGuard(Starlette(), Settings())._check_host(host)
     except ApiError:
         return
     url = httpx.URL(f"http://{host}/")  # as a browser takes it apart
@@ -280,7 +280,7 @@ def test_every_host_of_a_request_is_looked_at(hosts: tuple[bytes, ...]) -> None:
         sent.append(message)
 
     scope = {"type": "http", "path": "/v1/models", "headers": [(b"host", host) for host in hosts]}
-    asyncio.run(Guard(Starlette(), Settings())(scope, send, send))  # type: ignore[arg-type]
+    asyncio.run(AccessGuard(Starlette(), Settings())(scope, send, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 403
 
 

@@ -13,13 +13,13 @@ from outrider.decoding.metrics import Stats
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
-from outrider.server.answers import Head
+from outrider.server.answers import AnswerHead
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.messages import Messages, read_messages
 from outrider.server.ollama import OllamaChat, OllamaText
-from outrider.server.options import Choice, choices_of_chat
+from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
@@ -144,10 +144,10 @@ def test_claude_code_s_requests_are_chats() -> None:
 TEXT = '<think>I look.</think>So.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def head_of() -> Head:
+def head_of() -> AnswerHead:
     texts = TokenTexts(ToyTokenizer())
     tools, reasoning = ToolFormat.of_template("<tool_call>"), ReasoningFormat.of_template("<think>")
-    return Head("id", 0, "m", "f", texts, tools, Conversations(0), reasoning)
+    return AnswerHead("id", 0, "m", "f", texts, tools, Conversations(0), reasoning)
 
 
 def chunks_of(result: Result) -> list[TextChunk]:
@@ -160,13 +160,13 @@ RESULT = Result(TEXT, [], "stop", Stats(), None, lossless=True)
 
 def test_thinking_and_calls_are_blocks() -> None:
     asked = read_messages(json.dumps({"model": "m"} | CLAUDE_CODE).encode())
-    whole = Messages(asked, head_of(), [Choice([], {})]).whole([RESULT])
+    whole = Messages(asked, head_of(), [AnswerChoice([], {})]).whole([RESULT])
     thought, text, call = whole.content
     assert thought == {"type": "thinking", "thinking": "I look.", "signature": ""}
     assert text == {"type": "text", "text": "So."}
     assert (call["name"], call["input"], call["id"][:6]) == ("look", {"a": 1}, "toolu_")
     assert whole.stop_reason == "tool_use"
-    answer = Messages(asked, head_of(), [Choice([], {})])
+    answer = Messages(asked, head_of(), [AnswerChoice([], {})])
     events = [event for chunk in chunks_of(RESULT) for event in answer.events(0, chunk)]
     blocks: list[Any] = [event.content_block for event in events if event.type == "content_block_start"]
     started = [block["type"] for block in blocks]
@@ -226,11 +226,11 @@ def test_ollama_s_errors_are_texts(http: httpx.Client, body: dict[str, Any], say
 def test_ollama_has_thinking_and_whole_calls() -> None:
     asked = OllamaChat.read(json.dumps({"model": "m", "messages": HELLO, "tools": [FUNCTION], "think": True}).encode())
     assert choices_of_chat(asked)[0].options["chat_template_kwargs"]["enable_thinking"] is True
-    whole = OllamaChat(asked, head_of(), [Choice([], {})]).whole([RESULT])
+    whole = OllamaChat(asked, head_of(), [AnswerChoice([], {})]).whole([RESULT])
     called = {"function": {"name": "look", "arguments": {"a": 1}}}
     expected = {"role": "assistant", "content": "So.", "thinking": "I look.", "tool_calls": [called]}
     assert whole["message"] == expected
-    answer = OllamaChat(asked, head_of(), [Choice([], {})])
+    answer = OllamaChat(asked, head_of(), [AnswerChoice([], {})])
     lines = [line["message"] for chunk in chunks_of(RESULT) for line in answer.events(0, chunk)]
     assert [line["tool_calls"] for line in lines if "tool_calls" in line] == [[called]]
     assert "".join(line.get("thinking", "") for line in lines) == "I look."

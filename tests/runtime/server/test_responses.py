@@ -13,11 +13,11 @@ from outrider.decoding.metrics import Stats
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.tools.formats import HERMES
 from outrider.server import Settings
-from outrider.server.answers import Head
+from outrider.server.answers import AnswerHead
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
-from outrider.server.options import Choice
+from outrider.server.options import AnswerChoice
 from outrider.server.protocol.reading import read_request
 from outrider.server.responses import Responses
 from outrider.testing import ToyTokenizer
@@ -205,7 +205,7 @@ def test_text_and_calls_are_items_in_their_order() -> None:
     text = f"Let me see.\n{call}\n{call} Done."
     body = json.dumps({"model": "m", "input": "Hi", "tools": FUNCTIONS})
     conversations = Conversations(10_000)
-    head = Head("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), HERMES, conversations)
+    head = AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), HERMES, conversations)
     result = Result(text, [], "stop", Stats(), None, lossless=True)
     asked = read_request(body.encode(), Responses.kind)
     choices = Responses.choices(asked, conversations)
@@ -227,8 +227,10 @@ def test_text_and_calls_are_items_in_their_order() -> None:
 
 def test_an_answer_without_text_is_an_empty_message() -> None:
     asked = read_request(b'{"model": "m", "input": "Hi"}', Responses.kind)
-    head = Head("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), None, Conversations(0))
-    whole = Responses(asked, head, [Choice([], {})]).whole([Result("", [], "length", Stats(), None, lossless=True)])
+    head = AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), None, Conversations(0))
+    whole = Responses(asked, head, [AnswerChoice([], {})]).whole(
+        [Result("", [], "length", Stats(), None, lossless=True)]
+    )
     assert [(item.content[0].text, item.status) for item in whole.output] == [("", "incomplete")]
     assert whole.incomplete_details
     assert whole.incomplete_details.reason == "max_output_tokens"

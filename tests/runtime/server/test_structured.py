@@ -11,11 +11,11 @@ import pytest
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.tools import ToolFormat
-from outrider.server.answers import Head
-from outrider.server.chat import Chat
+from outrider.server.answers import AnswerHead
+from outrider.server.chat import ChatAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.logprobs import TokenTexts
-from outrider.server.options import Choice
+from outrider.server.options import AnswerChoice
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.protocol.responses import ChatChunk
 from outrider.testing import ToyTokenizer
@@ -154,8 +154,8 @@ def test_text_before_a_call_is_content() -> None:
     form = ToolFormat.of_template(TEMPLATE)
     for offered, content in ((TOOLS, "Let me see."), ([], text)):
         asked = msgspec.convert({"model": "m", "messages": MESSAGES, "tools": offered}, ChatRequest)
-        head = Head("chatcmpl-1", 0, "m", "f", TokenTexts(ToyTokenizer()), form, Conversations(0))
-        answer = Chat(asked, head, [Choice([], {})])
+        head = AnswerHead("chatcmpl-1", 0, "m", "f", TokenTexts(ToyTokenizer()), form, Conversations(0))
+        answer = ChatAnswer(asked, head, [AnswerChoice([], {})])
         result = Result(text, [], "stop", Stats(), None, lossless=True)
         whole = answer.whole([result]).choices[0]
         assert whole.message.content == content
@@ -193,11 +193,13 @@ def test_a_call_that_is_required_is_not_repeated() -> None:
     for choice, count in (("required", 2), ("auto", 4)):
         fields = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
         asked = msgspec.convert(fields, ChatRequest)
-        head = Head("id", 0, "m", "f", TokenTexts(ToyTokenizer()), ToolFormat.of_template(TEMPLATE), Conversations(0))
+        head = AnswerHead(
+            "id", 0, "m", "f", TokenTexts(ToyTokenizer()), ToolFormat.of_template(TEMPLATE), Conversations(0)
+        )
         result = Result(text, [], "stop", Stats(), None, lossless=True)
-        whole = Chat(asked, head, [Choice([], {})]).whole([result]).choices[0]
+        whole = ChatAnswer(asked, head, [AnswerChoice([], {})]).whole([result]).choices[0]
         assert len(whole.message.tool_calls or ()) == count
-        answer = Chat(asked, head, [Choice([], {})])
+        answer = ChatAnswer(asked, head, [AnswerChoice([], {})])
         pieces = [TextChunk(text[i : i + 5], Stats()) for i in range(0, len(text), 5)]
         chunks = [event for piece in [*pieces, TextChunk("", Stats(), result)] for event in answer.events(0, piece)]
         parts = [
@@ -210,9 +212,9 @@ def test_a_call_that_is_required_is_not_repeated() -> None:
 def test_a_stop_string_within_a_call_leaves_none() -> None:
     text = '<tool_call>{"name": "look", "arguments": {"a": '
     asked = msgspec.convert({"model": "m", "messages": MESSAGES, "tools": TOOLS}, ChatRequest)
-    head = Head("id", 0, "m", "f", TokenTexts(ToyTokenizer()), ToolFormat.of_template(TEMPLATE), Conversations(0))
+    head = AnswerHead("id", 0, "m", "f", TokenTexts(ToyTokenizer()), ToolFormat.of_template(TEMPLATE), Conversations(0))
     for reason, count in (("stop", 0), ("length", 1)):
         result = Result(text, [], reason, Stats(), None, lossless=True)
-        whole = Chat(asked, head, [Choice([], {})]).whole([result]).choices[0]
+        whole = ChatAnswer(asked, head, [AnswerChoice([], {})]).whole([result]).choices[0]
         assert whole.finish_reason == reason
         assert len(whole.message.tool_calls or ()) == count

@@ -26,7 +26,7 @@ from outrider.config import DeviceConfig, GenerationConfig
 from outrider.decoding.metrics import Stats
 from outrider.errors import OutriderError, one_line
 from outrider.inputs.text import Tokenizer
-from outrider_bench.modes.mode import Batch, BatchMode, Load, Mode, Run
+from outrider_bench.modes.mode import AnsweredLoad, BatchMode, Load, Mode, Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import default_precision, follow_options, precisions_of
 from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, PEERS
@@ -242,7 +242,7 @@ class _Genai(_Mode):
 class _Together(_Mode):
     """Several requests at a time."""
 
-    def run(self, load: Load, config: GenerationConfig) -> Batch:
+    def run(self, load: Load, config: GenerationConfig) -> AnsweredLoad:
         """Decode these prompts, so many at a time."""
         options, pipeline = self._options(config), self._pipeline.pipeline
         waiting = deque(enumerate(ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in load.prompts))
@@ -257,4 +257,4 @@ class _Together(_Mode):
             for number, handle in list(running.items()):
                 if handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
                     answers[number] = list(running.pop(number).read_all()[0].generated_ids)
-        return Batch([answers[number] for number in sorted(answers)], time.perf_counter() - began)
+        return AnsweredLoad([answers[number] for number in sorted(answers)], time.perf_counter() - began)

@@ -19,7 +19,7 @@ from typing import Any
 
 from outrider.config import GenerationConfig
 from outrider.errors import OutriderError
-from outrider_bench.modes.mode import Batch, BatchMode, Load
+from outrider_bench.modes.mode import AnsweredLoad, BatchMode, Load
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 from outrider_bench.modes.setup import Setup
@@ -74,7 +74,7 @@ class _LlamaServer:
                 return
         raise OutriderError(f"{PROGRAM} was not ready after {_START_SECONDS:.0f} s.")
 
-    def run(self, load: Load, config: GenerationConfig) -> Batch:
+    def run(self, load: Load, config: GenerationConfig) -> AnsweredLoad:
         """Decode these prompts, so many at a time."""
         given = follow_options("llamaserver", self.runtime, self.name, config)
         if load.at_once > NUM_SLOTS:

@@ -23,9 +23,9 @@ from outrider.errors import VocabularyMismatch
 from outrider_export.describe.plan import Plan, check_route, make_plan
 from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet.diet import TRAINED_NAME, choose_by_counts
-from outrider_export.distill.data import Batch
+from outrider_export.distill.data import TrainingBatch
 from outrider_export.distill.draft.layers import Cut, choose_layers, cut_layers
-from outrider_export.distill.draft.model import DraftModel
+from outrider_export.distill.draft.model import TrainedDraftModel
 from outrider_export.distill.train.fit import find_device
 from outrider_export.progress import Progress
 from outrider_export.sources.source import fetch, locate
@@ -63,7 +63,7 @@ def load_torch(source: Plan) -> Any:
         return load_model(job | {"trust_remote_code": False}).eval()
 
 
-def save_draft(head: DraftModel, source: Plan, folder: Path, training: dict[str, Any]) -> None:
+def save_draft(head: TrainedDraftModel, source: Plan, folder: Path, training: dict[str, Any]) -> None:
     """Write the folder of a draft model, whole or not at all: a checkpoint in float16 that others read, too.
 
     Beside the usual files there are draft_vocab.json, the tokens that export has it propose, and training.json.
@@ -108,12 +108,12 @@ def check_vocabulary(main: Vocabulary, main_id: str, draft: Vocabulary, draft_id
 def start_draft(
     source: Plan,
     counts: NDArray[np.int64],
-    batches: Sequence[Batch],
+    batches: Sequence[TrainingBatch],
     *,
     num_layers: int,
     num_tokens: int | None,
     progress: Progress,
-) -> tuple[DraftModel, Cut]:
+) -> tuple[TrainedDraftModel, Cut]:
     """The source, cut to `num_layers` layers and the tokens that the main model says.
 
     counts: int64 [n], how often it says each. batches: some thousand tokens of its answers, to choose layers by.
@@ -131,11 +131,11 @@ def start_draft(
     with half():
         cut = choose_layers(model.to(device), read, num_layers, token_ids=proposed, tell=progress.note)
     cut_layers(model.to("cpu"), cut.kept)
-    return DraftModel(model, token_ids), cut
+    return TrainedDraftModel(model, token_ids), cut
 
 
-def restore_draft(source: Plan, kept: Sequence[int], token_ids: Sequence[int] | None) -> DraftModel:
+def restore_draft(source: Plan, kept: Sequence[int], token_ids: Sequence[int] | None) -> TrainedDraftModel:
     """What `start_draft` has made of the source, with the source's weights."""
     model = load_torch(source)
     cut_layers(model, kept)
-    return DraftModel(model, None if token_ids is None else torch.tensor(token_ids))
+    return TrainedDraftModel(model, None if token_ids is None else torch.tensor(token_ids))

@@ -27,7 +27,7 @@ from outrider_export.distill.train.places import Targets, kl_of_top
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outrider_export.distill.data import Batch
+    from outrider_export.distill.data import TrainingBatch
 
 # Entries of a config that have one value a layer.
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -49,7 +49,7 @@ class Cut:
 
 def choose_layers(
     model: Any,
-    batches: Sequence[Batch],
+    batches: Sequence[TrainingBatch],
     num_layers: int,
     *,
     token_ids: Any = None,
@@ -129,7 +129,7 @@ def columns_of(model: Any, token_ids: Any) -> Any:
 class Walk:
     """A batch's way through a model's layers, of which some can be left out. Not for gradients."""
 
-    def __init__(self, model: Any, batch: Batch, token_ids: Any = None) -> None:
+    def __init__(self, model: Any, batch: TrainingBatch, token_ids: Any = None) -> None:
         """Read the batch once with the whole model."""
         self._decoder, self._model, self._token_ids = decoder_of(model), model, token_ids
         self._columns = columns_of(model, token_ids)
@@ -142,7 +142,7 @@ class Walk:
         finally:
             for hook in hooks:
                 hook.remove()
-        self.predicting = torch.nn.functional.pad(batch.answer[:, 1:], (0, 1))  # tokens behind which an answer goes on
+        self.predicting = torch.nn.functional.pad(batch.answer[:, 1:], (0, 1))  # tokens after which an answer goes on
         row, column = self.predicting.nonzero(as_tuple=True)
         self._targets = Targets.at(batch, row, column + 1)
 

@@ -20,12 +20,12 @@ from outrider_export.distill.train.layers import Module
 from outrider_export.distill.train.places import Targets, draft_loss, mean_over
 
 if TYPE_CHECKING:
-    from outrider_export.distill.data import Batch
+    from outrider_export.distill.data import TrainingBatch
 
 NUM_PLACES = 5  # draft tokens in a row that are evaluated, as of other heads that draft one after the other
 
 
-class DraftModel(Module):
+class TrainedDraftModel(Module):
     """A transformers model that learns to say what the main model says, and proposes `token_ids` only."""
 
     kind = "draft"
@@ -53,7 +53,7 @@ class DraftModel(Module):
         """Rows of the output matrix, padding included."""
         return len(self.columns)
 
-    def loss(self, batch: Batch, *_: Any) -> Any:
+    def loss(self, batch: TrainingBatch, *_: Any) -> Any:
         """A scalar: `draft_loss`, the mean of all tokens of answers.
 
         All places are alike to a draft model, which reads its own tokens as it reads the text's: none weighs more.
@@ -63,10 +63,10 @@ class DraftModel(Module):
         targets = Targets.at(batch, row, column + 1)
         return mean_over(draft_loss(self._logits(batch, predicting), targets, self.columns))
 
-    def hits(self, batch: Batch) -> tuple[Any, Any]:
+    def hits(self, batch: TrainingBatch) -> tuple[Any, Any]:
         """Whether drafts are the text's tokens, and which of them count: bool [N, NUM_PLACES] each.
 
-        Place i drafts token t + 1 + i behind token t, of an answer as that is. It reads the text's tokens, which are
+        Place i drafts token t + 1 + i after token t, of an answer as that is. It reads the text's tokens, which are
         its own drafts as long as all before were right.
         """
         predicting = batch.answer[:, 1:] & batch.answer[:, :-1]
@@ -74,13 +74,13 @@ class DraftModel(Module):
         drafted = self._logits(batch, predicting).argmax(-1)
         found[predicting] = drafted if self.token_ids is None else self.token_ids[drafted]
         right = torch.nn.functional.pad(found == batch.token_ids[:, 1:], (0, NUM_PLACES - 1))
-        # A place counts if its token and the one that drafting begins behind are of the answer.
+        # A place counts if its token and the one that drafting begins after are of the answer.
         following = torch.nn.functional.pad(batch.answer[:, 1:], (0, NUM_PLACES - 1))
         valid = following.unfold(1, NUM_PLACES, 1) & batch.answer[:, :-1, None]
         return right.unfold(1, NUM_PLACES, 1).flatten(0, 1), valid.flatten(0, 1)
 
-    def _logits(self, batch: Batch, predicting: Any) -> Any:
-        """[N, V]: behind the tokens of bool [B, T − 1]. Texts are padded on the right, where nothing looks at it."""
+    def _logits(self, batch: TrainingBatch, predicting: Any) -> Any:
+        """[N, V]: after the tokens of bool [B, T − 1]. Texts are padded on the right, where nothing looks at it."""
         hidden = decoder_of(self.model)(input_ids=batch.token_ids[:, :-1], use_cache=False).last_hidden_state
         return logits_of(self.model, hidden[predicting], self.token_ids)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outrider_export.distill.data import Batch
+from outrider_export.distill.data import TrainingBatch
 from outrider_export.distill.train.layers import (
     MLP,
     Attention,
@@ -29,7 +29,7 @@ from outrider_export.distill.train.layers import (
     copy_layer,
     linear,
 )
-from outrider_export.distill.train.places import Step, Targets, blocks_loss
+from outrider_export.distill.train.places import LossStep, Targets, blocks_loss
 
 BLOCKS_IN_TEXT = 24
 
@@ -96,14 +96,14 @@ class DFlash(Module):
         """[..., h] to [..., vocab]."""
         return functional.linear(out, self.main_lm_head)
 
-    def loss(self, batch: Batch, step: Step) -> Any:
+    def loss(self, batch: TrainingBatch, step: LossStep) -> Any:
         """A scalar: `blocks_loss`, from blocks at random tokens of answers."""
         out, places, valid = self._blocks(batch, step.generator)
         row = rows_of(places)
         logits = functional.linear(out[valid], self.main_lm_head[step.candidates.token_ids])
         return blocks_loss(logits, Targets.at(batch, row[valid], places[valid]), valid, step)
 
-    def hits(self, batch: Batch) -> tuple[Any, Any]:
+    def hits(self, batch: TrainingBatch) -> tuple[Any, Any]:
         """Whether drafts are the text's tokens, and which of them count: bool [N, places] each."""
         out, places, valid = self._blocks(batch, torch.Generator().manual_seed(0))
         found = torch.zeros_like(places)
@@ -111,7 +111,7 @@ class DFlash(Module):
         right = found == batch.token_ids[rows_of(places), places]
         return right.flatten(0, 1), valid.flatten(0, 1)
 
-    def _blocks(self, batch: Batch, generator: Any) -> tuple[Any, Any, Any]:
+    def _blocks(self, batch: TrainingBatch, generator: Any) -> tuple[Any, Any, Any]:
         """Blocks at random answer tokens of each text, A = BLOCKS_IN_TEXT of them or all.
 
         Returns out [B, A, places, h], the positions that it predicts, int64 [B, A, places], and which of them are

@@ -3,7 +3,7 @@
     out = head(embeddings, block_positions, head.context(taps, positions))
     logits, chance = head.drafts(out, token_ids_before)
 
-The block is the text's newest token and block_size - 1 masks; the output at place i predicts the token behind it. The
+The block is the text's newest token and block_size - 1 masks; the output at place i predicts the token after it. The
 logits are those of the main model's output matrix plus W2 · W1[token before]. They are for the tokens that the main
 model says most, `token_ids`: W1 has a row for each and one for all others, W2 a row for each.
 
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outrider_export.distill.data import Batch
+from outrider_export.distill.data import TrainingBatch
 from outrider_export.distill.train.dflash import DFlash, rows_of
 from outrider_export.distill.train.layers import Module, Teacher, linear
-from outrider_export.distill.train.places import Step, Targets
+from outrider_export.distill.train.places import LossStep, Targets
 
 TEXT_WEIGHT, DISTANCE_WEIGHT = 0.1, 0.9
 DECAY = 4.0  # places until one weighs 1/e
@@ -66,7 +66,7 @@ class DSpark(DFlash):
         logits = functional.linear(out, self.matrix) + functional.linear(embedded, self.w2)
         return logits, self.confidence_head.proj(torch.cat([out, embedded], -1))[..., 0]
 
-    def loss(self, batch: Batch, step: Step) -> Any:
+    def loss(self, batch: TrainingBatch, step: LossStep) -> Any:
         """A scalar: cross-entropy on the text, the distance to the main model's distribution, and of the chance.
 
         0.1 · CE + 0.9 · |draft - target|₁ + BCE(chance, 1 - |draft - target|₁ / 2), weighted by exp(-place / 4). Of the
@@ -87,7 +87,7 @@ class DSpark(DFlash):
         weights = (-torch.arange(self.num_places, device=losses.device) / DECAY).exp().expand_as(valid)[valid]
         return (weights * losses).sum() / weights.sum().clamp(min=1e-9)
 
-    def hits(self, batch: Batch) -> tuple[Any, Any]:
+    def hits(self, batch: TrainingBatch) -> tuple[Any, Any]:
         """See `DFlash`. A place reads the text's token before, which is the draft's own where all before are right."""
         out, places, valid = self._blocks(batch, torch.Generator().manual_seed(0))
         row = rows_of(places)

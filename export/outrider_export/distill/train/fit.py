@@ -21,8 +21,8 @@ import torch
 from outrider.errors import ExportError
 from outrider_export.distill.train.checkpoint import Checkpoint
 from outrider_export.distill.train.files import build, new_config
-from outrider_export.distill.train.places import Accuracy, Candidates, Reach, Step
-from outrider_export.distill.train.status import Evaluation, Status, Watch
+from outrider_export.distill.train.places import Accuracy, Candidates, LossStep, Reach
+from outrider_export.distill.train.status import Evaluation, TrainingStatus, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,9 +147,9 @@ class Training:
         self._batches: list[list[int]] = []
 
     @property
-    def status(self) -> Status:
+    def status(self) -> TrainingStatus:
         """Where the training is."""
-        return Status(
+        return TrainingStatus(
             self.head.kind, self.step, self.num_steps, self.epoch, self.num_tokens, self.loss, self.seconds,
             list(self.evaluations),
         )  # fmt: skip
@@ -181,7 +181,7 @@ class Training:
         self.head.train()
         candidates = Candidates.draw(self._frequent, self.head.vocab_size, self._generator)
         with self._autocast():
-            loss = self.head.loss(batch, Step(candidates, self._reach, self._generator))
+            loss = self.head.loss(batch, LossStep(candidates, self._reach, self._generator))
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ExportError(

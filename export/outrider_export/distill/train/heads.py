@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outrider_export.distill.data import Batch
+from outrider_export.distill.data import TrainingBatch
 from outrider_export.distill.train.layers import Module, Shape, Teacher, linear
-from outrider_export.distill.train.places import Candidates, Step, Targets, draft_loss, mean_over
+from outrider_export.distill.train.places import Candidates, LossStep, Targets, draft_loss, mean_over
 
 
 class ResBlock(Module):
@@ -58,14 +58,14 @@ class ParallelHeads(Module):
         return self.token_map[token_ids]
 
     def forward(self, last: Any, token_ids: Any) -> Any:
-        """Greedy drafts int64 [N, num_heads] behind last [N, h] and the token that follows, token_ids int64 [N]."""
+        """Greedy drafts int64 [N, num_heads] after last [N, h] and the token that follows, token_ids int64 [N]."""
         following = token_ids[:, None]
         for index in range(self.num_heads):
             drafted = self.to_main(self.head(index, last, following).argmax(-1))
             following = torch.cat([following, drafted[:, None]], -1)
         return following[:, 1:]
 
-    def loss(self, batch: Batch, step: Step) -> Any:
+    def loss(self, batch: TrainingBatch, step: LossStep) -> Any:
         """A scalar: `draft_loss`, the mean of each head, weighted by the chance that its place is reached."""
         candidates = self._candidates(step)
         num_tokens = batch.token_ids.shape[1] - 1 - self.num_heads
@@ -82,7 +82,7 @@ class ParallelHeads(Module):
         step.reach.follow(torch.stack(right, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
         return total
 
-    def hits(self, batch: Batch) -> tuple[Any, Any]:
+    def hits(self, batch: TrainingBatch) -> tuple[Any, Any]:
         """Whether drafts are the text's tokens, and which of them count: bool [N, places] each."""
         num_tokens = batch.token_ids.shape[1] - 1 - self.num_heads
         right, valid = [], []
@@ -95,11 +95,11 @@ class ParallelHeads(Module):
             valid.append(here[:, :num_tokens])
         return torch.stack(right, -1).flatten(0, 1), torch.stack(valid, -1).flatten(0, 1)
 
-    def _valid(self, batch: Batch, index: int) -> Any:
+    def _valid(self, batch: TrainingBatch, index: int) -> Any:
         """bool [B, T - 2 - index]: positions t whose tokens t + 1 and t + 2 + index are of an answer."""
         return batch.answer[:, 2 + index :] & batch.answer[:, 1 : batch.answer.shape[1] - 1 - index]
 
-    def _examples(self, batch: Batch, index: int, valid: Any) -> tuple[Any, Any, Targets]:
+    def _examples(self, batch: TrainingBatch, index: int, valid: Any) -> tuple[Any, Any, Targets]:
         """last [N, h], following int64 [N, index + 1], and what is to be predicted from the N valid positions."""
         row, column = valid.nonzero(as_tuple=True)
         steps = torch.arange(1, index + 2, device=row.device)
@@ -107,7 +107,7 @@ class ParallelHeads(Module):
         last: Any = batch.last
         return last[row, column], following, Targets.at(batch, row, column + 2 + index)
 
-    def _candidates(self, step: Step) -> Candidates:
+    def _candidates(self, step: LossStep) -> Candidates:
         """The tokens that the loss is over: those of the heads' own output matrices, if they have some."""
         if "token_map" in self._buffers:
             return Candidates.of(self.token_map, self.shape.vocab_size)

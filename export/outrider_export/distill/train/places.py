@@ -48,7 +48,7 @@ class Targets(NamedTuple):
 
     @staticmethod
     def at(batch: Any, row: Any, column: Any) -> Targets:
-        """Those of the tokens at row, column: int64 [N] each. The main model predicts a token behind the one before."""
+        """Those of the tokens at row, column: int64 [N] each. The main model predicts a token after the one before."""
         before = row, column - 1
         return Targets(batch.token_ids[row, column], batch.top_ids[before], batch.top_probs[before])
 
@@ -136,7 +136,7 @@ class Reach:
 
 
 @dataclass
-class Step:
+class LossStep:
     """What a loss needs besides the batch. generator: on the CPU, for draws that are the same on every device."""
 
     candidates: Candidates
@@ -144,7 +144,7 @@ class Step:
     generator: Any
 
 
-def blocks_loss(logits: Any, targets: Targets, valid: Any, step: Step) -> Any:
+def blocks_loss(logits: Any, targets: Targets, valid: Any, step: LossStep) -> Any:
     """A scalar: `draft_loss` of drafts that one call makes, the mean of each place, weighted by its `Reach`.
 
     logits: [N, candidates] of the N tokens that are in valid, bool [B, drafts, places].

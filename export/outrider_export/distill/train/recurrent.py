@@ -30,8 +30,8 @@ from outrider_export.distill.train.layers import (
 from outrider_export.distill.train.places import Candidates, Targets, draft_loss, mean_over
 
 if TYPE_CHECKING:
-    from outrider_export.distill.data import Batch
-    from outrider_export.distill.train.places import Step
+    from outrider_export.distill.data import TrainingBatch
+    from outrider_export.distill.train.places import LossStep
 
 TRAINED_STEPS, EVALUATED_STEPS = 4, 5
 
@@ -73,7 +73,7 @@ class RecurrentHead(Module):
         return token_ids
 
     def forward(self, embedding: Any, hidden: Any, positions: Any, past: Any = None) -> tuple[Any, tuple[Any, Any]]:
-        """One or more positions, behind those in `past`.
+        """One or more positions, after those in `past`.
 
         embedding, hidden: [B, T, h]. positions: int64 [T] or [B, T]. past: keys and values, [B, K, S, d] each.
         Returns the hidden [B, T, h] that `logits` reads and that is fed back, and past with these positions.
@@ -118,7 +118,7 @@ class RecurrentHead(Module):
             hidden = _later(out, 1)
         return outs
 
-    def loss(self, batch: Batch, step: Step) -> Any:
+    def loss(self, batch: TrainingBatch, step: LossStep) -> Any:
         """A scalar: `draft_loss`, the mean of each unrolled step, weighted by the chance that it is reached."""
         embedding, hidden = self._inputs(batch)
         candidates = self._candidates(step)
@@ -140,7 +140,7 @@ class RecurrentHead(Module):
         step.reach.follow(torch.stack(right, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
         return total
 
-    def hits(self, batch: Batch) -> tuple[Any, Any]:
+    def hits(self, batch: TrainingBatch) -> tuple[Any, Any]:
         """Whether drafts are the text's tokens, and which of them count: bool [N, places] each.
 
         Step by step on the text's own tokens, which are the head's own drafts as long as all before were right.
@@ -156,19 +156,19 @@ class RecurrentHead(Module):
             valid.append(here[:, step : step + num_roots])
         return torch.stack(right, -1).flatten(0, 1), torch.stack(valid, -1).flatten(0, 1)
 
-    def _inputs(self, batch: Batch) -> tuple[Any, Any]:
+    def _inputs(self, batch: TrainingBatch) -> tuple[Any, Any]:
         states: Any = batch.taps if self.reads_taps else batch.last
         embedding = functional.embedding(batch.token_ids[:, 1:-1], self.embedding)
         return embedding, self.enter(states[:, :-2])
 
-    def _valid(self, batch: Batch, step: int) -> Any:
+    def _valid(self, batch: TrainingBatch, step: int) -> Any:
         """Positions t whose token t + 2 is of an answer, as is token t + 1 - step, from which drafting began."""
         valid = batch.answer[:, 2:].clone()
         valid[:, :step] = False
         valid[:, step:] &= batch.answer[:, 1 : batch.answer.shape[1] - 1 - step]
         return valid
 
-    def _candidates(self, step: Step) -> Candidates:
+    def _candidates(self, step: LossStep) -> Candidates:
         """The tokens that the loss is over."""
         return step.candidates
 
@@ -176,7 +176,7 @@ class RecurrentHead(Module):
         """[N, h] to logits of the candidates."""
         return functional.linear(out, self.main_lm_head[candidates.token_ids])
 
-    def _state_loss(self, out: Any, batch: Batch, valid: Any) -> Any:
+    def _state_loss(self, out: Any, batch: TrainingBatch, valid: Any) -> Any:
         """What is learnt besides tokens: a loss for each of the N valid positions."""
         del out, batch, valid
         return 0.0
@@ -248,7 +248,7 @@ class Eagle3(RecurrentHead):
         """See RecurrentHead."""
         return token_ids + self.d2t[token_ids]
 
-    def _candidates(self, step: Step) -> Candidates:
+    def _candidates(self, step: LossStep) -> Candidates:
         del step
         draft_ids = torch.arange(len(self.d2t), device=self.d2t.device)
         return Candidates.of(self.to_main(draft_ids), self.shape.vocab_size)
@@ -284,7 +284,7 @@ class Eagle(RecurrentHead):
         x = self.fc(torch.cat([embedding, hidden], -1))
         return x, x
 
-    def _state_loss(self, out: Any, batch: Batch, valid: Any) -> Any:
+    def _state_loss(self, out: Any, batch: TrainingBatch, valid: Any) -> Any:
         last: Any = batch.last
         return functional.smooth_l1_loss(out[valid].float(), last[:, 1:-1][valid], reduction="none").mean(-1)
 

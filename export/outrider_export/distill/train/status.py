@@ -17,7 +17,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Status:
+class TrainingStatus:
     """Where a training is. loss: a running mean. seconds: trained in all, in earlier runs too."""
 
     kind: str
@@ -38,8 +38,8 @@ class Status:
 class Watch:
     """Is told how training goes on. This one tells nobody."""
 
-    def stepped(self, status: Status) -> None:
+    def stepped(self, status: TrainingStatus) -> None:
         """After every step."""
 
-    def evaluated(self, status: Status) -> None:
+    def evaluated(self, status: TrainingStatus) -> None:
         """After every evaluation, the last in `status.evaluations`."""

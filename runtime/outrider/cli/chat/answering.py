@@ -51,7 +51,7 @@ def run_pipe(session: Session, lines: Iterable[str], console: Console, notes: Co
 
 
 def joined(lines: Iterable[str]) -> Iterator[str]:
-    """Lines without their ends; those behind a backslash belong to the one before."""
+    """Lines without their ends; those after a backslash belong to the one before."""
     parts: list[str] = []
     for line in lines:
         text = line.rstrip("\r\n")

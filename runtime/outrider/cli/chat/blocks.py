@@ -21,14 +21,14 @@ _LISTS = ("bullet_list_open", "ordered_list_open")
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
 
-class Block(NamedTuple):
+class MarkdownBlock(NamedTuple):
     """A part of a text. apart: an empty line goes before it; not before an item of the list under way."""
 
     source: str
     apart: bool
 
 
-class Blocks:
+class MarkdownBlocks:
     """Cuts a text that comes piece by piece into blocks.
 
         blocks = Blocks()
@@ -44,11 +44,11 @@ class Blocks:
         self._apart = False
 
     @property
-    def rest(self) -> Block:
+    def rest(self) -> MarkdownBlock:
         """The block that is not finished yet; empty if there is none."""
-        return Block(self._text, self._apart)
+        return MarkdownBlock(self._text, self._apart)
 
-    def push(self, text: str) -> list[Block]:
+    def push(self, text: str) -> list[MarkdownBlock]:
         """Add text. Returns the blocks that it finishes."""
         self._text += visible(text)
         if "\n" not in text:
@@ -56,18 +56,18 @@ class Blocks:
         begins = _begins(self._text[: self._text.rindex("\n") + 1])
         return self._cut(begins[1:])
 
-    def finish(self) -> list[Block]:
+    def finish(self) -> list[MarkdownBlock]:
         """The last blocks, as no text follows."""
         found = self._cut(_begins(self._text)[1:])
         last, self._text = self.rest, ""
         return [*found, last] if last.source.strip() else found
 
-    def _cut(self, begins: list[tuple[int, bool]]) -> list[Block]:
+    def _cut(self, begins: list[tuple[int, bool]]) -> list[MarkdownBlock]:
         """Take off the blocks before each of these lines."""
         lines = self._text.split("\n")
-        made, before = list[Block](), 0
+        made, before = list[MarkdownBlock](), 0
         for line, apart in begins:
-            made.append(Block("\n".join([*lines[before:line], ""]), self._apart))
+            made.append(MarkdownBlock("\n".join([*lines[before:line], ""]), self._apart))
             before, self._apart = line, apart
         self._text = "\n".join(lines[before:])
         return made
@@ -113,7 +113,7 @@ class _Markdown(Markdown):
 class Rendered:
     """A block as lines of a terminal. most: shows the last lines only, if there are more."""
 
-    def __init__(self, block: Block, most: int | None = None) -> None:
+    def __init__(self, block: MarkdownBlock, most: int | None = None) -> None:
         self.block, self.most = block, most
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

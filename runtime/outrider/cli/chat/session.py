@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from collections.abc import Sequence as Seq
+    from collections.abc import Generator, Sequence
 
     from outrider.config import GenerationConfig
     from outrider.decoding.results import Result, TextChunk
@@ -61,7 +60,7 @@ class Session:
         """The options of the next answer."""
         return self.engine.config.generation.replace(**self._turn_options)
 
-    def send(self, message: str | Seq[Message]) -> Generator[TextChunk, None, None]:
+    def send(self, message: str | Sequence[Message]) -> Generator[TextChunk, None, None]:
         """Answer a message piece by piece. Errors are raised when the pieces are read."""
         return self._stream(self.chat.fork(), message)
 
@@ -157,7 +156,7 @@ class Session:
     def _turn_options(self) -> dict[str, Any]:
         return {**self.options, **({"drafter": None} if self.plain else {})}
 
-    def _stream(self, chat: Chat, message: str | Seq[Message]) -> Generator[TextChunk, None, None]:
+    def _stream(self, chat: Chat, message: str | Sequence[Message]) -> Generator[TextChunk, None, None]:
         """Answer in `chat`, which takes the conversation's place, unless there is no answer."""
         before, last = chat.turns, None
         self._answering = chat
@@ -176,7 +175,7 @@ class Session:
                 self.unsent = message if isinstance(message, str) else text_of(message[-1]["content"])
 
 
-def text_of(content: str | Seq[Message]) -> str:
+def text_of(content: str | Sequence[Message]) -> str:
     """A message's text, without the images that a saved conversation may have."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 

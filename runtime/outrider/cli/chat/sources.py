@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from outrider.decoding.results import AnswerToken, Source, TextChunk
@@ -37,7 +36,7 @@ class Pieces:
     All pieces make the chunk's text. The bytes of a character may be several tokens': it is that of the last one.
     """
 
-    def __init__(self, decode: Callable[[Seq[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._tokens = TextStream(decode)
 
     def push(self, chunk: TextChunk) -> list[tuple[str, Source]]:

@@ -136,7 +136,7 @@ def _bindings() -> KeyBindings:
 
     @bindings.add("enter")
     def _enter(event: KeyPressEvent) -> None:
-        """Take the completion that was chosen, go on in a new line behind a backslash, or send."""
+        """Take the completion that was chosen, go on in a new line after a backslash, or send."""
         buffer = event.current_buffer
         if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
             buffer.complete_state = None

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from outrider.cli.chat.blocks import Block, Blocks, Rendered
+from outrider.cli.chat.blocks import MarkdownBlock, MarkdownBlocks, Rendered
 from outrider.cli.chat.session import Session
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
 from outrider.cli.words import Words, visible
@@ -81,11 +81,13 @@ class MarkdownView:
     """
 
     def __init__(self, console: Console, form: ReasoningFormat | None = None) -> None:
-        self._console, self._blocks, self._form = console, Blocks(), form
+        self._console, self._blocks, self._form = console, MarkdownBlocks(), form
         self._reasoning: ReasoningStream | None = None
         self._num_thoughts = 0  # tokens
         self._has_thought = False
-        self._live = Live(Rendered(Block("…", apart=False)), console=console, auto_refresh=False, transient=True)
+        self._live = Live(
+            Rendered(MarkdownBlock("…", apart=False)), console=console, auto_refresh=False, transient=True
+        )
         self._drawn = 0.0  # when
         self._live.start(refresh=True)
 
@@ -134,7 +136,7 @@ class MarkdownView:
         self._print(finished)
         self._print(last)
 
-    def _print(self, blocks: Iterable[Block]) -> None:
+    def _print(self, blocks: Iterable[MarkdownBlock]) -> None:
         for block in blocks:
             self._console.print(Rendered(block), end="")
 

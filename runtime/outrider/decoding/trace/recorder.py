@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -80,13 +79,13 @@ class Trace(TraceFile):
         if life := self._lives.get(answer):
             self._stage(life, "queued", _now())
 
-    def drafting(self, stage: DraftStage, answers: Seq[Answer]) -> None:
+    def drafting(self, stage: DraftStage, answers: Sequence[Answer]) -> None:
         """Begin a span, which contains the draft model's calls."""
         known = [life for answer in answers if (life := self._lives.get(answer))]
         began = self._turn()
         self._drafting = _Drafting(stage, answers, known[0].drafter, began) if known else None
 
-    def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
+    def drafted(self, drafts: Sequence[Draft], error: BaseException | None = None) -> None:
         """End the span."""
         ended = self._turn()
         drafting, self._drafting = self._drafting, None
@@ -210,7 +209,7 @@ class _Life:
 class _Drafting:
     """A running stage of drafting. drafter: the name that was asked for."""
 
-    def __init__(self, stage: DraftStage, answers: Seq[Answer], drafter: str, began: float) -> None:
+    def __init__(self, stage: DraftStage, answers: Sequence[Answer], drafter: str, began: float) -> None:
         self.stage, self.answers, self.drafter, self.began = stage, answers, drafter, began
         self.limit = max(answer.limit for answer in answers)
 

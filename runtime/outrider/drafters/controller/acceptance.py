@@ -21,7 +21,7 @@ class Acceptance:
         acceptance.chance(0.8)
 
     At first the confidence itself is the estimate, then more and more the accepted share of tokens with a similar
-    confidence. Only verified tokens count, not those behind a rejected one.
+    confidence. Only verified tokens count, not those after a rejected one.
 
     accepted, seen: counts of accepted and of verified tokens, by bins of confidence; 0 if neither is given.
     """

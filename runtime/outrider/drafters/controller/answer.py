@@ -10,13 +10,13 @@ from outrider.drafters.controller.records import confidences_of, judged
 from outrider.types import NO_DRAFT, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from outrider.drafters.controller.acceptance import Acceptance
     from outrider.drafters.controller.ledger import Account
     from outrider.drafters.controller.records import ModelRecord, Record
     from outrider.drafters.controller.rules import WorthIt
-    from outrider.types import Draft, DraftRequest, Sequence
+    from outrider.types import Draft, DraftRequest, TokenSequence
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class ModelAnswer:
         """At the beginning of an answer, by what is known of others."""
         return cls(record, Share(record.share.mean, weight=min(record.share.weight, 6.0), memory=0.9))
 
-    def add(self, draft: Draft, path: Seq[int]) -> None:
+    def add(self, draft: Draft, path: Sequence[int]) -> None:
         """Take in the outcome of a draft. path: the indices of the accepted tokens."""
         for accepted, confidence in judged(draft, draft.num_first(path)):
             self.luck.add(self.record.by_confidence.chance(confidence), happened=accepted)
@@ -55,7 +55,7 @@ class ModelAnswer:
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerRecord:
     """How drafts were accepted in one answer, and what they have cost and saved."""
 
     record: Record
@@ -69,12 +69,12 @@ class Answer:
     length: int = 0  # of the sequence after its last round
     request: DraftRequest | None = None  # its first
 
-    def copy_chances(self, confidences: Seq[float]) -> list[float]:
+    def copy_chances(self, confidences: Sequence[float]) -> list[float]:
         """Each copied token's probability of acceptance if those before it are accepted. Some answers repeat more."""
         known = zip(self._copy_records(len(confidences)), confidences, strict=True)
         return [self.luck.adjust(record.chance(each)) for record, each in known]
 
-    def observe_copy(self, sequence: Sequence) -> None:
+    def observe_copy(self, sequence: TokenSequence) -> None:
         """Learn from the last copy, proposed or not, by comparing it with the committed tokens."""
         committed = sequence.token_ids[self.copied_at :]
         records = self._copy_records(len(self.copy))

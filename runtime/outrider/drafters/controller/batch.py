@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -40,7 +40,7 @@ class Batch:
     seconds: dict[int, float] = field(default_factory=dict)
     _added: dict[tuple[int, bool], float] = field(init=False, default_factory=dict)
 
-    def allot(self, chances: Seq[Seq[float]], limit: float = math.inf) -> list[int]:
+    def allot(self, chances: Sequence[Sequence[float]], limit: float = math.inf) -> list[int]:
         """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
 
         chances: each token's probability of acceptance if those before it are accepted. limit: seconds that their rows
@@ -52,7 +52,7 @@ class Batch:
         most = sum(kept for kept, _ in reached)
         if most <= self.rate * self.cheapest:
             return lengths
-        reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
+        reached.sort(key=lambda token: -token[0])  # stable: a token comes after those before it
         best, best_value, value = list(lengths), 0.0, 0.0
         for kept, i in reached:
             value += kept
@@ -64,10 +64,10 @@ class Batch:
                 break  # more rows do not cost less, even if all are accepted
         return best
 
-    def first_part(self, chances: Seq[float], length: int) -> int:
+    def first_part(self, chances: Sequence[float], length: int) -> int:
         """How many of `length` draft tokens to draft first, and the others once these have been found right.
 
-        For the only answer. The tokens that are expected are the same: the row behind the last draft token gives the
+        For the only answer. The tokens that are expected are the same: the row after the last draft token gives the
         next one. The others take another round, unless one of the first is wrong. Where rows cost much, that is less
         time on average than to verify all at once.
 
@@ -80,7 +80,7 @@ class Batch:
                 best, least = count, seconds
         return best
 
-    def added(self, lengths: Seq[int], *, stays: bool = False) -> float:
+    def added(self, lengths: Sequence[int], *, stays: bool = False) -> float:
         """Seconds that drafts of these lengths add to a plain round.
 
         stays: whether later rounds are to have as many rows; otherwise the next one is plain.
@@ -124,7 +124,7 @@ class Batch:
         return min(self._free - self.together, LONGEST) if self.steady else 0
 
     def _changes(self, rows: int, *, stays: bool) -> float:
-        """How often such a call changes the number of rows, with the plain call behind it."""
+        """How often such a call changes the number of rows, with the plain call after it."""
         return (rows != self.before) / _ROUNDS if stays else (rows != self.before) + (rows != self.least)
 
     @cached_property

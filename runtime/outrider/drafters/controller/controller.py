@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
+from outrider.drafters.controller.answer import AnswerRecord, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch
 from outrider.drafters.controller.ledger import (
     COPIES,
@@ -24,8 +24,8 @@ from outrider.drafters.controller.ledger import (
     SHORT_TOKENS,
     TRIAL_ROUNDS,
     Account,
-    Entry,
     Ledger,
+    LedgerEntry,
 )
 from outrider.drafters.controller.pricing import (
     ModelPrice,
@@ -43,11 +43,10 @@ from outrider.models.tuning.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from outrider.models.tuning.measure import Contention, PassCost
-    from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
+    from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, TokenSequence, Turn
 
 _SIMILAR = 32  # tokens by which contexts may differ that are priced alike
 _QUICK_READING_ROUNDS = 0.1  # plain rounds: what takes less to read is no prompt
@@ -83,7 +82,7 @@ class Controller(DraftPolicy):
         self.goes_ahead = any(model.goes_ahead for model in self._models.values())
         self.contention = contention
         self.records = Records() if records is None else records
-        self._answers: dict[Sequence, Answer] = {}
+        self._answers: dict[TokenSequence, AnswerRecord] = {}
         self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
         self._check_began = self._expected_check = 0.0
         self._drafting_began: dict[str, float] = {}
@@ -99,7 +98,7 @@ class Controller(DraftPolicy):
         self._num_drafting = dict.fromkeys(self._models, 1)
         self._num_sharing = dict.fromkeys(self._models, 1)
 
-    def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
+    def choose(self, requests: Sequence[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
         self._unlooked += 1
@@ -137,12 +136,12 @@ class Controller(DraftPolicy):
             answer = self._answers[turn.request.sequence]
             answer.turn = turn
             drafter = turn.model or (COPIES if len(turn.draft) else None)
-            entries.append(Entry(answer.account, drafter, turn.seconds, len(turn.draft), turn.granted))
+            entries.append(LedgerEntry(answer.account, drafter, turn.seconds, len(turn.draft), turn.granted))
         self._check_began = self._main.seconds
         is_plain = not any(entry.drafter for entry in entries) and batch.before == batch.least == self._rows_before
         self._ledger.chose(entries, is_plain=is_plain)
 
-    def _price_drafts(self, turns: Seq[PricedTurn]) -> None:
+    def _price_drafts(self, turns: Sequence[PricedTurn]) -> None:
         """Add the expected seconds of the models' drafts, and adapt their costs to the measured ones."""
         for name, model in self._models.items():
             asked = [(turn, turn.rule) for turn in turns if turn.model == name and turn.rule is not None]
@@ -152,14 +151,14 @@ class Controller(DraftPolicy):
             if len(asked) == self._num_sharing[name] == 1 and len(asked[0][0].draft):  # the prompt is read
                 model.follow(asked[0][0].seconds, model.seconds - self._drafting_began[name])
 
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+    def go_ahead(self, turns: Sequence[Turn], check: Pending) -> None:
         """Let models draft ahead for their own drafts, if the guess is likely enough."""
         for name, model in self._models.items():
             if model.goes_ahead:
                 own = [turn for turn in turns if isinstance(turn, PricedTurn) and turn.model == name]
                 self._go_ahead(name, model, own, check)
 
-    def _go_ahead(self, name: str, model: Drafter, turns: Seq[PricedTurn], check: Pending) -> None:
+    def _go_ahead(self, name: str, model: Drafter, turns: Sequence[PricedTurn], check: Pending) -> None:
         step = model.seconds_for([1] * max(len(turns), 1), NEAR)
         # Calls that would end after the target pass are not begun: the round would wait for them.
         most = int(self._expected_check * self.contention.check / (step * self.contention.draft))
@@ -181,7 +180,7 @@ class Controller(DraftPolicy):
             held_up = (model.ahead_seconds - began) * (1 - 1 / self.contention.check)
             self._expected_check += held_up  # the machine is not slower
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: TokenSequence, committed: Committed) -> None:
         """Learn from the outcome of the last draft."""
         answer = self._answers.get(sequence)
         if answer is None or answer.turn is None:
@@ -208,7 +207,7 @@ class Controller(DraftPolicy):
                     self._ledger.restore(name)
         self.records.save()
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: TokenSequence) -> None:
         """Drop a sequence's state. Its records stay."""
         if answer := self._answers.pop(sequence, None):
             if answer.request is not None:
@@ -217,7 +216,7 @@ class Controller(DraftPolicy):
             answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
             self.records.save()
 
-    def _batch(self, requests: Seq[DraftRequest]) -> Batch:
+    def _batch(self, requests: Sequence[DraftRequest]) -> Batch:
         together = len(requests)
         context = sum(len(request.sequence) for request in requests) / together
         plain = self._main_cost.together([1] * together, context)
@@ -236,7 +235,7 @@ class Controller(DraftPolicy):
         seconds = self._seconds.setdefault(int(context) // _SIMILAR, {})
         return Batch(cost, together, context, plain, rate, least, before, change, steady, seconds)
 
-    def _copies(self, copier: Drafter, requests: Seq[DraftRequest], batch: Batch) -> list[Draft]:
+    def _copies(self, copier: Drafter, requests: Sequence[DraftRequest], batch: Batch) -> list[Draft]:
         """A copy for each request, as far as a token could be worth its row."""
         key = batch.together, int(batch.context) // NEAR
         if key not in self._row_prices:
@@ -252,7 +251,7 @@ class Controller(DraftPolicy):
             answer.copy, answer.copied_at = copy, len(request.sequence)
         return copies
 
-    def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: Batch) -> list[int]:
+    def _copy_lengths(self, requests: Sequence[DraftRequest], copies: Sequence[Draft], batch: Batch) -> list[int]:
         """How many tokens of each copy to draft. A single answer's copy may begin with a part; see `Batch`."""
         answers = [self._answers[request.sequence] for request in requests]
         confidences = [confidences_of(c)[: min(r.limit, LONGEST)] for c, r in zip(copies, requests, strict=True)]
@@ -265,7 +264,7 @@ class Controller(DraftPolicy):
             best = [batch.first_part(chances[0], best[0])]
         return best
 
-    def _price(self, name: str, requests: Seq[DraftRequest], batch: Batch) -> ModelPrice:
+    def _price(self, name: str, requests: Sequence[DraftRequest], batch: Batch) -> ModelPrice:
         """A model's price in this round. Answers share its calls, so it depends on how many it drafts for.
 
         That is all of them, if it is worth the shared price to all that have been read by it; else as many as in the
@@ -317,7 +316,7 @@ class Controller(DraftPolicy):
         return self._ledger.is_open(name) or account.balance > 0 or account.granted > 0
 
     def _plan_model(
-        self, name: str, request: DraftRequest, answer: Answer, batch: Batch, price: ModelPrice, others: float
+        self, name: str, request: DraftRequest, answer: AnswerRecord, batch: Batch, price: ModelPrice, others: float
     ) -> tuple[float, bool, PricedTurn]:
         """The value of a model's draft in tokens, whether that is more than the others', and its turn.
 
@@ -370,7 +369,7 @@ class Controller(DraftPolicy):
         """Seconds of a branch besides its rows."""
         return self._main_cost.scale * self._main_cost.fork
 
-    def _answer(self, request: DraftRequest, plain: float) -> Answer:
+    def _answer(self, request: DraftRequest, plain: float) -> AnswerRecord:
         """The state of an answer. plain: seconds of a round without drafts."""
         answer = self._answers.get(request.sequence)
         if answer is None:
@@ -380,7 +379,7 @@ class Controller(DraftPolicy):
                 self._ledger.open(name, FIRST_ROUNDS * plain)
             self._ledger.open(COPIES, plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
-            answer = Answer(self.records.of(verifier, adapter), account, models, request=request)
+            answer = AnswerRecord(self.records.of(verifier, adapter), account, models, request=request)
             self._answers[request.sequence] = answer
         return answer
 

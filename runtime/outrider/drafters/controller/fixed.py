@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from outrider.types import Drafter, DraftPolicy, DraftRequest, Pending, Turn
 
@@ -25,11 +25,11 @@ class Fixed(DraftPolicy):
     def __hash__(self) -> int:
         return id(self.drafters[0])
 
-    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+    def choose(self, requests: Sequence[DraftRequest]) -> list[Turn]:
         """A turn of the drafter for each request."""
         return [Turn(request, self.drafters[0]) for request in requests]
 
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+    def go_ahead(self, turns: Sequence[Turn], check: Pending) -> None:
         """Let the drafter draft ahead until the target pass is done."""
         (drafter,) = self.drafters
         if drafter.goes_ahead:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
 COPIES = "copies"  # the account of copies; a model's has the model's name
 ALLOWANCE = 0.0045  # share of all answers' time that a drafter may lose
@@ -43,7 +42,7 @@ class Account:
         """Seconds since a draft of a model failed."""
         return self.spent - (self.failed_at or 0.0)
 
-    def limit(self, credit: float, plain: float, others: Seq[Account] = ()) -> float:
+    def limit(self, credit: float, plain: float, others: Sequence[Account] = ()) -> float:
         """Seconds that the next draft may lose.
 
         credit: of the drafter's account, as far as the answer may use it. plain: seconds of a plain round, for one
@@ -55,7 +54,7 @@ class Account:
 
 
 @dataclass(slots=True)
-class Entry:
+class LedgerEntry:
     """One answer's part of a round."""
 
     account: Account
@@ -72,8 +71,8 @@ class _Round:
     plain: float  # expected seconds of a round without drafts
     together: int  # answers
     decided: float = 0.0  # seconds of the clock until turns were chosen
-    considered: Seq[str] = ()  # drafters, when turns were chosen
-    entries: list[Entry] = field(default_factory=list)
+    considered: Sequence[str] = ()  # drafters, when turns were chosen
+    entries: list[LedgerEntry] = field(default_factory=list)
     is_plain: bool = False  # whether the target pass was one of plain decoding
     counts: bool = True  # whether the clock shows the seconds of these answers alone
 
@@ -139,12 +138,12 @@ class Ledger:
         """Seconds that a drafter which is known to pay may lose in a new answer."""
         return max(self._saved[drafter], 0.0)
 
-    def decided(self, considered: Seq[str]) -> None:
+    def decided(self, considered: Sequence[str]) -> None:
         """Note that turns are chosen. considered: the drafters that could have been."""
         if self._round is not None and considered:
             self._round.considered, self._round.decided = considered, self._clock() - self._round.began
 
-    def chose(self, entries: list[Entry], *, is_plain: bool) -> None:
+    def chose(self, entries: list[LedgerEntry], *, is_plain: bool) -> None:
         """Note each answer's turn. is_plain: see `_Round`."""
         if self._round is not None:
             self._round.entries, self._round.is_plain = entries, is_plain
@@ -196,7 +195,7 @@ class Ledger:
         self._ratio += weight * (ratio - self._ratio)
 
 
-def _post(entry: Entry, spent: float, gain: float, plain: float) -> None:
+def _post(entry: LedgerEntry, spent: float, gain: float, plain: float) -> None:
     """Enter the seconds of one answer's round, and what it has gained against a plain one."""
     account = entry.account
     account.tokens += entry.num_tokens

@@ -9,7 +9,7 @@ from outrider.drafters.controller.ledger import TRIAL_SHARE, TRIAL_TOKENS
 from outrider.models.tuning.measure import LONGEST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from outrider.drafters.controller.acceptance import Share
     from outrider.drafters.controller.batch import Batch
@@ -47,7 +47,7 @@ class ModelPrice:
 
     @property
     def step(self) -> float:
-        """Seconds to draft a token behind the first."""
+        """Seconds to draft a token after the first."""
         return 0.0 if self.at_once else self.call
 
     def drafting(self, count: int, num_ahead: int = 0) -> float:
@@ -67,7 +67,7 @@ class ModelPrice:
 def row_prices(batch: Batch) -> list[float]:
     """Seconds of the rows of one answer's 1, 2, … draft tokens, where the machine's scale is 1; no more than they cost.
 
-    A row's price is the average of its own and of those behind it that make that least: padding is free.
+    A row's price is the average of its own and of those after it that make that least: padding is free.
     """
     cost, others = batch.cost, [1] * (batch.together - 1)
     seconds = [cost.together([k + 1, *others], batch.context) / cost.scale for k in range(LONGEST + 1)]
@@ -76,7 +76,7 @@ def row_prices(batch: Batch) -> list[float]:
     ]
 
 
-def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
+def best_length(chances: Sequence[float], costs: Sequence[float]) -> tuple[float, int]:
     """The largest value of a draft, in tokens, and the length that has it.
 
     chances: each token's probability of acceptance if those before it are accepted. costs: in tokens, of 0, 1, …
@@ -91,7 +91,7 @@ def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
     return best, length
 
 
-def is_known_to_pay(share: Share, costs: Seq[float], known_tokens: float) -> bool:
+def is_known_to_pay(share: Share, costs: Sequence[float], known_tokens: float) -> bool:
     """Whether records show that drafts pay. share: of accepted tokens, in all answers. costs: as in `best_length`."""
     return share.weight >= known_tokens and best_length([share.mean] * (len(costs) - 1), costs)[0] > 0
 
@@ -113,6 +113,6 @@ def should_try(cost: float, idle: float, plain: float, *, leads: bool) -> bool:
     return cost <= (TRIAL_SHARE if leads else TRIAL_SHARE / 2) * idle or idle >= TRIAL_TOKENS * plain
 
 
-def affordable(losses: Seq[float], limit: float) -> int:
+def affordable(losses: Sequence[float], limit: float) -> int:
     """Most draft tokens whose loss is within the limit. losses: seconds of drafts of 1, 2, … tokens, if they fail."""
     return next((k for k in range(len(losses), 0, -1) if losses[k - 1] <= limit), 0)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.drafters.controller.acceptance import Acceptance, Share
@@ -28,7 +27,7 @@ class ModelRecord:
     share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
     seconds: Share = field(default_factory=lambda: Share(0.3, weight=10.0, memory=0.998))
 
-    def observe(self, draft: Draft, path: Seq[int]) -> None:
+    def observe(self, draft: Draft, path: Sequence[int]) -> None:
         """Take in the outcome of a draft of the model: its first candidates up to a rejected one, and the second there.
 
         path: the indices of the accepted tokens.
@@ -67,7 +66,7 @@ class Record:
         return self.models.setdefault(name, ModelRecord())
 
 
-def confidences_of(draft: Draft) -> Seq[float]:
+def confidences_of(draft: Draft) -> Sequence[float]:
     """The confidences of a draft, or a default for each token."""
     return draft.confidences or [_UNSAID] * len(draft)
 

@@ -7,8 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
 
 class _Chain:
@@ -17,7 +16,7 @@ class _Chain:
     __slots__ = ()
     wants_seconds = False
 
-    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:  # noqa: ARG002
+    def places_of_seconds(self, confidences: Sequence[float]) -> list[int]:  # noqa: ARG002
         """None."""
         return []
 
@@ -31,7 +30,7 @@ class ConfidenceThreshold(_Chain):
 
     threshold: float
 
-    def wants_more(self, confidences: Seq[float]) -> bool:
+    def wants_more(self, confidences: Sequence[float]) -> bool:
         """Whether another token is wanted."""
         return not confidences or confidences[-1] >= self.threshold
 
@@ -43,10 +42,10 @@ class WorthCopying(_Chain):
     chances: of tokens with these confidences to be accepted, each if those before it are. prices: of each token's row.
     """
 
-    chances: Callable[[Seq[float]], Seq[float]]
-    prices: Seq[float]
+    chances: Callable[[Sequence[float]], Sequence[float]]
+    prices: Sequence[float]
 
-    def wants_more(self, confidences: Seq[float]) -> bool:
+    def wants_more(self, confidences: Sequence[float]) -> bool:
         """Whether a next token could be worth its row."""
         k = len(confidences)
         return k < len(self.prices) and prod(self.chances(confidences)) > self.prices[k]
@@ -67,7 +66,7 @@ class WorthIt:
     next_chance: float
     rate: float
     step: float
-    check: Seq[float]
+    check: Sequence[float]
     longest: int
     num_ahead: int = 0
     second: float = 0.0
@@ -79,7 +78,7 @@ class WorthIt:
         rows = self.check[min(3, len(self.check) - 1)] - self.check[min(1, len(self.check) - 1)]
         return self.second > self.rate * (rows + self.fork)
 
-    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+    def places_of_seconds(self, confidences: Sequence[float]) -> list[int]:
         """The places at which a second candidate is worth its branch, which repeats the tokens before it.
 
         It is accepted if those before it are, the first candidate is not, and it is the right one.
@@ -97,11 +96,11 @@ class WorthIt:
             reached *= chance
         return places
 
-    def wants_more(self, confidences: Seq[float]) -> bool:
+    def wants_more(self, confidences: Sequence[float]) -> bool:
         """Whether the next token is worth its cost, or the next few are."""
         k = len(confidences)
         kept, value = prod(self.chance(confidence) for confidence in confidences), 0.0
-        for n in range(k + 1, self.longest + 1):  # rows may cost less behind a number that costs more
+        for n in range(k + 1, self.longest + 1):  # rows may cost less after a number that costs more
             kept *= self.next_chance
             value += kept
             steps = n - max(k, min(n, self.num_ahead))

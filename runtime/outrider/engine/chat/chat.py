@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from outrider.engine.chat.file import read_chat, write_chat
 from outrider.engine.chat.images import Seen, keep_images
-from outrider.engine.chat.turn import Layout
+from outrider.engine.chat.turn import TurnLayout
 from outrider.errors import OptionError, RequestError
 from outrider.inputs.vision import check_images
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-    from collections.abc import Sequence as Seq
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     from outrider.config.generation_options import GenerationOptions
@@ -49,9 +48,9 @@ class Chat:
         engine: Engine,
         system: str | None = None,
         *,
-        messages: Seq[Message] = (),
-        tools: Seq[Message] = (),
-        turns: Seq[ChatTurn] = (),
+        messages: Sequence[Message] = (),
+        tools: Sequence[Message] = (),
+        turns: Sequence[ChatTurn] = (),
         **options: Any,
     ) -> None:
         tokenizer: Any = engine.tokenizer
@@ -63,7 +62,7 @@ class Chat:
         opening = () if system is None else ({"role": "system", "content": system},)
         special = engine.bundle.manifest.tokenizer
         self._engine = engine
-        self._layout = Layout(
+        self._layout = TurnLayout(
             tokenizer,
             _copied((*opening, *messages)),
             tuple(tools),
@@ -91,7 +90,7 @@ class Chat:
         """The tokens that the next turn goes on from; none before the first."""
         return list(self._turns[-1].token_ids) if self._turns else []
 
-    def send(self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]) -> Result:
+    def send(self, message: str | Message | Sequence[Message], **options: Unpack[GenerationOptions]) -> Result:
         """Answer a message, and wait for the whole answer. `options` are for this turn.
 
         Raises:
@@ -103,7 +102,7 @@ class Chat:
         return self._generate(_messages(message), options)
 
     def stream(
-        self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]
+        self, message: str | Message | Sequence[Message], **options: Unpack[GenerationOptions]
     ) -> Generator[TextChunk, None, None]:
         """Answer a message piece by piece; as `send`. Closing or dropping the stream ends the answer."""
         with (
@@ -114,7 +113,7 @@ class Chat:
                 answer.add(chunk)
                 yield chunk
 
-    async def asend(self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]) -> Result:
+    async def asend(self, message: str | Message | Sequence[Message], **options: Unpack[GenerationOptions]) -> Result:
         """As `send`, in an event loop. Cancelling the task ends the answer."""
         messages = await asyncio.to_thread(_messages, message)
         with self._answer(messages, options) as answer:
@@ -124,7 +123,7 @@ class Chat:
         return result
 
     async def astream(
-        self, message: str | Message | Seq[Message], **options: Unpack[GenerationOptions]
+        self, message: str | Message | Sequence[Message], **options: Unpack[GenerationOptions]
     ) -> AsyncGenerator[TextChunk, None]:
         """As `stream`, in an event loop. Closing the generator, or cancelling the task, ends the answer."""
         messages = await asyncio.to_thread(_messages, message)
@@ -320,7 +319,7 @@ class _Answer:
         self.result = chunk.result
 
 
-def _messages(message: str | Message | Seq[Message]) -> tuple[Message, ...]:
+def _messages(message: str | Message | Sequence[Message]) -> tuple[Message, ...]:
     """The messages of a turn."""
     if isinstance(message, str):
         if not message.strip():
@@ -332,6 +331,6 @@ def _messages(message: str | Message | Seq[Message]) -> tuple[Message, ...]:
     return _copied(messages)
 
 
-def _copied(messages: Seq[Message]) -> tuple[Message, ...]:
+def _copied(messages: Sequence[Message]) -> tuple[Message, ...]:
     """The messages as they are now; the app may change its own later. What is no message fails when it is rendered."""
     return tuple(keep_images(each) if isinstance(each, Mapping) else each for each in messages)

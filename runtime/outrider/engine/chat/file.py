@@ -19,8 +19,7 @@ from outrider.system.nesting import check_json
 from outrider.types import Prompt, num_common_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Mapping, Sequence
 
     from outrider.bundle.folder import Bundle
     from outrider.engine.chat.turn import Message
@@ -75,9 +74,9 @@ class _File(msgspec.Struct):
 def write_chat(
     path: str | Path,
     bundle: Bundle,
-    opening: Seq[Message],
-    tools: Seq[Message],
-    turns: Seq[ChatTurn],
+    opening: Sequence[Message],
+    tools: Sequence[Message],
+    turns: Sequence[ChatTurn],
     adapter: str | None = None,
 ) -> None:
     """Write a conversation, and the name of its adapter. The file is there as a whole, or as it was.
@@ -176,7 +175,7 @@ def _check_model(path: Path, saved: _Model, ours: _Model, *, same_model: bool) -
         )
 
 
-def _fault(turn: _Turn, token_ids: Seq[int], num_before: int, vocab_size: int) -> str:
+def _fault(turn: _Turn, token_ids: Sequence[int], num_before: int, vocab_size: int) -> str:
     """What is wrong with a turn; nothing if it is empty. token_ids: all of the conversation up to its end."""
     if fault := _fault_of(turn.messages):
         return f"has {fault}"
@@ -191,7 +190,7 @@ def _fault(turn: _Turn, token_ids: Seq[int], num_before: int, vocab_size: int) -
     return ""
 
 
-def _fault_of(messages: Seq[Message]) -> str:
+def _fault_of(messages: Sequence[Message]) -> str:
     """What is wrong with messages; nothing if it is empty."""
     for message in messages:
         role, content = message.get("role"), message.get("content")
@@ -208,5 +207,5 @@ def _is_kept(part: Mapping[str, Any]) -> bool:
     return part.get("type") != "image" or str(part.get("image")).startswith("data:")
 
 
-def _dicts(messages: Seq[Message]) -> list[dict[str, Any]]:
+def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [dict(message) for message in messages]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.inputs.vision import EncodedImage, Vision, to_data_url
@@ -39,7 +38,7 @@ class Seen:
         self.vision = vision
         self._encoded = dict(encoded or {})
 
-    def encode(self, images: Seq[str]) -> list[EncodedImage]:
+    def encode(self, images: Sequence[str]) -> list[EncodedImage]:
         """Encode all images of the conversation, which are `data:` URLs. Others are forgotten."""
         known = self._encoded
         self._encoded = {image: known.get(image) or self.vision.encode(image) for image in dict.fromkeys(images)}

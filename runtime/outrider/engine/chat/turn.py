@@ -12,8 +12,7 @@ from outrider.inputs.vision import has_images
 from outrider.types import Prompt, num_common_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Collection, Mapping, Sequence
 
     from outrider.engine.chat.images import Seen
     from outrider.inputs.vision import EncodedImage
@@ -60,7 +59,7 @@ class ChatTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TurnLayout:
     """Lays a conversation out as tokens.
 
     tokenizer: with the model's chat template. opening: the messages before the first turn. tools: descriptions of
@@ -77,11 +76,11 @@ class Layout:
     variables: Mapping[str, Any] = field(default_factory=dict)
     marks_opening: bool = False
 
-    def prompt(self, turns: Seq[ChatTurn], messages: Seq[Message]) -> Prompt:
-        """The prompt for the answer to `messages`, behind these turns.
+    def prompt(self, turns: Sequence[ChatTurn], messages: Sequence[Message]) -> Prompt:
+        """The prompt for the answer to `messages`, after these turns.
 
         The tokens of the turns are kept, and those that the template writes from the last answer to the next one are
-        put behind them. A template may change what stands before, for instance leave out earlier answers' thinking.
+        put after them. A template may change what stands before, for instance leave out earlier answers' thinking.
         Then all is rendered anew, and the tokens of those answers are kept whose text is still there.
 
         Raises:
@@ -115,7 +114,9 @@ class Layout:
         answer = {"role": "assistant", "content": content, "reasoning_content": reasoning}
         return (*turn.messages, answer if reasoning else {"role": "assistant", "content": content})
 
-    def _prompt(self, turns: Seq[ChatTurn], before: Seq[Message], whole: str, images: Seq[EncodedImage] = ()) -> Prompt:
+    def _prompt(
+        self, turns: Sequence[ChatTurn], before: Sequence[Message], whole: str, images: Sequence[EncodedImage] = ()
+    ) -> Prompt:
         """The prompt without embeds. before: the messages up to the last answer. whole: all, rendered."""
         if not turns:
             token_ids = self.tokenizer.encode_rendered(self._expand(whole, images))
@@ -129,7 +130,7 @@ class Layout:
         log.info("The chat template changes earlier turns, so the whole conversation is tokenized again.")
         return self._anew(turns, self._expand(whole, images), before)
 
-    def _num_opening(self, token_ids: Seq[int]) -> int:
+    def _num_opening(self, token_ids: Sequence[int]) -> int:
         """How many of the first prompt's tokens the opening has, which other conversations may begin with, too."""
         if not self.marks_opening or not self.opening or self.seen is not None:
             return 0
@@ -139,12 +140,12 @@ class Layout:
             return 0
         return num_common_tokens(self.tokenizer.encode_rendered(rendered), token_ids)
 
-    def _expand(self, text: str, images: Seq[EncodedImage]) -> str:
+    def _expand(self, text: str, images: Sequence[EncodedImage]) -> str:
         """A rendered text with all tokens of its images."""
         return text if self.seen is None else self.seen.vision.expand(text, images)
 
     def turn(
-        self, messages: tuple[Message, ...], prompt: Prompt, text: str, token_ids: Seq[int], **known: Any
+        self, messages: tuple[Message, ...], prompt: Prompt, text: str, token_ids: Sequence[int], **known: Any
     ) -> ChatTurn:
         """The turn of an answer with this text and these tokens. known: the turn's other fields."""
         said = list(token_ids[:-1] if token_ids and token_ids[-1] in self.special_token_ids else token_ids)
@@ -156,7 +157,7 @@ class Layout:
         answers = (*earlier, (begin, begin + len(said)))
         return ChatTurn(messages, text, (*prompt.token_ids, *said, *rest), answers, **known)
 
-    def _anew(self, turns: Seq[ChatTurn], whole: str, before: Seq[Message]) -> Prompt:
+    def _anew(self, turns: Sequence[ChatTurn], whole: str, before: Sequence[Message]) -> Prompt:
         """The rendered text as tokens, with those of the answers that are found in it."""
         asked = before[: len(self.opening) + len(turns[0].messages)]
         header = self._render(asked)[len(self._render(asked, answering=False)) :]
@@ -176,13 +177,13 @@ class Layout:
         return _marked([*token_ids, *self._encode(whole[at:], at)], answers)
 
     def _encode(self, text: str, at: int) -> list[int]:
-        """The tokens of a part of a rendered text, which begins `at` characters behind its beginning."""
+        """The tokens of a part of a rendered text, which begins `at` characters after its beginning."""
         return self.tokenizer.encode(text) if at else self.tokenizer.encode_rendered(text)
 
-    def _render(self, messages: Seq[Message], *, answering: bool = True) -> str:
+    def _render(self, messages: Sequence[Message], *, answering: bool = True) -> str:
         return self._rendered(messages, answering=answering)[0]
 
-    def _rendered(self, messages: Seq[Message], *, answering: bool = True) -> tuple[str, list[Any]]:
+    def _rendered(self, messages: Sequence[Message], *, answering: bool = True) -> tuple[str, list[Any]]:
         """The text of messages, with one token for each image, and the images."""
         options: dict[str, Any] = {"tools": self.tools, "answering": answering}
         options |= {"variables": self.variables} if self.variables else {}
@@ -192,9 +193,9 @@ class Layout:
 
 
 def _tail(asked: str, answer: str, whole: str) -> str | None:
-    """What a template writes behind an answer. None if it changes the answer, or the text before it.
+    """What a template writes after an answer. None if it changes the answer, or the text before it.
 
-    asked: the rendered text up to the answer. It may be rendered without the spaces around it, or behind one that the
+    asked: the rendered text up to the answer. It may be rendered without the spaces around it, or after one that the
     model is to write itself.
     """
     if not whole.startswith(asked):
@@ -207,7 +208,7 @@ def _tail(asked: str, answer: str, whole: str) -> str | None:
     return None
 
 
-def _marked(token_ids: list[int], answers: Seq[tuple[int, int]]) -> Prompt:
+def _marked(token_ids: list[int], answers: Sequence[tuple[int, int]]) -> Prompt:
     """A prompt whose answers are read as they were generated.
 
     Without an earlier answer an empty one stands at the end, so that its answer is not read again as part of a prompt:

@@ -25,7 +25,7 @@ def log_mel(
 
     Frames of 25 ms every 10 ms, a periodic Hann window, the power of the Fourier transform, a bank of mel filters, the
     logarithm, and a floor 8 below the highest value of the audio. samples: float32 [n], from −1 to 1. padding: samples
-    of silence to put behind them.
+    of silence to put after them.
     """
     half = window_length // 2
     padded = np.concatenate([samples, np.zeros(padding, dtype=np.float32)]) if padding else samples

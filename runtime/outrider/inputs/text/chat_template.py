@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -57,8 +56,8 @@ class ChatTemplates:
 
     def render(
         self,
-        messages: Seq[Mapping[str, Any]],
-        tools: Seq[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
         *,
         answering: bool,
         variables: Mapping[str, Any] | None = None,
@@ -178,7 +177,7 @@ _ARGUMENTS = {_KEY: "value"}
 _ARGUMENTS_TEXT = json.dumps(_ARGUMENTS)
 
 
-def _with_arguments(messages: Seq[Mapping[str, Any]], form: type | None) -> list[dict[str, Any]]:
+def _with_arguments(messages: Sequence[Mapping[str, Any]], form: type | None) -> list[dict[str, Any]]:
     """A copy of messages whose calls have their arguments in a form."""
     return [
         {**message, "tool_calls": [_call_with(call, form) for call in calls]}

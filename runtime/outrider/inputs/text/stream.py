@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 _MOST_BYTES_BEGUN = 3  # of a character in UTF-8 that is not complete
@@ -116,8 +115,8 @@ class TextStream:
 
     def __init__(
         self,
-        decode: Callable[[Seq[int]], str],
-        stop: Seq[str] = (),
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
         *,
         until: Callable[[str], bool] | None = None,
         at_once: bool = False,
@@ -163,7 +162,7 @@ class TextStream:
         at = bisect_right(self._ends, self._certain, key=lambda end: end[1])
         return self._ends[at - 1][0] if at else 0
 
-    def push(self, token_ids: Seq[int]) -> None:
+    def push(self, token_ids: Sequence[int]) -> None:
         """Add tokens.
 
         Where `stepwise` is set, push tokens one by one: `is_over` then tells which of them ended the answer.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from string import Formatter
 from typing import Any, cast
 
@@ -192,7 +191,7 @@ def size_of_replace(text: str, old: str, new: str) -> int:
     return len(text) + text.count(old) * len(new)
 
 
-def size_of_method(budget: Budget, text: str, name: str, values: Seq[Any]) -> int:
+def size_of_method(budget: Budget, text: str, name: str, values: Sequence[Any]) -> int:
     """The same for a text's method, called with these values."""
     check_arguments(values if name not in _COUNTED else ())
     texts, numbers = [v for v in values if isinstance(v, str)], [v for v in values if isinstance(v, int)]
@@ -219,7 +218,7 @@ def _count(value: Any) -> int:
     return len(value) if hasattr(value, "__len__") else 0
 
 
-def size_of_filter(budget: Budget, name: str, values: Seq[Any]) -> int:
+def size_of_filter(budget: Budget, name: str, values: Sequence[Any]) -> int:
     """At most how many characters the result of a filter has. values: what it is given, first the value itself."""
     value, rest = (values[0], values[1:]) if values else (None, ())
     if name in ("default", "d"):  # chooses one

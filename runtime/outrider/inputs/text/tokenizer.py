@@ -1,8 +1,7 @@
 """The bundle's tokenizer, through openvino-genai's, and apps' own, whose values are checked where they enter."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
@@ -75,10 +74,10 @@ class Tokenizer:
 
     def encode_prompt(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: str | Sequence[Mapping[str, Any]] | Sequence[int],
         *,
         chat_template: bool = True,
-        tools: Seq[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         continuing: bool = False,
     ) -> list[int]:
@@ -120,9 +119,9 @@ class Tokenizer:
 
     def render(
         self,
-        messages: Seq[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Seq[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         answering: bool = True,
         parts: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -177,7 +176,7 @@ class Tokenizer:
         """A text cut within the special tokens that contents hold, so that they are read as text."""
         return text.split(CUT) if self._special else [text]
 
-    def _continued(self, texts: Seq[str]) -> list[int]:
+    def _continued(self, texts: Sequence[str]) -> list[int]:
         return [token_id for text in texts for token_id in self._continue(text)]
 
     def _continue(self, text: str) -> list[int]:
@@ -199,7 +198,7 @@ class Tokenizer:
             raise RequestError("The prompt is empty, and the tokenizer has no first token. Give at least one word.")
         return self._encode(token, add_special_tokens=False)
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, without special tokens."""
         if not token_ids:
             return ""
@@ -278,7 +277,7 @@ def check_tokenizer(folder: Path) -> None:
             raise BundleError(f"The tokenizer in {folder} has no {name}. Export the bundle again.")
 
 
-def _check_nesting(messages: Seq[Any], tools: Seq[Any]) -> None:
+def _check_nesting(messages: Sequence[Any], tools: Sequence[Any]) -> None:
     """Raise RequestError for what a template reads recursively: values, and the arguments of calls as JSON."""
     try:
         check_levels((messages, tools))
@@ -293,7 +292,7 @@ def _check_nesting(messages: Seq[Any], tools: Seq[Any]) -> None:
         raise RequestError(f"The prompt cannot be laid out: {one_line(error)}. Make it flatter.") from error
 
 
-def _check_messages(messages: Seq[Any], *, parts: bool = False) -> None:
+def _check_messages(messages: Sequence[Any], *, parts: bool = False) -> None:
     for i, item in enumerate(map(_with_content, messages)):
         if isinstance(item, Mapping) and isinstance(item.get("content"), list | tuple):
             if parts and isinstance(item.get("role"), str):
@@ -306,7 +305,7 @@ def _check_messages(messages: Seq[Any], *, parts: bool = False) -> None:
             raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
 
 
-def _check_continued(messages: Seq[Mapping[str, Any]]) -> None:
+def _check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
     last = messages[-1]
     content = last["content"]
     is_text = isinstance(content, str) or (content and "text" in content[-1])

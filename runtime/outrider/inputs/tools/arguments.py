@@ -20,7 +20,7 @@ class JsonArguments:
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._comma = ""  # one that may be the last, with the blanks behind it
+        self._comma = ""  # one that may be the last, with the blanks after it
         self._depth = 0  # of brackets
         self._is_string = self._is_escaped = False
 
@@ -66,7 +66,7 @@ class Tags:
     """How arguments are written one by one.
 
     name, key: around the function's name and an argument's key. value: around a value; blanks around these are no part
-    of it if `padded`. end: behind the last argument. line: between all of these.
+    of it if `padded`. end: after the last argument. line: between all of these.
     """
 
     name: tuple[str, str]

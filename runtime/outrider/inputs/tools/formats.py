@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,7 +36,7 @@ def head_in_json(opener: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 def head_by_name(before: str, behind: str, *ahead: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Patterns for a name between two texts, before one of those ahead: for all of it, and for any part.
 
-    Group 1 is the name. Mistral's models may write "[CALL_ID]…" behind it.
+    Group 1 is the name. Mistral's models may write "[CALL_ID]…" after it.
     """
     name, call_id = r"[^\s<>\[\]{}]+", [*map(re.escape, "[CALL_ID]"), r"[^\[\]]*"]
     ends = "|".join(map(re.escape, ahead))
@@ -67,7 +66,7 @@ class ToolFormat:
     content, calls = form.parse(text)
 
     begin: the marker. opener: between it and the first call. key: of the arguments. separator: between calls; empty:
-    each has a marker. end: behind a call, or behind all if they are separated. blank: next to markers. bare: whether an
+    each has a marker. end: after a call, or after all if they are separated. blank: next to markers. bare: whether an
     answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
     these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
     between a name and the call's number. typed: what may stand before `named`. channels: whether an answer consists of
@@ -100,7 +99,7 @@ class ToolFormat:
         return cls.of_template(getattr(tokenizer, "tool_template", "") or tokenizer.chat_template)
 
     def parse(
-        self, text: str, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = ()
+        self, text: str, max_calls: int | None = None, tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, list[ToolCall]]:
         """The plain text of a whole answer, and its calls. What follows the last of max_calls is dropped.
 
@@ -110,7 +109,7 @@ class ToolFormat:
         return joined([*stream.push(text), *stream.finish()])
 
     def stream(
-        self, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = (), *, loose: bool = False
+        self, max_calls: int | None = None, tools: Sequence[Mapping[str, Any]] = (), *, loose: bool = False
     ) -> ToolCallStream:
         """The same for a text that grows. loose: see `ToolCallStream`."""
         return ToolCallStream(self, max_calls, tools, loose=loose)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
 from outrider.inputs.tools.values import branches, table_of, values_of
-from outrider.tokens.grammar import JSON_STYLE, Source, check_schema, say_once, widened, with_real_dates
+from outrider.tokens.grammar import JSON_STYLE, GrammarSource, check_schema, say_once, widened, with_real_dates
 from outrider.types import TextTokenizer
 
 _THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")  # markers that a free text may have
@@ -22,13 +21,13 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 def source_of_calls(
     form: ToolFormat,
-    tools: Seq[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
     only: str | None,
     tokenizer: TextTokenizer,
     *,
     once: bool = False,
     free: bool = False,
-) -> Source:
+) -> GrammarSource:
     """A grammar for calls of functions, as the chat template writes them.
 
     tools: as in OpenAI's API. only: the one function to call, once; None: any, and as often as the format has it.
@@ -55,7 +54,7 @@ def source_of_calls(
     for i, function in enumerate(functions):
         rules += _body(form, f"body_{i}", function, tokenizer)
     parts = () if form.tags else tuple((each["name"], json.dumps(each.get("parameters") or {})) for each in functions)
-    return Source("tools", "\n".join(rules), parts=parts)
+    return GrammarSource("tools", "\n".join(rules), parts=parts)
 
 
 def _followed(function: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -177,7 +176,7 @@ class _NotKept(Exception):
 
 
 def _values(rule: str, tags: Tags, schema: Any, root: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
-    """Rules for a value and the tag behind it."""
+    """Rules for a value and the tag after it."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     sizes, others = list[str](), list[str]()
     for branch in branches(schema, root):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 
 from outrider.types import TextTokenizer
 
@@ -16,13 +15,13 @@ def dropped_markers(markers: Iterable[str], tokenizer: TextTokenizer) -> dict[in
     return {token: marker for token, marker in found.items() if token is not None and not tokenizer.decode([token])}
 
 
-def keep_markers(markers: Iterable[str], tokenizer: TextTokenizer) -> Callable[[Seq[int]], str]:
+def keep_markers(markers: Iterable[str], tokenizer: TextTokenizer) -> Callable[[Sequence[int]], str]:
     """The tokenizer's `decode`; if it leaves out the token of a marker, one that does not."""
     dropped = dropped_markers(markers, tokenizer)
     if not dropped:
         return tokenizer.decode
 
-    def decode(token_ids: Seq[int]) -> str:
+    def decode(token_ids: Sequence[int]) -> str:
         text, begin = "", 0
         for i, token_id in enumerate(token_ids):
             if token_id in dropped:

@@ -209,7 +209,7 @@ class ToolCallStream:
         return False
 
     def _tail(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
-        """What a call may have behind its arguments, such as an id, up to the bracket that closes it."""
+        """What a call may have after its arguments, such as an id, up to the bracket that closes it."""
         _, bracket, self._left = self._left.partition("}")
         if bracket:
             self._step = self._behind

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any, Protocol
@@ -28,9 +27,9 @@ class PartsTokenizer(ChatTokenizer, Protocol):
 
     def render(
         self,
-        messages: Seq[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, Any]],
         *,
-        tools: Seq[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] = (),
         answering: bool = True,
         parts: bool = False,
     ) -> str:
@@ -50,7 +49,7 @@ class EncodedImage:
 
 def has_images(prompt: object) -> bool:
     """Whether a prompt is a list of messages one of which has a content in parts, with an image among them."""
-    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Seq):
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Sequence):
         return False
     contents = [message.get("content") for message in prompt if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
@@ -123,7 +122,7 @@ class Vision:
         token_ids = tokenizer.encode_rendered(self.expand(text, encoded))
         return Prompt(token_ids, embeds=self.place(token_ids, encoded))
 
-    def render(self, messages: Seq[Any], tokenizer: PartsTokenizer, **options: Any) -> tuple[str, list[Any]]:
+    def render(self, messages: Sequence[Any], tokenizer: PartsTokenizer, **options: Any) -> tuple[str, list[Any]]:
         """The text of messages, by the model's template, with one token for each image; and the images.
 
         Raises:
@@ -141,7 +140,7 @@ class Vision:
         embeds, keys = self.encoder.encode(tiles)
         return EncodedImage(image_text(tiles, self.entry), tuple(zip(embeds, keys, strict=True)))
 
-    def _encode_all(self, images: Seq[Any], gone: Event | None) -> list[EncodedImage]:
+    def _encode_all(self, images: Sequence[Any], gone: Event | None) -> list[EncodedImage]:
         encoded, num_tokens = list[EncodedImage](), 0
         for image in images:
             if gone is not None and gone.is_set():
@@ -155,7 +154,7 @@ class Vision:
                 )
         return encoded
 
-    def expand(self, text: str, images: Seq[EncodedImage]) -> str:
+    def expand(self, text: str, images: Sequence[EncodedImage]) -> str:
         """A rendered text, with all tokens of each image in the place of the one that stands for it.
 
         Raises:
@@ -170,7 +169,7 @@ class Vision:
         return before + "".join(image.text + rest for image, rest in zip(images, behind, strict=True))
 
     def place(
-        self, token_ids: Seq[int], images: Seq[EncodedImage], answers: Seq[tuple[int, int]] = ()
+        self, token_ids: Sequence[int], images: Sequence[EncodedImage], answers: Sequence[tuple[int, int]] = ()
     ) -> tuple[Span, ...]:
         """The images' embeddings, each tile's at its image tokens. answers: see `Prompt`; their tokens are no images'.
 

@@ -28,7 +28,7 @@ from outrider.models.backends.projections import NAMES, projections_of
 from outrider.models.backends.taps import ints, num_paged_layers, parameter, read_ir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -88,7 +88,7 @@ class Adapters:
         """What the time of a call depends on: their ranks and targets."""
         return [(each.rank, each.targets) for each in self.items]
 
-    def mask(self, rows: Seq[str | None]) -> Matrix:
+    def mask(self, rows: Sequence[str | None]) -> Matrix:
         """The graph's input float32 [rows, width] for rows with these adapters, or none."""
         made = np.zeros((len(rows), self.width), dtype=np.float32)
         for i, name in enumerate(rows):
@@ -138,7 +138,7 @@ def add_adapters(core: ov.Core, model: ov.Model, adapters: Adapters, *, attended
     model.validate_nodes_and_infer_types()
 
 
-def _stacked(pieces: Seq[tuple[Matrix, Matrix]], widths: Seq[int]) -> tuple[Matrix, Matrix]:
+def _stacked(pieces: Sequence[tuple[Matrix, Matrix]], widths: Sequence[int]) -> tuple[Matrix, Matrix]:
     """A float32 [columns, in] and B float32 [out, columns] of several adapters, each in its own columns."""
     downs = [np.pad(a, ((0, width - len(a)), (0, 0))) for (a, _), width in zip(pieces, widths, strict=True)]
     ups = [np.pad(b, ((0, 0), (0, width - b.shape[1]))) for (_, b), width in zip(pieces, widths, strict=True)]
@@ -146,7 +146,7 @@ def _stacked(pieces: Seq[tuple[Matrix, Matrix]], widths: Seq[int]) -> tuple[Matr
 
 
 def _branch(projection: Projection, down: Matrix, up: Matrix, mask: ov.Node) -> None:
-    """Add ((x · A) * mask) · B to a product, behind its bias if it has one.
+    """Add ((x · A) * mask) · B to a product, after its bias if it has one.
 
     Before the bias, the CPU plugin would not calculate product and bias in one kernel, whose bits differ in bf16.
     """
@@ -172,7 +172,7 @@ def _branch(projection: Projection, down: Matrix, up: Matrix, mask: ov.Node) -> 
         reader.replace_source_output(total)
 
 
-def check_matrices(adapter: str, matrices: dict[str, Matrix], layers: Seq[dict[str, Projection]]) -> None:
+def check_matrices(adapter: str, matrices: dict[str, Matrix], layers: Sequence[dict[str, Projection]]) -> None:
     """Raise BundleError for a matrix of an adapter without a product in the model, or that does not fit it."""
     for name, matrix in matrices.items():
         _, number, *rest, side = name.split(".")

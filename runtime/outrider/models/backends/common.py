@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +33,7 @@ class MeasuredBackend:
         return False
 
     @property
-    def separate_rules(self) -> Seq[RowRule]:
+    def separate_rules(self) -> Sequence[RowRule]:
         """None."""
         return ()
 
@@ -49,7 +48,7 @@ class MeasuredBackend:
 
     @property
     def num_spare(self) -> int:
-        """Positions for padding behind a sequence's last token."""
+        """Positions for padding after a sequence's last token."""
         return self.capabilities.rows.num_spare
 
 
@@ -61,9 +60,9 @@ class BufferStep(WithoutFeatures):
     """
 
     _logits: NDArray[Any]
-    _wanted: Seq[int]
+    _wanted: Sequence[int]
     _vocab_size: int
-    _hidden: Mapping[Chunk, Seq[NDArray[np.float32]]]
+    _hidden: Mapping[Chunk, Sequence[NDArray[np.float32]]]
     done = True
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
@@ -107,21 +106,21 @@ class SequentialBackend(MeasuredBackend):
         """Evaluate in a thread of the backend's own, so that `submit` returns at once."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-backend") if wanted else None
 
-    def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
+    def submit(self, chunks: Sequence[Chunk]) -> BufferStep | BufferPending:
         """Evaluate chunks of one or several sequences, each in a call of its own.
 
-        Calls are padded by the rule of `capabilities.rows`. No token sees the padding behind it, whose keys and values
+        Calls are padded by the rule of `capabilities.rows`. No token sees the padding after it, whose keys and values
         are overwritten by the next tokens.
         """
         for chunk in chunks:
             chunk.check_chain(self)
         return BufferPending(self._thread.submit(self._timed, chunks)) if self._thread else self._timed(chunks)
 
-    def evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
+    def evaluate(self, chunks: Sequence[Chunk]) -> BufferStep:
         """The rows of the chunks, which are chains."""
         raise NotImplementedError
 
-    def _timed(self, chunks: Seq[Chunk]) -> BufferStep:
+    def _timed(self, chunks: Sequence[Chunk]) -> BufferStep:
         began = time.perf_counter()
         step = self.evaluate(chunks)
         self.seconds += time.perf_counter() - began

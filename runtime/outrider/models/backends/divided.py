@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from outrider.types import Chunk, LogitsRow, Pending, RowRule, Step
 
 
-def divide(chunks: Seq[Chunk], rule: RowRule) -> list[list[Chunk]]:
+def divide(chunks: Sequence[Chunk], rule: RowRule) -> list[list[Chunk]]:
     """The calls that read these chunks: of at most `rule.most` rows each, with padding, or one call without a limit.
 
     Their chunks are pieces of the given ones, in the same order. A tree stays whole, even if it has more rows.
@@ -71,7 +70,7 @@ class DividedCall:
     The first one is submitted at once, the others in `wait`, which keeps the rows of those before the last.
     """
 
-    def __init__(self, submit: Callable[[Seq[Chunk]], Pending], calls: Seq[Seq[Chunk]]) -> None:
+    def __init__(self, submit: Callable[[Sequence[Chunk]], Pending], calls: Sequence[Sequence[Chunk]]) -> None:
         self._submit, self._calls = submit, calls
         self._first = submit(calls[0])
 
@@ -97,7 +96,7 @@ class _JoinedStep:
     _rows: list[LogitsRow] = field(default_factory=list)
     _features: list[tuple[Chunk, NDArray[np.float32]]] = field(default_factory=list)  # of each piece of a chunk
 
-    def add(self, chunks: Seq[Chunk], step: Step) -> None:
+    def add(self, chunks: Sequence[Chunk], step: Step) -> None:
         """Copy the rows of a call that has ended."""
         self._rows += [step.row(i).copied() for i in range(sum(chunk.num_rows for chunk in chunks))]
         self._features += [(chunk, step.features(chunk).copy()) for chunk in chunks if chunk.features]

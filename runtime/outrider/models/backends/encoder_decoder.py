@@ -5,8 +5,7 @@ CPU: measured. GPU: written against the documented interface; not verified on ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class CrossSlot(Unbranched):
         """Pretend that the slot holds `length` tokens; see `BenchmarkSlot`."""
         self.length = length
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Nothing: there is no prefix cache. An answer's prefix is a few tokens long, and belongs to one source."""
 
     def close(self) -> None:
@@ -209,7 +208,7 @@ class EncoderDecoder(SequentialBackend):
         """Take a slot's room back."""
         self._num_used -= slot.size
 
-    def evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
+    def evaluate(self, chunks: Sequence[Chunk]) -> BufferStep:
         """The rows of the chunks, which are chains."""
         num_rows = sum(chunk.num_rows for chunk in chunks)
         if len(self._rows) < num_rows:
@@ -222,7 +221,7 @@ class EncoderDecoder(SequentialBackend):
         return BufferStep(self._rows, range(num_rows), self.vocab_size, dict.fromkeys(chunks, ()))
 
     def _num_keys(self, position: int) -> int:
-        """The number of keys in calls with a token at this position: the padding is behind it."""
+        """The number of keys in calls with a token at this position: the padding is after it."""
         return -(-(position + 1 + self.num_spare) // _KEYS) * _KEYS
 
     def _parts(self, chunk: Chunk) -> Iterator[Chunk]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import EncoderEntry
     from outrider.models.backends.infer_calls import GraphState
-    from outrider.types import Source
+    from outrider.types import EncoderSource
 
 _TRIAL_POSITIONS = 128  # of a text that measurements stand in for
 
@@ -73,7 +73,7 @@ class Encoder:
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{self._device} cannot compile {path}: {one_line(error)}") from error
 
-    def read(self, source: Source) -> Cross:
+    def read(self, source: EncoderSource) -> Cross:
         """The keys and values for a source. The encoder runs once for a source, for all models that have it."""
         states = source.states.get(self.entry.sha256)
         if states is None:

@@ -21,7 +21,7 @@ _DEFAULT_PROMPT, _DEFAULT_ANSWER = 1024, 512  # tokens; GenAI's are 1024 and 128
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class NpuSizes:
     """The sizes a model is compiled for, in tokens.
 
     prompt, answer: as the user set them. window: rows of each decoding call. piece: tokens of each prefill call.
@@ -65,7 +65,7 @@ class Sizes:
         return begin + self.window if begin else 1
 
 
-def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: int | None) -> Sizes:
+def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: int | None) -> NpuSizes:
     """The sizes for windows of `max_rows` rows, and for prompts and answers of so many tokens.
 
     prompt, answer: None means 1,024 and 512, or less if the model's context is shorter.
@@ -85,7 +85,7 @@ def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: i
     piece = _PIECE
     while piece > _TOKENS_STEP and 2 * piece > prompt:
         piece //= 2
-    return Sizes(prompt, answer, window, piece)
+    return NpuSizes(prompt, answer, window, piece)
 
 
 def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
@@ -106,7 +106,7 @@ def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
 
 
 def npuw_properties(
-    sizes: Sizes, cache_precision: str, precision: str, num_threads: int, asked: Mapping[str, Any]
+    sizes: NpuSizes, cache_precision: str, precision: str, num_threads: int, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The properties for NPUW. asked: the user's own properties.
 

@@ -12,7 +12,7 @@ from outrider.models.kv import Unbranched
 from outrider.types import LogitsRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -26,7 +26,7 @@ class WindowSlot(Unbranched):
     model has read the first `num_read` tokens.
     """
 
-    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
+    def __init__(self, backend: OpenVINONpu, token_ids: Sequence[int] = (), scope: bytes = b"") -> None:
         self.token_ids = list(token_ids)
         self.scope = scope
         self.num_stored = self.num_read = len(token_ids)
@@ -43,7 +43,7 @@ class WindowSlot(Unbranched):
         self.num_stored = min(self.num_stored, length)
         self.num_read = min(self.num_read, length)
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Do nothing: the next prompt can start from the last prompt's prefix in any case."""
 
     def skip_to(self, length: int) -> None:
@@ -61,7 +61,7 @@ class WindowSlot(Unbranched):
 class WindowStep(WithoutFeatures):
     """Rows of logits, each [logits width]. The last window's rows are device memory, valid until the next call."""
 
-    _rows: Seq[NDArray[Any]]
+    _rows: Sequence[NDArray[Any]]
     _vocab_size: int
 
     def row(self, i: int) -> LogitsRow:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +52,12 @@ class BufferSlot(SlotTokens):
         self,
         pool: BufferPool[_Memory],
         buffer: Buffer[_Memory],
-        token_ids: Seq[int],
+        token_ids: Sequence[int],
         num_cached: int,
         counts: PrefixCounts | None,
         num_spare: int,
         bind: Callable[[list[Any]], Any],
-        on_close: Callable[[Seq[int], bytes], object] | None = None,
+        on_close: Callable[[Sequence[int], bytes], object] | None = None,
     ) -> None:
         super().__init__(token_ids, num_cached, counts)
         self._pool, self._num_spare, self._bind = pool, num_spare, bind
@@ -88,7 +87,7 @@ class BufferSlot(SlotTokens):
         memory = self._buffer.memory
         memory.num_written = max(memory.num_written, length)
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Publish the buffer's part of `token_ids`, which are committed."""
         super().publish(token_ids)
         self._pool.share(self._buffer, self.published_token_ids)
@@ -121,8 +120,8 @@ class BufferCache:
     def __init__(
         self,
         session: ort.InferenceSession,
-        pasts: Seq[str],
-        shape: Seq[int],
+        pasts: Sequence[str],
+        shape: Sequence[int],
         kind: type[np.generic],
         num_tokens: int,
         *,
@@ -134,7 +133,7 @@ class BufferCache:
         self._on_host = memory[0] == "cpu"
         self._pool: BufferPool[_Memory] = BufferPool(num_tokens, len(pasts), copies=self._on_host)
         self._counts = PrefixCounts()
-        self.on_publish: Callable[[Seq[int], bytes], object] | None = None
+        self.on_publish: Callable[[Sequence[int], bytes], object] | None = None
         self.block_size, self.has_states = 1, False
 
     @property
@@ -185,11 +184,11 @@ class BufferCache:
         """Drop all cached prefixes that no slot uses."""
         self._pool.clear()
 
-    def num_cached(self, keys: Seq[int], scope: bytes) -> int:
+    def num_cached(self, keys: Sequence[int], scope: bytes) -> int:
         """As `Prefixes` says."""
         return self._pool.find(keys, scope)[1]
 
-    def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
+    def read(self, keys: Sequence[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
         """As `Prefixes` says: for each layer and kind [kv_heads, tokens, head_size]."""
         buffer, num_common = self._pool.find(keys, scope)
         if buffer is None or num_common < len(keys):
@@ -197,22 +196,22 @@ class BufferCache:
         parts = [array[0, :, begin : len(keys)].ravel() for array in buffer.memory.arrays if array is not None]
         return np.concatenate(parts).view(np.uint8)
 
-    def expect(self, keys: Seq[int], scope: bytes) -> None:
+    def expect(self, keys: Sequence[int], scope: bytes) -> None:
         """As `Prefixes` says: there are none."""
 
-    def state_ends(self, keys: Seq[int], scope: bytes) -> list[int]:  # noqa: ARG002
+    def state_ends(self, keys: Sequence[int], scope: bytes) -> list[int]:  # noqa: ARG002
         """As `Prefixes` says: none."""
         return []
 
-    def read_state(self, keys: Seq[int], scope: bytes) -> NDArray[np.uint8] | None:  # noqa: ARG002
+    def read_state(self, keys: Sequence[int], scope: bytes) -> NDArray[np.uint8] | None:  # noqa: ARG002
         """As `Prefixes` says: none."""
         return None
 
     def restore(
         self,
-        keys: Seq[int],
+        keys: Sequence[int],
         scope: bytes,
-        contents: Seq[tuple[int, NDArray[np.uint8]]],
+        contents: Sequence[tuple[int, NDArray[np.uint8]]],
         room: int,
         state: NDArray[np.uint8] | None = None,  # noqa: ARG002
     ) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ def _stages(nodes: Iterable[Any]) -> list[list[Any]]:
     return stages
 
 
-def _forms(graph: Any, stages: Seq[Seq[Any]]) -> list[tuple[object, ...]]:
+def _forms(graph: Any, stages: Sequence[Sequence[Any]]) -> list[tuple[object, ...]]:
     """For each stage between two attentions, what kernels depend on and how nodes are connected, without names."""
     known: dict[str, object] = {tensor.name[0]: _form_of_tensor(tensor) for tensor in graph.initializer}
     known |= {name: _form_of_node(node) for node in stages[0] if not node.input for name in node.output}  # constants
@@ -111,7 +110,7 @@ def _form_of_tensor(tensor: Any) -> tuple[object, ...]:
     return (copy.SerializeToString(deterministic=True),)
 
 
-def _leave_out(graph: Any, stages: Seq[Seq[Any]], kept: int) -> bool:
+def _leave_out(graph: Any, stages: Sequence[Sequence[Any]], kept: int) -> bool:
     """Leave out the stages from `kept` + 1 to the last but one. False if others depend on them.
 
     The last stage reads from stage `kept`, which has the form of the last but one, what it read from that.

@@ -7,8 +7,7 @@ verified on hardware.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class OnnxRuntime(SequentialBackend):
     GroupQueryAttention takes one sequence per call if it has several rows and a past. So the sequences of one `submit`
     run one after another. Where the system commits memory lazily, a cache takes none before it is written to.
 
-    device: "CPU"; "CUDA" or "DML", with a number behind a dot; "GPU" and "NPU" are those of any provider that is here.
+    device: "CPU"; "CUDA" or "DML", with a number after a dot; "GPU" and "NPU" are those of any provider that is here.
     properties: ONNX Runtime's session configuration, such as {"session.intra_op.allow_spinning": "0"}. features: the
     outputs of hidden states that chunks may ask for. graph: is evaluated instead of the file's, such as a slice of it,
     with the weights in its folder.
@@ -64,7 +63,7 @@ class OnnxRuntime(SequentialBackend):
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        features: Seq[str] = (),
+        features: Sequence[str] = (),
         graph: bytes | None = None,
     ) -> None:
         self.device = device
@@ -195,7 +194,7 @@ class OnnxRuntime(SequentialBackend):
         """Drop all cached prefixes that no open slot uses."""
         self._cache.clear()
 
-    def evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
+    def evaluate(self, chunks: Sequence[Chunk]) -> BufferStep:
         """The rows of the chunks, which are chains."""
         sizes = [self.capabilities.rows.logits(chunk.num_rows) for chunk in chunks]
         if len(self._rows) < sum(sizes):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from outrider.config import PRECISIONS
 from outrider.errors import DeviceError
 from outrider.models.backends.features import NEXT_HIDDEN
 from outrider.models.backends.heads.assistant import BEGINS, BLOCKS, assistant, windows_of
-from outrider.models.backends.heads.weights import Weights
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.openvino_layers import OpenVINOSharing
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN
@@ -56,14 +55,14 @@ class OpenVINOAssistant(OpenVINOSharing):
         self._windows: dict[int, int] = {}  # tokens that are read of each cache; 0: all
 
         def build(core: ov.Core, path: Path) -> ov.Model:
-            weights = Weights.read(core, path, main_path)
+            weights = HeadWeights.read(core, path, main_path)
             self._windows = windows_of(weights)
             return assistant(weights, main._caches)
 
         super().__init__(model_path, build=build, features=(NEXT_HIDDEN,), **options)
 
     @property
-    def separate_rules(self) -> Seq[RowRule]:
+    def separate_rules(self) -> Sequence[RowRule]:
         """None: no row reads another."""
         return ()
 
@@ -73,7 +72,7 @@ class OpenVINOAssistant(OpenVINOSharing):
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: no keys and values are written."""
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
         token_ids, slots, states = list[int](), list[Any](), list[NDArray[np.float32]]()
         places: dict[Chunk, NDArray[np.int64]] = {}
         for chunk in chunks:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class OpenVINOBlock(OpenVINOPaged):
     """
 
     @property
-    def separate_rules(self) -> Seq[RowRule]:
+    def separate_rules(self) -> Sequence[RowRule]:
         """None: the rows of a block see each other."""
         return ()
 
@@ -40,7 +39,7 @@ class OpenVINOBlock(OpenVINOPaged):
     def _append(self, chunk: Chunk) -> None:
         chunk.slot.append(chunk.token_ids[: _num_context(chunk)])
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
         counts = [(_num_context(chunk), len(chunk.token_ids)) for chunk in chunks]
         num_context = sum(context for context, _ in counts)
         order, in_block, rows, types = list[int](), list[int](), list[int](), list[int]()
@@ -88,7 +87,7 @@ class OpenVINOPlaces(OpenVINOPaged):
     A chunk without hidden states, of a measurement, stands for as many sequences as it has tokens. Slots take no
     memory.
 
-    others: build the graphs of the heads behind the first, if each has one of its own.
+    others: build the graphs of the heads after the first, if each has one of its own.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class OpenVINOPlaces(OpenVINOPaged):
         model_path: Path,
         *,
         build: Callable[[ov.Core, Path], ov.Model],
-        others: Seq[Callable[[ov.Core, Path], ov.Model]] = (),
+        others: Sequence[Callable[[ov.Core, Path], ov.Model]] = (),
         **options: Any,
     ) -> None:
         super().__init__(model_path, build=build, **options)
@@ -106,7 +105,7 @@ class OpenVINOPlaces(OpenVINOPaged):
             each._first = self
 
     @property
-    def separate_rules(self) -> Seq[RowRule]:
+    def separate_rules(self) -> Sequence[RowRule]:
         """None: no row reads another."""
         return ()
 
@@ -116,7 +115,7 @@ class OpenVINOPlaces(OpenVINOPaged):
         for each in self._others:
             each.allocate(max_tokens)
 
-    def submit(self, chunks: Seq[Chunk]) -> Pending:
+    def submit(self, chunks: Sequence[Chunk]) -> Pending:
         """Evaluate the heads for several sequences in one call. With `others`, all are at the same place."""
         place = 0 if chunks[0].hidden_states is None else len(chunks[0].token_ids) - 1
         if not self._others or not place:
@@ -134,7 +133,7 @@ class OpenVINOPlaces(OpenVINOPaged):
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: there is no cache."""
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
         known = [chunk.hidden_states for chunk in chunks if chunk.hidden_states is not None]
         texts = [[*chunk.token_ids[: self._num_read]] for chunk in chunks]
         if not known:  # a measurement

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class OpenVINONpu(MeasuredBackend):
 
     The prefill model reads prompts in pieces: tokens whose rows are not wanted. The decoding model evaluates all other
     tokens. Its calls have `window` rows, and one row costs as much as all. Windows begin at fixed positions. Each is
-    evaluated whole, with padding behind its last token, which no token sees. So a row's bits depend on the tokens
+    evaluated whole, with padding after its last token, which no token sees. So a row's bits depend on the tokens
     before it and on how many of them were the prompt, not on drafts nor on how the prompt was cut. Rows on both sides
     of a window's end take two calls.
 
@@ -206,7 +205,7 @@ class OpenVINONpu(MeasuredBackend):
         if self._open is slot:
             self._open = None
 
-    def submit(self, chunks: Seq[Chunk]) -> WindowPending:
+    def submit(self, chunks: Sequence[Chunk]) -> WindowPending:
         """Evaluate chunks of the one open sequence. Returns while the last window runs."""
         for chunk in chunks:
             chunk.check_chain(self)
@@ -326,10 +325,10 @@ class OpenVINONpu(MeasuredBackend):
         """The wanted rows, in the device's memory."""
         self._call(self._request.wait)
         logits = self._request.get_tensor("logits").data[0]
-        behind = self.sizes.window_end(window.begin)  # the position behind the last row
+        behind = self.sizes.window_end(window.begin)  # the position after the last row
         return [logits[position - behind] for position in range(window.first, window.end)]
 
-    def _set(self, token_ids: Seq[int], begin: int, mask: NDArray[np.int64]) -> None:
+    def _set(self, token_ids: Sequence[int], begin: int, mask: NDArray[np.int64]) -> None:
         positions = np.arange(begin, begin + len(token_ids), dtype=np.int64)[None]
         self._request.set_tensor("input_ids", ov.Tensor(np.array([token_ids], dtype=np.int64)))
         self._request.set_tensor("position_ids", ov.Tensor(positions))

@@ -6,8 +6,7 @@ GPU: written against the documented interface and openvino-genai's cache manager
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +92,7 @@ class OpenVINOPaged(MeasuredBackend):
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        features: Seq[str] = (),
+        features: Sequence[str] = (),
         build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
         cuts: Collection[int] = (),
         adapters: Adapters | None = None,
@@ -146,7 +145,7 @@ class OpenVINOPaged(MeasuredBackend):
         self.block_size: int = _ANY_SIZE if values is None else values.partial_shape[2].get_length()
         self._cache: PagedCache | None = None
         self._bound = BoundInputs(self._request)
-        self._chunks: Seq[Chunk] = ()  # of the running call
+        self._chunks: Sequence[Chunk] = ()  # of the running call
         self._begins: list[int] = []  # of its chunks, in their slots
         self._places: dict[Chunk, NDArray[np.int64]] = {}
         # The device may use another precision than the option, and properties may set another.
@@ -165,7 +164,7 @@ class OpenVINOPaged(MeasuredBackend):
         self.use(Exactness())
 
     @property
-    def separate_rules(self) -> Seq[RowRule]:
+    def separate_rules(self) -> Sequence[RowRule]:
         """Rules that keep the CPU plugin from dividing a sequence's blocks among threads, which changes bits.
 
         It does so in calls that have fewer sequences than threads, each of one row (`PagedAttention`, as of OpenVINO
@@ -277,7 +276,7 @@ class OpenVINOPaged(MeasuredBackend):
             slot.first_position = LONG_POSITION if self._long_from and prompt.is_long else 0
         return slot
 
-    def submit(self, chunks: Seq[Chunk]) -> Pending:
+    def submit(self, chunks: Sequence[Chunk]) -> Pending:
         """Evaluate chunks in one call, padded by the rule of `capabilities.rows`, or in several if there are too many.
 
         Padding of a sequence is overwritten by its next tokens. Padding of the call goes to a block of its own.
@@ -285,7 +284,7 @@ class OpenVINOPaged(MeasuredBackend):
         calls = divide(chunks, self.capabilities.rows)
         return self._submit(chunks) if len(calls) == 1 else DividedCall(self._submit, calls)
 
-    def _submit(self, chunks: Seq[Chunk]) -> PagedPending:
+    def _submit(self, chunks: Sequence[Chunk]) -> PagedPending:
         for chunk in chunks:
             chunk.slot.check_writable()
         inputs, places = self._inputs_of(chunks)
@@ -300,7 +299,7 @@ class OpenVINOPaged(MeasuredBackend):
         self._chunks, self._places = chunks, places
         return PagedPending(self, began)
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
         """The inputs of a call by name, and the rows of each chunk's tokens."""
         rule, steady = self.capabilities.rows, self.capabilities.steady
         if self._states:

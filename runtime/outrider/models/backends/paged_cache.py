@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -85,7 +84,7 @@ class PagedCache:
         self._pool = BlockPool(first, block_size, max_blocks=most, grow=grow, rows=self._rows)
         self.block_size = block_size
         self._counts = PrefixCounts()
-        self.on_publish: Callable[[Seq[int], bytes], object] | None = None
+        self.on_publish: Callable[[Sequence[int], bytes], object] | None = None
 
     def bind(self, request: ov.InferRequest) -> None:
         """Bind a request to these tensors, and to larger ones when the cache grows.
@@ -148,7 +147,7 @@ class PagedCache:
         }
 
     @contextlib.contextmanager
-    def spare_rows(self, calls: Seq[StateCall]) -> Iterator[Callable[[], int]]:
+    def spare_rows(self, calls: Sequence[StateCall]) -> Iterator[Callable[[], int]]:
         """Yield a function that gives rows to which the padding of a call with these calls of states writes.
 
         Raises:
@@ -183,11 +182,11 @@ class PagedCache:
                 raise
         return PagedSlot(self, table, prompt, self._counts if prompt.counted else None)
 
-    def num_cached(self, keys: Seq[int], scope: bytes) -> int:
+    def num_cached(self, keys: Sequence[int], scope: bytes) -> int:
         """As `Prefixes` says."""
         return self._pool.num_cached(keys, scope)
 
-    def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
+    def read(self, keys: Sequence[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
         """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other."""
         numbers = self._pool.blocks_of(keys, scope)
         if numbers is None:
@@ -200,15 +199,15 @@ class PagedCache:
         """As `Prefixes` says."""
         return self._rows is not None
 
-    def expect(self, keys: Seq[int], scope: bytes) -> None:
+    def expect(self, keys: Sequence[int], scope: bytes) -> None:
         """As `Prefixes` says."""
         self._pool.expected = scope, tuple(keys)
 
-    def state_ends(self, keys: Seq[int], scope: bytes) -> list[int]:
+    def state_ends(self, keys: Sequence[int], scope: bytes) -> list[int]:
         """As `Prefixes` says."""
         return [] if self._rows is None else self._pool.row_ends(keys, scope)
 
-    def read_state(self, keys: Seq[int], scope: bytes) -> NDArray[np.uint8] | None:
+    def read_state(self, keys: Sequence[int], scope: bytes) -> NDArray[np.uint8] | None:
         """As `Prefixes` says: its row of each table, one after the other."""
         length, row = self._pool.last_row(keys, scope)
         if self._rows is None or length < len(keys):
@@ -217,9 +216,9 @@ class PagedCache:
 
     def restore(
         self,
-        keys: Seq[int],
+        keys: Sequence[int],
         scope: bytes,
-        contents: Seq[tuple[int, NDArray[np.uint8]]],
+        contents: Sequence[tuple[int, NDArray[np.uint8]]],
         room: int,  # noqa: ARG002
         state: NDArray[np.uint8] | None = None,
     ) -> None:

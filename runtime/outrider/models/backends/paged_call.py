@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +22,12 @@ class _Chain:
     """A chunk's branch, as indices of its tokens, the blocks that it is read with, and the rows of its states."""
 
     chunk: Chunk
-    branch: Seq[int]
+    branch: Sequence[int]
     blocks: NDArray[np.int32]
     states: StateCall | None
 
 
-def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32], StateCall | None]]:
+def _branches(chunk: Chunk) -> Iterator[tuple[Sequence[int], NDArray[np.int32], StateCall | None]]:
     """A chunk's branches with their blocks and rows."""
     states = chunk.slot.state_calls or itertools.repeat(None)
     branches, blocks = chunk.layout.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
@@ -74,7 +73,7 @@ class PagedCall:
     @classmethod
     def of(
         cls,
-        chunks: Seq[Chunk],
+        chunks: Sequence[Chunk],
         rule: RowRule,
         block_size: int,
         steady: SteadyRows | None = None,
@@ -105,7 +104,7 @@ class PagedCall:
         call.rows.extend([call.rows[-1] if call.rows else 0] * (rule.logits(len(call.rows)) - len(call.rows)))
         return call
 
-    def hidden_states(self, chunks: Seq[Chunk], width: int) -> NDArray[np.float32]:
+    def hidden_states(self, chunks: Sequence[Chunk], width: int) -> NDArray[np.float32]:
         """The chunks' hidden states, float32 [n, width], with zeros where there are none."""
         made = np.zeros((len(self.token_ids), width), dtype=np.float32)
         for chunk in chunks:

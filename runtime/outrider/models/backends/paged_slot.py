@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ class PagedSlot(SlotTokens):
     """A sequence's blocks in the cache. `length` tokens of them hold keys and values.
 
     A branch of a tree has the sequence's blocks up to the last, unfinished one, a copy of that, and blocks of its own
-    behind it. So its rows are calculated as those of any other sequence.
+    after it. So its rows are calculated as those of any other sequence.
 
     If the model has states, a call reads the row of the slot's length, and stores one for each token of an answer, or
     for the end of a prompt's piece. A branch reads the same row, and stores rows of its own.
@@ -44,7 +44,7 @@ class PagedSlot(SlotTokens):
         self.branch_blocks: list[NDArray[np.int32]] = []
         self._taken: list[list[int]] = []  # of each branch
         self._forked_at = self._num_skipped = 0
-        self._tree: tuple[Layout, Seq[int]]  # of the last call, with its tokens
+        self._tree: tuple[Layout, Sequence[int]]  # of the last call, with its tokens
         self._states = table.rows
         self.state_calls: list[StateCall] = []  # of the next call, or the running one, by branch
 
@@ -74,7 +74,7 @@ class PagedSlot(SlotTokens):
                 self._states.drop_call(call)
         self.state_calls = []
 
-    def append(self, token_ids: Seq[int]) -> None:
+    def append(self, token_ids: Sequence[int]) -> None:
         """Record the tokens that a call writes."""
         super().append(embed_keys(token_ids, self.embeds, self.length))
         if self._states is not None and self.state_calls:
@@ -130,14 +130,14 @@ class PagedSlot(SlotTokens):
         self._forked_at = begin
         return len(self._taken)
 
-    def read(self, layout: Layout, token_ids: Seq[int]) -> None:
+    def read(self, layout: Layout, token_ids: Sequence[int]) -> None:
         """Record the tokens that a call writes. Of a tree the slot holds the first branch."""
         if layout.is_tree:
             self._tree = layout, token_ids
             token_ids = [token_ids[i] for i in layout.branches[0]]
         self.append(token_ids)
 
-    def keep(self, path: Seq[int]) -> None:
+    def keep(self, path: Sequence[int]) -> None:
         """Of the last call's tree keep these tokens. Their blocks become the sequence's."""
         layout, token_ids = self._tree
         at = next(i for i, branch in enumerate(layout.branches) if branch[: len(path)] == [*path])
@@ -183,7 +183,7 @@ class PagedSlot(SlotTokens):
             length = self._states.trim(length)
         super().trim(length)
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Publish the slot's part of `token_ids`, which are committed. Not during a call."""
         super().publish(embed_keys(token_ids, self.embeds))
         self._table.publish(self.published_token_ids)

@@ -53,7 +53,7 @@ _WINDOWS = {40: "avx2", 41: "avx512f", 19: "asimd", 67: "asimdhp", 43: "asimddp"
 
 
 @dataclass(frozen=True, slots=True)
-class Processor:
+class ProcessorFacts:
     """What the system says of the processor.
 
     instructions: those of `INSTRUCTIONS` that it has, in that order; Windows knows only AVX2 and AVX-512F on x86.
@@ -84,7 +84,7 @@ class Processor:
 _WHOLE_WEIGHTS = ("fp16", "fp32", "f16", "bf16", "f32")  # that are not compressed to fewer bits
 
 
-def find_processor() -> Processor:
+def find_processor() -> ProcessorFacts:
     """The processor, as far as it is known."""
     core = _attempt(new_core)
     flags: set[str] = set()
@@ -98,7 +98,7 @@ def find_processor() -> Processor:
     names += [platform.processor(), platform.machine()]
     capabilities = [] if core is None else _attempt(lambda: _capabilities(core)) or []
     cores = None if core is None else _attempt(lambda: count_cores(core))
-    return Processor(
+    return ProcessorFacts(
         name=next((name for name in names if name), "not known"),
         instructions=tuple(each for each in INSTRUCTIONS if each in flags),
         cores=cores or {"threads": os.cpu_count() or 1},
@@ -108,7 +108,7 @@ def find_processor() -> Processor:
 
 
 @functools.cache
-def this_processor() -> Processor:
+def this_processor() -> ProcessorFacts:
     """The processor, which is asked once: counting its cores takes a tenth of a second."""
     return find_processor()
 
@@ -122,7 +122,7 @@ def limit_on(precision: str) -> str | None:
     return next((f"{name}={level}" for name, level in limits if level.upper() in _BELOW.get(precision, ())), None)
 
 
-def may_divide_by_zero(processor: Processor, precision: str, weights: str, num_threads: int) -> bool:
+def may_divide_by_zero(processor: ProcessorFacts, precision: str, weights: str, num_threads: int) -> bool:
     """Whether OpenVINO may end the process in this precision, with weights of this format and this many threads.
 
     With AMX it fuses the products of some MLPs whose weights have 16 bits, and gives them to pairs of threads. With one
@@ -135,16 +135,16 @@ def may_divide_by_zero(processor: Processor, precision: str, weights: str, num_t
     return min(num_threads or processors, processors) == 1
 
 
-def widens_f16(processor: Processor) -> bool:
+def widens_f16(processor: ProcessorFacts) -> bool:
     """Whether an x86 processor has no products of numbers in f16.
 
     oneDNN then converts every number to f32, which is slower than f32 itself. Its kernels read a scale of the weights
-    in eight bytes, six more than it has: the last one's are behind the weights' end.
+    in eight bytes, six more than it has: the last one's are after the weights' end.
     """
     return "avx2" in processor.instructions and "amx_fp16" not in processor.instructions
 
 
-def lacks_int8_products(processor: Processor) -> bool:
+def lacks_int8_products(processor: ProcessorFacts) -> bool:
     """Whether an x86 processor has no products of 8-bit numbers, as far as its instructions are known.
 
     OpenVINO then calculates in f32 with weights of 8 bits, and more rows cost more. Windows does not tell.

@@ -11,8 +11,7 @@ The hidden states behind each segment are handed to the next. They are those tha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +37,7 @@ _UNKNOWN = (
 )
 
 
-def cut(model: ov.Model, cuts: Seq[int]) -> list[ov.Model]:
+def cut(model: ov.Model, cuts: Sequence[int]) -> list[ov.Model]:
     """Cut a decoder with a paged cache before these layers, ascending. The graph cannot be used any more.
 
     Raises:
@@ -94,8 +93,8 @@ def _inputs_of(results: Iterable[ov.Node]) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A compiled segment: the layers `layers`, with the embedding before the first and the logits behind the last."""
+class CompiledSegment:
+    """A compiled segment: the layers `layers`, with the embedding before the first and the logits after the last."""
 
     layers: range
     compiled: ov.CompiledModel
@@ -104,7 +103,7 @@ class Segment:
 class Segments:
     """A compiled model in segments."""
 
-    def __init__(self, segments: Seq[Segment]) -> None:
+    def __init__(self, segments: Sequence[CompiledSegment]) -> None:
         self._segments = segments
 
     @classmethod
@@ -115,7 +114,7 @@ class Segments:
         cuts = sorted(cuts)
         layers = [range(*ends) for ends in itertools.pairwise((0, *cuts, num_paged_layers(model)))]
         made = [core.compile_model(each, device, {**properties}) for each in cut(model, cuts)]
-        return cls([*map(Segment, layers, made)])
+        return cls([*map(CompiledSegment, layers, made)])
 
     def only(self, kept: Iterable[int]) -> Segments:
         """The segments with these layers, with the embedding and the logits.
@@ -160,7 +159,7 @@ class Segments:
 class SegmentsRequest:
     """Requests of segments. Each one is started by the end of the one before, in OpenVINO's thread."""
 
-    def __init__(self, requests: Seq[ov.InferRequest]) -> None:
+    def __init__(self, requests: Sequence[ov.InferRequest]) -> None:
         self._requests = requests
         ports = [(port, each) for each in requests for port in (*each.model_inputs, *each.model_outputs)]
         self._with: dict[str, list[ov.InferRequest]] = {}

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,9 @@ class Slices:
     layers: Layers
 
 
-def find_slices(core: ov.Core, path: Path, num_layers: int, windows: Seq[int | None] | None = None) -> Slices | None:
+def find_slices(
+    core: ov.Core, path: Path, num_layers: int, windows: Sequence[int | None] | None = None
+) -> Slices | None:
     """Slices of the decoder at `path`; None if its graph has an unknown form, or they would have most of its layers.
 
     windows: the sliding window of each layer, None for one without attention, which are checked; None: not known.
@@ -71,7 +73,7 @@ def find_slices(core: ov.Core, path: Path, num_layers: int, windows: Seq[int | N
     if layers is None:
         return None
 
-    def build(kept: Seq[int]) -> ov.Model:
+    def build(kept: Sequence[int]) -> ov.Model:
         sliced = keep_layers(model.clone(), num_layers, kept)
         found = [windows[i] for i in kept] if windows is not None else []
         return read_decoder(core, sliced, windows=None if windows is None else [n for n in found if n is not None])
@@ -102,7 +104,7 @@ def choose_layers(model: ov.Model, num_layers: int) -> Layers | None:
     return Layers(small, large, missing / added, (num_layers / len(large), weights))
 
 
-def keep_layers(model: ov.Model, num_layers: int, kept: Seq[int]) -> ov.Model:
+def keep_layers(model: ov.Model, num_layers: int, kept: Sequence[int]) -> ov.Model:
     """A stateful decoder with some of its layers, ascending. The given graph cannot be used any more."""
     found = hidden_states_of(model, num_layers)
     readers = [[*found[after_layers(i)].get_target_inputs()] for i in range(num_layers + 1)]

@@ -18,10 +18,10 @@ from outrider.errors import BundleError, one_line
 PAGED = "PagedAttentionExtension"
 _CONVOLUTION = "PagedCausalConv1D"
 _RECURRENT = ("PagedGatedDeltaNet", "PagedSelectiveSSM")  # there is a convolution in their layers, too
-LAST = "last_hidden_state"  # behind the final norm: what the output matrix reads
-_LAYER = "hidden_states."  # behind so many layers, and before any norm; 0 is the embedding
+LAST = "last_hidden_state"  # after the final norm: what the output matrix reads
+_LAYER = "hidden_states."  # after so many layers, and before any norm; 0 is the embedding
 ROOM = 64  # bytes of the widest vector
-_IDENTITY = 32  # rows of the matrix behind each output
+_IDENTITY = 32  # rows of the matrix after each output
 _ADDS = 2  # of a layer to the residual stream: of its attention, and of its feed-forward part
 
 
@@ -75,9 +75,9 @@ def num_paged_layers(model: ov.Model) -> int:
 
 
 def read_ir(core: ov.Core, path: Path) -> ov.Model:
-    """Read a file in OpenVINO's format. Its weights stay in the file, which is mapped, if there is room behind its end.
+    """Read a file in OpenVINO's format. Its weights stay in the file, which is mapped, if there is room after its end.
 
-    Without room, weights are read into memory: kernels may read a few bytes more than the last weight has, and behind
+    Without room, weights are read into memory: kernels may read a few bytes more than the last weight has, and after
     the file's last page the next one may be unmapped.
 
     Raises:
@@ -90,7 +90,7 @@ def read_ir(core: ov.Core, path: Path) -> ov.Model:
 
 
 def has_room(weights: Path) -> bool:
-    """Whether `ROOM` bytes behind the end of a mapped file can be read: the rest of its last page."""
+    """Whether `ROOM` bytes after the end of a mapped file can be read: the rest of its last page."""
     try:
         return -weights.stat().st_size % mmap.PAGESIZE >= ROOM
     except OSError:
@@ -124,7 +124,7 @@ def rows_of(state: ov.Output) -> ov.Node:
 
     The CPU plugin (2026.4) calculates in single precision what is between an output and the products before it
     (`Graph::EnforceInferencePrecision`). In bf16, the sums of the residual stream would get other bits. So they are
-    behind a product of their own, with an identity matrix.
+    after a product of their own, with an identity matrix.
     """
     width = state.get_partial_shape()[2].get_length()
     size = math.gcd(width, _IDENTITY)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 
 from outrider.errors import DeviceError
 from outrider.models.kv.block_tree import Block, Root
@@ -77,7 +76,7 @@ class BlockPool:
         """Most tokens of one table, if no other holds a block."""
         return self.max_blocks * self.block_size
 
-    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> BlockTable | None:
+    def open(self, num_tokens: int, token_ids: Sequence[int] = (), scope: bytes = b"") -> BlockTable | None:
         """A table for `num_tokens` tokens that begin with `token_ids`; None while others hold the blocks.
 
         The last of `token_ids` is never taken from the prefix cache, because its row is wanted. Scopes share nothing.
@@ -143,7 +142,7 @@ class BlockPool:
                 return shared[:count], block, offset, row
         return [], None, 0, ZERO_ROW
 
-    def num_cached(self, token_ids: Seq[int], scope: bytes = b"") -> int:
+    def num_cached(self, token_ids: Sequence[int], scope: bytes = b"") -> int:
         """How many of these tokens are in full published blocks, or have a row. From any thread; soon out of date."""
         root, text = self._roots.get(scope), tuple(token_ids)
         if root is None:
@@ -154,13 +153,13 @@ class BlockPool:
             return len(found) * self.block_size + num_more
         return len(found) * self.block_size
 
-    def last_row(self, token_ids: Seq[int], scope: bytes = b"") -> tuple[int, int]:
+    def last_row(self, token_ids: Sequence[int], scope: bytes = b"") -> tuple[int, int]:
         """The longest published prefix of these tokens that has a row of states: its tokens, and the row."""
         root, text = self._roots.get(scope) or Root(scope), tuple(token_ids)
         found, _, num_more, row = self._to_row(text, self._find(text, root), root)
         return len(found) * self.block_size + num_more, row
 
-    def row_ends(self, token_ids: Seq[int], scope: bytes = b"") -> list[int]:
+    def row_ends(self, token_ids: Sequence[int], scope: bytes = b"") -> list[int]:
         """The lengths of the beginnings of these tokens that have a row of states in the blocks of this text."""
         root, text = self._roots.get(scope) or Root(scope), tuple(token_ids)
         found = self._find(text, root)
@@ -169,7 +168,7 @@ class BlockPool:
         ends = [i * size + offset for i, block in enumerate(found) for offset in block.rows]
         return ends + [begun + offset for offset in (last.rows if last else ()) if offset <= num_common]
 
-    def blocks_of(self, token_ids: Seq[int], scope: bytes = b"") -> list[int] | None:
+    def blocks_of(self, token_ids: Sequence[int], scope: bytes = b"") -> list[int] | None:
         """The published blocks that hold these tokens, the last one perhaps more; None if not all are published."""
         root = self._roots.get(scope)
         if root is None:
@@ -258,7 +257,7 @@ class BlockPool:
         return shared[-1] if shared else self._roots.setdefault(scope, Root(scope))
 
     def _publish(
-        self, shared: list[Block], own: list[int], token_ids: Seq[int], scope: bytes, rows: SequenceRows | None
+        self, shared: list[Block], own: list[int], token_ids: Sequence[int], scope: bytes, rows: SequenceRows | None
     ) -> None:
         """Move those of `own` that `token_ids` fill to the end of `shared`."""
         size = self.block_size
@@ -278,7 +277,7 @@ class BlockPool:
             shared.append(block)
 
     def _close(
-        self, shared: list[Block], own: list[int], token_ids: Seq[int], scope: bytes, rows: SequenceRows | None
+        self, shared: list[Block], own: list[int], token_ids: Sequence[int], scope: bytes, rows: SequenceRows | None
     ) -> None:
         if rows is not None:
             rows.mark(len(token_ids))
@@ -340,14 +339,14 @@ class BlockTable:
 
     @property
     def first_own_block(self) -> int:
-        """The block of the first token behind the shared ones."""
+        """The block of the first token after the shared ones."""
         return self._own[0]
 
     def take(self, count: int) -> list[int] | None:
         """Further blocks for a while, beside the table's; None if there are too few. See `give` and `exchange`."""
         return self._pool._take(count)
 
-    def give(self, numbers: Seq[int]) -> None:
+    def give(self, numbers: Sequence[int]) -> None:
         """Give back blocks that were taken."""
         self._pool._free.extend(numbers)
 
@@ -358,13 +357,13 @@ class BlockTable:
         self._own[begin : begin + len(numbers)] = numbers
         return former
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Publish the full blocks of these committed tokens. `blocks` may change."""
         if self.rows is not None:
             token_ids = token_ids[: self.rows.begin(len(token_ids))]
         self._pool._publish(self._shared, self._own, token_ids, self._scope, self.rows)
 
-    def close(self, token_ids: Seq[int] = ()) -> None:
+    def close(self, token_ids: Sequence[int] = ()) -> None:
         """Publish `token_ids`, the text's committed beginning, and free the other blocks. Twice does no harm."""
         if not self._closed:
             self._closed = True

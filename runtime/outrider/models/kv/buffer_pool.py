@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -71,7 +71,7 @@ class BufferPool(Generic[B]):
         """Tokens of room that ended texts take."""
         return sum(buffer.num_taken for buffer in self._idle)
 
-    def open(self, capacity: int, token_ids: Seq[int] = (), scope: bytes = b"") -> Opening[B] | None:
+    def open(self, capacity: int, token_ids: Sequence[int] = (), scope: bytes = b"") -> Opening[B] | None:
         """How to make a buffer for `capacity` tokens that begin with `token_ids`; None while others hold the room.
 
         The last of `token_ids` is never taken from the prefix cache, because its row is wanted. Scopes share nothing.
@@ -95,7 +95,7 @@ class BufferPool(Generic[B]):
             self.num_evicted += self._idle.pop(0).num_taken
         return opening
 
-    def find(self, token_ids: Seq[int], scope: bytes = b"") -> tuple[Buffer[B] | None, int]:
+    def find(self, token_ids: Sequence[int], scope: bytes = b"") -> tuple[Buffer[B] | None, int]:
         """The buffer with the longest common prefix, and its length. From any thread; out of date at once."""
         of_scope = [buffer for buffer in (*self._idle, *self._open) if buffer.scope == scope]
         text = list(token_ids)

@@ -13,8 +13,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ class _Header(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkFile:
     """Some of a text's tokens, whose keys and values are in a file, or the states after them.
 
     key: identifies these tokens and all before them; the file's name. parent: the key of those before. begin: how many
@@ -74,8 +73,8 @@ class Chunk:
     is_state: bool = False
 
     @classmethod
-    def of(cls, parent: str, begin: int, token_ids: Seq[int]) -> Chunk:
-        """The chunk of these tokens behind those of `parent`."""
+    def of(cls, parent: str, begin: int, token_ids: Sequence[int]) -> ChunkFile:
+        """The chunk of these tokens after those of `parent`."""
         text = f"{parent} {' '.join(map(str, token_ids))}"
         return cls(hashlib.sha256(text.encode()).hexdigest()[:40], parent, begin, tuple(token_ids))
 
@@ -84,9 +83,9 @@ class Chunk:
         """The text's tokens up to its last one."""
         return self.begin + len(self.token_ids)
 
-    def state(self, end: int) -> Chunk:
+    def state(self, end: int) -> ChunkFile:
         """The states after the text's first `end` tokens, which end in this chunk."""
-        made = Chunk.of(states_of(self.parent), self.begin, self.token_ids[: end - self.begin])
+        made = ChunkFile.of(states_of(self.parent), self.begin, self.token_ids[: end - self.begin])
         return replace(made, is_state=True)
 
 
@@ -106,7 +105,7 @@ def root_of(scope: bytes) -> str:
 
 
 def states_of(parent: str) -> str:
-    """What the states after tokens of the chunks behind `parent` have as their parent."""
+    """What the states after tokens of the chunks after `parent` have as their parent."""
     return hashlib.sha256(f"states {parent}".encode()).hexdigest()[:40]
 
 
@@ -152,32 +151,32 @@ class ChunkFiles:
         self._listed = -1  # the folder's time of modification when it was listed
         self._has_warned = False
 
-    def chain(self, token_ids: Seq[int], scope: bytes, size: int) -> list[tuple[Chunk, int]]:
+    def chain(self, token_ids: Sequence[int], scope: bytes, size: int) -> list[tuple[ChunkFile, int]]:
         """The chunks that a text begins with, each with how many of its tokens the text has.
 
         size: of a whole chunk. The last one may have more tokens than the text shares with it.
         """
-        found: list[tuple[Chunk, int]] = []
+        found: list[tuple[ChunkFile, int]] = []
         parent, begin = root_of(scope), 0
         with self._mutex:
             self._list()
             while begin < len(token_ids):
-                whole = Chunk.of(parent, begin, token_ids[begin : begin + size])
+                whole = ChunkFile.of(parent, begin, token_ids[begin : begin + size])
                 if len(whole.token_ids) < size or whole.key not in self._parents:
                     children = self._children.get(parent, {})
                     near = [(num_common_tokens(each, whole.token_ids), key) for key, each in children.items()]
                     count, key = max(near, key=lambda pair: pair[0], default=(0, ""))
-                    return [*found, (Chunk(key, parent, begin, children[key]), count)] if count else found
+                    return [*found, (ChunkFile(key, parent, begin, children[key]), count)] if count else found
                 found.append((whole, size))
                 parent, begin = whole.key, whole.end
         return found
 
-    def states(self, chain: Seq[tuple[Chunk, int]]) -> list[Chunk]:
+    def states(self, chain: Sequence[tuple[ChunkFile, int]]) -> list[ChunkFile]:
         """The states that files have for a text, after the most tokens first. chain: of the text, as `chain` gives it.
 
         They have files of their own, because a text that comes later may need those after fewer tokens.
         """
-        found: list[Chunk] = []
+        found: list[ChunkFile] = []
         with self._mutex:
             for chunk, count in reversed(chain):
                 of_chunk = self._children.get(states_of(chunk.parent), {}).values()
@@ -185,11 +184,11 @@ class ChunkFiles:
                 found += [chunk.state(chunk.begin + length) for length in sorted(lengths, reverse=True)]
         return found
 
-    def has(self, chunk: Chunk) -> bool:
+    def has(self, chunk: ChunkFile) -> bool:
         """Whether there is a file, as the folder was last listed."""
         return chunk.key in self._parents
 
-    def read(self, chunk: Chunk) -> NDArray[np.uint8] | None:
+    def read(self, chunk: ChunkFile) -> NDArray[np.uint8] | None:
         """A chunk's content, uint8 [bytes]; None if the file is gone, damaged or another's, which is logged once."""
         path = self._path(chunk.key)
         try:
@@ -210,7 +209,7 @@ class ChunkFiles:
             return None
         return content
 
-    def write(self, chunk: Chunk, content: NDArray[np.uint8]) -> None:
+    def write(self, chunk: ChunkFile, content: NDArray[np.uint8]) -> None:
         """Write a chunk's file whole or not at all, and delete what is of less use where there is no room.
 
         If files that are of more use take all the room, nothing is written.
@@ -240,7 +239,7 @@ class ChunkFiles:
         for file in files_in(self._root, self.folder.name):
             self._delete(file.path)
 
-    def use(self, chunk: Chunk) -> None:
+    def use(self, chunk: ChunkFile) -> None:
         """Count a use of a file."""
         path, now = self._path(chunk.key), time.time()
         with contextlib.suppress(OSError):
@@ -278,7 +277,7 @@ class ChunkFiles:
         header = _read_header(file)
         if header.identity != self._identity:
             raise ValueError("it is of another model or setting")
-        if Chunk.of(header.parent, 0, header.tokens()).key != key:
+        if ChunkFile.of(header.parent, 0, header.tokens()).key != key:
             raise ValueError("its tokens are not those that it is named by")
         return header
 

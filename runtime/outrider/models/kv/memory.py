@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROOM = 4096  # bytes behind an array's end that can be read
+ROOM = 4096  # bytes after an array's end that can be read
 
 
 def allocate_zeros(num_bytes: int) -> NDArray[np.uint8]:
     """Zeros, uint8 [num_bytes], page-aligned. A page takes no memory before it is written to.
 
-    Behind them are `ROOM` more: a kernel that reads whole vectors may read past its last number, and the next page may
+    After them are `ROOM` more: a kernel that reads whole vectors may read past its last number, and the next page may
     be unmapped.
 
     NumPy's zeros ask for pages of 2 MB, so that a cache would take all its memory as soon as a little of it is used.

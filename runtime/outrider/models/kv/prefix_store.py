@@ -8,8 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import one_line
-from outrider.models.kv.chunk_files import Chunk, ChunkFiles, root_of
+from outrider.models.kv.chunk_files import ChunkFile, ChunkFiles, root_of
 from outrider.system import saved
 from outrider.system.files import why
 from outrider.types import CompiledModel, Prompt, embed_keys
@@ -40,35 +39,35 @@ class Prefixes(Protocol):
     """A model's prefix cache, as the store reads and writes it. Only `num_cached` may be called from any thread."""
 
     block_size: int
-    on_publish: Callable[[Seq[int], bytes], object] | None  # is told of a text that stays when its slot is closed
+    on_publish: Callable[[Sequence[int], bytes], object] | None  # is told of a text that stays when its slot is closed
 
     @property
     def has_states(self) -> bool:
         """Whether layers keep some: a text goes on only from where they were stored."""
 
-    def num_cached(self, keys: Seq[int], scope: bytes) -> int:
+    def num_cached(self, keys: Sequence[int], scope: bytes) -> int:
         """About how many of these tokens are in the cache: never more, and at most a block fewer."""
 
-    def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
+    def read(self, keys: Sequence[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
         """A copy of what the last of these published tokens have, from `begin` on; None if they are evicted.
 
         begin: a multiple of `block_size`. uint8 [bytes], which `restore` takes.
         """
 
-    def expect(self, keys: Seq[int], scope: bytes) -> None:
+    def expect(self, keys: Sequence[int], scope: bytes) -> None:
         """Store the states after these tokens, with which a text begins that is about to be read."""
 
-    def state_ends(self, keys: Seq[int], scope: bytes) -> list[int]:
+    def state_ends(self, keys: Sequence[int], scope: bytes) -> list[int]:
         """The lengths of this text's beginnings whose states are in the cache, in any order."""
 
-    def read_state(self, keys: Seq[int], scope: bytes) -> NDArray[np.uint8] | None:
+    def read_state(self, keys: Sequence[int], scope: bytes) -> NDArray[np.uint8] | None:
         """A copy of the states after these published tokens, uint8 [bytes]; None if there are none, or no longer."""
 
     def restore(
         self,
-        keys: Seq[int],
+        keys: Sequence[int],
         scope: bytes,
-        contents: Seq[tuple[int, NDArray[np.uint8]]],
+        contents: Sequence[tuple[int, NDArray[np.uint8]]],
         room: int,
         state: NDArray[np.uint8] | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class Prefixes(Protocol):
 
 
 def check_contents(
-    contents: Seq[tuple[int, NDArray[np.uint8]]], num_tokens: int, block_size: int, bytes_per_block: int
+    contents: Sequence[tuple[int, NDArray[np.uint8]]], num_tokens: int, block_size: int, bytes_per_block: int
 ) -> None:
     """Raise ValueError if parts of a text do not follow one another in whole blocks, up to its last token."""
     end = contents[0][0] if contents else 0
@@ -106,11 +105,11 @@ class Fetched:
     """
 
     prefixes: Prefixes
-    keys: Seq[int]
+    keys: Sequence[int]
     scope: bytes
     contents: list[tuple[int, NDArray[np.uint8]]]
     state: NDArray[np.uint8] | None = None
-    common: Seq[int] = ()
+    common: Sequence[int] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -138,14 +137,14 @@ class _Model:
         """Tokens of a whole chunk."""
         return max(_TOKENS // self.prefixes.block_size, 1) * self.prefixes.block_size
 
-    def missing(self, keys: Seq[int], scope: bytes, state_ends: Seq[int]) -> list[Chunk]:
+    def missing(self, keys: Sequence[int], scope: bytes, state_ends: Sequence[int]) -> list[ChunkFile]:
         """The chunks of a text, and the states after so many of its tokens, that have no file. The others were used."""
         chain = self.files.chain(keys, scope, self.size)
         num_whole = sum(count == self.size for _, count in chain)
-        chunks: list[Chunk] = []
+        chunks: list[ChunkFile] = []
         for begin in range(0, len(keys), self.size):
             parent = chunks[-1].key if chunks else root_of(scope)
-            chunks.append(Chunk.of(parent, begin, keys[begin : begin + self.size]))
+            chunks.append(ChunkFile.of(parent, begin, keys[begin : begin + self.size]))
         states = [chunks[(end - 1) // self.size].state(end) for end in state_ends]
         for each in (*(chunk for chunk, _ in chain), *filter(self.files.has, states)):
             self.files.use(each)
@@ -160,16 +159,16 @@ class _Text:
     """A text whose slot was closed. state_ends: see `Prefixes`. missing: its chunks that are to be copied."""
 
     model: _Model
-    keys: Seq[int]
+    keys: Sequence[int]
     scope: bytes
-    state_ends: Seq[int]
-    missing: list[Chunk] = field(default_factory=list)
+    state_ends: Sequence[int]
+    missing: list[ChunkFile] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class _Copy:
     model: _Model
-    chunk: Chunk
+    chunk: ChunkFile
     content: NDArray[np.uint8]
 
 
@@ -181,7 +180,7 @@ class _Forget:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredModel:
     """A model whose prefix cache is saved. identity: all that its keys and values depend on besides what it reads.
 
     about: the same in words, for `outrider cache`.
@@ -213,7 +212,7 @@ class PrefixStore:
         OSError: when the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, models: Mapping[str, Stored], max_bytes: int) -> None:
+    def __init__(self, folder: Path, models: Mapping[str, StoredModel], max_bytes: int) -> None:
         self.folder = folder
         self.wake: Callable[[], object] = lambda: None  # is called when there is something to copy
         self._models: dict[str, _Model] = {}
@@ -275,7 +274,7 @@ class PrefixStore:
         self._fetched[name] = found = replace(found, keys=keys[:end])
         return found
 
-    def note(self, role: str, keys: Seq[int], scope: bytes) -> None:
+    def note(self, role: str, keys: Sequence[int], scope: bytes) -> None:
         """Save a text that is in the prefix cache now, as soon as there is time. In the thread that made its calls."""
         if len(keys) < _LEAST or role not in self._models:
             return
@@ -304,7 +303,7 @@ class PrefixStore:
             content = prefixes.read_state(keys, text.scope)
         else:
             content = prefixes.read(keys, text.scope, chunk.begin)
-        if not text.missing or (content is None and not chunk.is_state):  # what is behind it is gone, too
+        if not text.missing or (content is None and not chunk.is_state):  # what is after it is gone, too
             with contextlib.suppress(ValueError):  # the other thread has added newer ones
                 self._texts.remove(text)
         if content is not None:
@@ -355,6 +354,6 @@ class PrefixStore:
         self.wake()
 
 
-def _note(store: weakref.ref[PrefixStore], role: str, keys: Seq[int], scope: bytes) -> None:
+def _note(store: weakref.ref[PrefixStore], role: str, keys: Sequence[int], scope: bytes) -> None:
     if (found := store()) is not None:
         found.note(role, keys, scope)

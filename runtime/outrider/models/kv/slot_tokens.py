@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.types import UNKNOWN_KEY, num_common_tokens, prompt_keys
@@ -32,7 +32,7 @@ class Unbranched:
         """0: there is no room for branches."""
         return 0
 
-    def keep(self, path: Seq[int]) -> None:
+    def keep(self, path: Sequence[int]) -> None:
         """Raise: there was no tree."""
         raise AssertionError(f"a slot without room for branches is to keep {path}")
 
@@ -44,7 +44,7 @@ class SlotTokens(Unbranched):
     which the request is added at its first call.
     """
 
-    def __init__(self, token_ids: Seq[int] = (), num_cached: int = 0, counts: PrefixCounts | None = None) -> None:
+    def __init__(self, token_ids: Sequence[int] = (), num_cached: int = 0, counts: PrefixCounts | None = None) -> None:
         self._token_ids = list(token_ids[:num_cached])
         self._num_published = num_cached  # closing the slot at once evicts nothing
         self._num_prompt_tokens = len(token_ids)
@@ -60,7 +60,7 @@ class SlotTokens(Unbranched):
         """The tokens that stay in the prefix cache when the slot is closed."""
         return self._token_ids[: self._num_published]
 
-    def append(self, token_ids: Seq[int]) -> None:
+    def append(self, token_ids: Sequence[int]) -> None:
         """Record the tokens that a call writes."""
         if self._counts:  # not before: a slot that was never read into is no request
             self._counts.add(self._num_prompt_tokens, self.length)
@@ -77,6 +77,6 @@ class SlotTokens(Unbranched):
         self._token_ids = [UNKNOWN_KEY] * length
         self._num_published = 0
 
-    def publish(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Sequence[int]) -> None:
         """Publish the slot's part of `token_ids`, which are committed."""
         self._num_published = num_common_tokens(prompt_keys(self._token_ids), token_ids)

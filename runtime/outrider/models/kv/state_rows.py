@@ -49,7 +49,7 @@ class _Place:
 
     @property
     def num_saved(self) -> int:
-        """Tokens that need not be read because of this row: those behind the nearest row before it."""
+        """Tokens that need not be read because of this row: those after the nearest row before it."""
         before = max((each for each in self.block.rows if each < self.offset), default=0)
         if before:
             return self.offset - before
@@ -288,7 +288,7 @@ class SequenceRows:
             self._rows[length] = row
 
     def exchange(self, length: int, call: StateCall) -> None:
-        """Keep the rows that a call has written for another branch after `length`, in place of those behind it."""
+        """Keep the rows that a call has written for another branch after `length`, in place of those after it."""
         for each in [each for each in self._rows if each > length]:
             self._free(each)
         self.store(call)
@@ -319,7 +319,7 @@ class SequenceRows:
         return max((each for each in self._rows if each <= length), default=0)
 
     def trim(self, length: int) -> int:
-        """Go back to `length` tokens, or as far behind as there is a row. Returns that length."""
+        """Go back to `length` tokens, or as far after as there is a row. Returns that length."""
         if length > self.length:
             return self.length
         for each in [each for each in self._rows if each > length]:

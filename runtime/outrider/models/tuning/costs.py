@@ -21,8 +21,7 @@ from outrider.models.tuning.measure import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Mapping, Sequence
 
     from outrider.models.tuning.loaded import LoadedModel
     from outrider.models.tuning.model_spec import ModelSpec
@@ -122,7 +121,7 @@ def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:
     return spec.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
 
 
-def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:
+def _can_be(known: PassCost, backend: CompiledModel, rows: Sequence[int], longest: int) -> bool:
     """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
     fixed = backend.capabilities.fixed
     alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows

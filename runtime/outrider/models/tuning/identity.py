@@ -12,8 +12,7 @@ from outrider.models.backends.processor import this_processor
 from outrider.system import saved
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Mapping, Sequence
 
     from outrider.types import CompiledModel
 
@@ -34,9 +33,9 @@ class ModelIdentity:
     files: Mapping[str, str]  # sha256, by path
     geometry: Mapping[str, Any]  # as the manifest describes the model: it decides how the graph is read
     drafter: Mapping[str, Any]  # what a drafter is that is no model of its own, with the files that it shares
-    features: Seq[str]  # hidden states that it gives
-    cuts: Seq[int]  # layers before which its graph is cut
-    adapters: Seq[Any]  # ranks and targets
+    features: Sequence[str]  # hidden states that it gives
+    cuts: Sequence[int]  # layers before which its graph is cut
+    adapters: Sequence[Any]  # ranks and targets
     device: Mapping[str, str]  # with its driver
     options: Mapping[str, Any]  # that it is compiled with
     versions: Mapping[str, str]
@@ -47,11 +46,11 @@ class ModelIdentity:
         """The identity of the compiled model."""
         return dataclasses.replace(self, call={**backend.fingerprint, "rows": str(backend.capabilities.rows)})
 
-    def key(self, without: Seq[str] = ()) -> dict[str, Any]:
+    def key(self, without: Sequence[str] = ()) -> dict[str, Any]:
         """The facts by name, but those left out."""
         return {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name not in without}
 
-    def saved(self, folder: str, kind: type[T], without: Seq[str] = (), **more: Any) -> saved.SavedValue[T]:
+    def saved(self, folder: str, kind: type[T], without: Sequence[str] = (), **more: Any) -> saved.SavedValue[T]:
         """The value of this kind that is saved in one of the cache's folders. more: facts that it depends on, too."""
         return saved.SavedValue(saved.FOLDER / folder, self.key(without) | more, kind)
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from outrider.models.tuning.measure.cost import ONE_ROUND, SHORT, UNKNOWN, PassCost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Mapping, Sequence
 
     from outrider.system.saved import SavedValue
 
@@ -125,7 +124,7 @@ class LearnedCost(PassCost):
             super().follow(expected, seconds)
             self._level = math.log(self.scale)
 
-    def observe(self, rows: Seq[int], context: float, seconds: float, padded: int = 0) -> None:
+    def observe(self, rows: Sequence[int], context: float, seconds: float, padded: int = 0) -> None:
         """Learn from a call; see `PassCost`."""
         total, before = padded or self.rule.num_rows(rows) if rows else None, self._before
         self._before = total
@@ -160,7 +159,7 @@ class LearnedCost(PassCost):
         self.observe([rows], self.contexts[0], seconds, rows)
         self._before = None
 
-    def _learn(self, off: float, parts: Seq[tuple[int, float]], of_added: float, of_change: float) -> None:
+    def _learn(self, off: float, parts: Sequence[tuple[int, float]], of_added: float, of_change: float) -> None:
         """Move what a call depends on. off: its deviation. Others: how much the call depends on each."""
         self._num_calls += 1
         self._variance_level += _DRIFT_OF_LEVEL
@@ -220,7 +219,7 @@ class LearnedCost(PassCost):
         if self.told is not None:
             self.told(self)
 
-    def _keep(self, parts: Seq[int]) -> None:
+    def _keep(self, parts: Sequence[int]) -> None:
         """Keep what a calm machine has shown, for later loads."""
         above = self._level - self._least_level
         self._least_level += above * (1.0 if self._num_calls < _ENOUGH_OF_ROWS else _SINK if above < 0 else _RISE)
@@ -239,7 +238,7 @@ class LearnedCost(PassCost):
             return at, 0.0
         return at, (total - self.rows[at]) / (self.rows[at + 1] - self.rows[at])
 
-    def measured_again(self, taken: Mapping[int, Seq[float]]) -> bool:
+    def measured_again(self, taken: Mapping[int, Sequence[float]]) -> bool:
         """Take in calls that were timed in turns, by their rows, at the first context. False if they disagree.
 
         They include the fewest rows. The shorter times count.
@@ -293,7 +292,7 @@ class LearnedCost(PassCost):
                 self.stored = made
 
 
-def _ascending(seconds: Seq[float], variances: Seq[float]) -> list[float]:
+def _ascending(seconds: Sequence[float], variances: Sequence[float]) -> list[float]:
     """Seconds by rows, none longer than that of more rows: of two that contradict each other, the surer one stays."""
     made = [*seconds]
     for i in range(1, len(made)):  # what is longer before a surer one becomes as short as that

@@ -16,8 +16,7 @@ from outrider.models.tuning.loading import Placement, compile_models
 from outrider.models.tuning.settled import choice_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
     from outrider.config import DeviceConfig
     from outrider.models.tuning.measure import PassCost
@@ -66,7 +65,7 @@ class LoadedModel:
 
 def load_models(
     main: ModelSpec,
-    drafts: Seq[ModelSpec],
+    drafts: Sequence[ModelSpec],
     options: DeviceConfig,
     allocate: Callable[[dict[str, CompiledModel]], None],
 ) -> tuple[dict[str, LoadedModel], Placement]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -41,7 +40,7 @@ Compiled: TypeAlias = tuple[ModelSpec, CompiledModel]  # the spec says where
 
 
 def compile_models(
-    main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig
+    main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig
 ) -> tuple[dict[str, Compiled], Placement]:
     """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
 
@@ -77,7 +76,9 @@ def compile_models(
     return loaded, placement
 
 
-def _load_at_once(parts: Seq[ModelSpec], placement: Placement, options: DeviceConfig) -> dict[str, Compiled] | None:
+def _load_at_once(
+    parts: Sequence[ModelSpec], placement: Placement, options: DeviceConfig
+) -> dict[str, Compiled] | None:
     """Compile models at the same time.
 
     None if they are not all for the CPU, or one is to be measured, which must not be disturbed.
@@ -186,7 +187,7 @@ def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
 
 
 def _load_first(
-    spec: ModelSpec, devices: Seq[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
+    spec: ModelSpec, devices: Sequence[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
 ) -> Compiled:
     """Compile a model on the first of `devices` that runs it. Warns of each failure.
 
@@ -227,7 +228,7 @@ def _beside(main_device: str, draft: ModelSpec) -> str:
     return main_device if find_device(main_device, draft.model.format) else "CPU"
 
 
-def _check_layers(main: ModelSpec, device: str, drafts: Seq[ModelSpec]) -> None:
+def _check_layers(main: ModelSpec, device: str, drafts: Sequence[ModelSpec]) -> None:
     """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
     sharing = [spec for spec in drafts if spec.uses_main_cache]
     if sharing and support_of(main.model, device).fixed_shapes:
@@ -238,7 +239,7 @@ def _check_layers(main: ModelSpec, device: str, drafts: Seq[ModelSpec]) -> None:
         )
 
 
-def _sharing(main: Compiled, drafts: Seq[ModelSpec], options: DeviceConfig) -> dict[str, Compiled]:
+def _sharing(main: Compiled, drafts: Sequence[ModelSpec], options: DeviceConfig) -> dict[str, Compiled]:
     """The models, by role, of drafters that use the main model's cache: its own layers, or such that read it."""
     from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -255,7 +256,7 @@ def _sharing(main: Compiled, drafts: Seq[ModelSpec], options: DeviceConfig) -> d
     return made
 
 
-def _check_properties(main: ModelSpec, drafts: Seq[ModelSpec], options: DeviceConfig) -> None:
+def _check_properties(main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig) -> None:
     """Raise OptionError for a property that fits no model of its role."""
     for option, parts in (
         ("properties", [main, *drafts]),

@@ -82,7 +82,7 @@ class Measured:
         """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
         if self.spec.is_main:
             return measure_exactness(self._onnx_slice() or self.main)
-        # Rows that are read alone are faster behind long texts.
+        # Rows that are read alone are faster after long texts.
         return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
 
     def _onnx_slice(self) -> CompiledModel | None:

@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -272,7 +271,7 @@ class ModelSpec:
 
 
 def specs_of(
-    bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None, adapters: Seq[str] | None = None
+    bundle: Bundle, draft_bundle: Bundle, names: Sequence[str] | None = None, adapters: Sequence[str] | None = None
 ) -> tuple[ModelSpec, list[ModelSpec]]:
     """The main model of a bundle, and its drafters, which may be in another bundle.
 
@@ -294,7 +293,7 @@ def specs_of(
     return ModelSpec("main", bundle, main, None, tuple(features), own, tuple(cuts)), drafts
 
 
-def adapters_of(bundle: Bundle, names: Seq[str] | None = None) -> Adapters | None:
+def adapters_of(bundle: Bundle, names: Sequence[str] | None = None) -> Adapters | None:
     """Adapters of a bundle, by default all; None for none.
 
     Raises:
@@ -312,7 +311,7 @@ def adapters_of(bundle: Bundle, names: Seq[str] | None = None) -> Adapters | Non
 def cuts_for(kept: Iterable[int], num_layers: int) -> set[int]:
     """Where a model has to be cut so that calls can do with the layers `kept`: before these layers.
 
-    The embedding and what is behind the last layer, which `num_layers` stands for, are in every call.
+    The embedding and what is after the last layer, which `num_layers` stands for, are in every call.
     """
     known = {-1, *kept, num_layers}
     return {i for i in range(num_layers + 1) if (i in known) != (i - 1 in known)}

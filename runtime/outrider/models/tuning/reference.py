@@ -1,6 +1,6 @@
 """A model's logits, or a slice's, in f32 without dynamic quantisation: how far other settings are from them."""
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from contextlib import closing
 
 import numpy as np
@@ -37,7 +37,7 @@ class Reference:
     graph: instead of the model's, such as a slice's. token_ids: the text's; by default of `SAMPLE`.
     """
 
-    def __init__(self, spec: ModelSpec, graph: ov.Model | None = None, token_ids: Seq[int] = ()) -> None:
+    def __init__(self, spec: ModelSpec, graph: ov.Model | None = None, token_ids: Sequence[int] = ()) -> None:
         self._spec, self._graph, self._text = spec, graph, token_ids
         self._token_ids: list[int] = []
         self._backend: CompiledModel | None = None
@@ -61,8 +61,8 @@ class Reference:
         return compile_for_trials(self._spec, setting, self._graph, 2 * NUM_SAMPLED)  # with room for padding
 
 
-def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32]:
-    """The next token's log-probabilities, float32 [n, vocab_size], behind all tokens but the first few.
+def _logprobs(backend: CompiledModel, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    """The next token's log-probabilities, float32 [n, vocab_size], after all tokens but the first few.
 
     The first few are left out: they attract all attention, whatever they are.
     """

@@ -9,8 +9,7 @@ or by a fifth in another precision. Times of two loads differ by smaller gains, 
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -85,7 +84,7 @@ class _Search:
     slices, it is measured of the first setting while others are compiled: its bits do not depend on the machine's load.
     """
 
-    def __init__(self, spec: ModelSpec, slices: Slices | None, settings: Seq[Setting]) -> None:
+    def __init__(self, spec: ModelSpec, slices: Slices | None, settings: Sequence[Setting]) -> None:
         self._spec, self._slices, self._settings = spec, slices, settings
         self._reference = Reference(spec, slices.large if slices else None)
         self._calls = _MAIN_CALLS if spec.is_main else _DRAFT_CALLS
@@ -180,7 +179,7 @@ class _Search:
         is_faster = rounds < _GAIN * others[0] and prompts < _MOST_OF_PROMPTS * others[1]
         return is_faster and trial.score < best.score
 
-    def with_fewer_threads(self, best: Trial, counts: Seq[int]) -> Trial:
+    def with_fewer_threads(self, best: Trial, counts: Sequence[int]) -> Trial:
         """The best trial with these numbers of threads, tried as long as each is faster than the one before."""
         for count in counts:
             setting = dataclasses.replace(best.setting, num_threads=count)

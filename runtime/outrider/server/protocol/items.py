@@ -13,13 +13,13 @@ from outrider.server.protocol.responses import Count, Timings
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
+class InputTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
     """A text, as a part of a message."""
 
     text: str
 
 
-class OutputTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
+class OutputTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     """A text of an earlier answer. annotations, logprobs: ignored."""
 
     text: str
@@ -45,13 +45,13 @@ class ReasoningTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="reas
     text: str
 
 
-class RefusalPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
+class RefusalItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
     """What an earlier answer refuses, which is its text."""
 
     refusal: str
 
 
-InputPart = InputTextPart | OutputTextPart | InputImagePart | ReasoningTextPart | RefusalPart
+InputPart = InputTextItemPart | OutputTextItemPart | InputImagePart | ReasoningTextPart | RefusalItemPart
 
 
 class InputItem(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from outrider.server.protocol.responses import Count, Timings
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class Source(msgspec.Struct, frozen=True):
+class MediaSource(msgspec.Struct, frozen=True):
     """An image or a document. type: "base64" with data and media_type, "url" with url, or "text" with data."""
 
     type: Literal["base64", "url", "text", "content", "file"]
@@ -25,13 +25,13 @@ class Source(msgspec.Struct, frozen=True):
 class ImageBlock(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
     """An image, for a model that sees them."""
 
-    source: Source
+    source: MediaSource
 
 
 class DocumentBlock(msgspec.Struct, frozen=True, tag_field="type", tag="document"):
     """A document; those that are text are read."""
 
-    source: Source
+    source: MediaSource
     title: str | None = None
 
 

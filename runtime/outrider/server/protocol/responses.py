@@ -159,7 +159,7 @@ class FunctionCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ServedToolCall(msgspec.Struct, frozen=True):
     """A call that the model asks for."""
 
     id: str
@@ -189,7 +189,7 @@ class Message(msgspec.Struct, frozen=True):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ServedToolCall] | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
 

@@ -15,7 +15,7 @@ from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.late import LATE
 from outrider.tokens.grammar.limits import GrammarLimits, check_schema
 from outrider.tokens.grammar.matcher import JSON_STYLE
-from outrider.tokens.grammar.source import Source
+from outrider.tokens.grammar.source import GrammarSource
 from outrider.tokens.grammar.state import GrammarState, fill_masks
 from outrider.tokens.grammar.widening import say_once, widened
 
@@ -23,9 +23,9 @@ __all__ = [
     "JSON_STYLE",
     "LATE",
     "GrammarLimits",
+    "GrammarSource",
     "GrammarState",
     "Grammars",
-    "Source",
     "check_schema",
     "fill_masks",
     "say_once",

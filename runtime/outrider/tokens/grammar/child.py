@@ -1,7 +1,7 @@
 """The process that tries grammars: `python -m outrider.tokens.grammar.child`, started by `Trials`.
 
-It reads a `Start` and then `Trial`s from standard input, a line of JSON each, and answers each with a `Verdict`. A
-thread ends the process when a trial passes its limits, as nothing stops llguidance itself.
+It reads a `Start` and then `GrammarTrial`s from standard input, a line of JSON each, and answers each with a
+`GrammarVerdict`. A thread ends the process when a trial passes its limits, as nothing stops llguidance itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 from outrider.errors import one_line
 from outrider.system.children import memory_in_use
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
-from outrider.tokens.grammar.source import Source
+from outrider.tokens.grammar.source import GrammarSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+    from collections.abc import Sequence
 
     from llguidance import LLMatcher
 
@@ -41,7 +41,7 @@ class Start(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
 
 
-class Trial(msgspec.Struct, frozen=True):
+class GrammarTrial(msgspec.Struct, frozen=True):
     """A grammar to try. seconds: of processor time. memory: bytes."""
 
     option: str
@@ -50,7 +50,7 @@ class Trial(msgspec.Struct, frozen=True):
     memory: int
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class GrammarVerdict(msgspec.Struct, frozen=True):
     """A trial's result. error: llguidance's reason, "" for none. beyond: the limit it passed, "seconds" or "memory",
     or "process" if the process has ended.
 
@@ -72,10 +72,10 @@ class _Watch:
         self.base = memory_in_use()
         self.most = 0  # bytes that the trial took
         self.writing = Lock()
-        self._trial: tuple[Trial, float] | None = None
+        self._trial: tuple[GrammarTrial, float] | None = None
         Thread(target=self._look, daemon=True).start()
 
-    def begin(self, trial: Trial) -> None:
+    def begin(self, trial: GrammarTrial) -> None:
         self.most = 0
         self._trial = trial, time.process_time()
 
@@ -94,7 +94,7 @@ class _Watch:
             with self.writing:
                 if beyond and self._trial is running:
                     try:
-                        _write(Verdict(beyond=beyond, memory=self.most, retires=True))
+                        _write(GrammarVerdict(beyond=beyond, memory=self.most, retires=True))
                     finally:  # the parent may be gone
                         os._exit(0)
 
@@ -105,16 +105,16 @@ def main() -> None:
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     text = Path(start.path).read_text(encoding="utf-8")
     tokenizer = new_tokenizer(text, start.vocab_size, start.eos_token_ids)
-    warm = new_matcher(tokenizer, Source("regex", "a"))  # what the first grammar loads is not its own
+    warm = new_matcher(tokenizer, GrammarSource("regex", "a"))  # what the first grammar loads is not its own
     watch = _Watch()
-    _write(Verdict())
+    _write(GrammarVerdict())
     for line in sys.stdin.buffer:
-        trial = msgspec.json.decode(line, type=Trial)
+        trial = msgspec.json.decode(line, type=GrammarTrial)
         _limit(trial.memory)
         watch.begin(trial)
         error, mask_seconds = "", 0.0
         try:
-            matcher = new_matcher(tokenizer, Source(trial.option, trial.text))
+            matcher = new_matcher(tokenizer, GrammarSource(trial.option, trial.text))
             error, mask_seconds = matcher.get_error(), _slowest(matcher, start.eos_token_ids)
             del matcher
         except BaseException as raised:  # a panic in llguidance is no Exception
@@ -123,15 +123,15 @@ def main() -> None:
             watch.end()
             most = max(watch.most, memory_in_use() - watch.base)
             retires = memory_in_use() - watch.base > _RETIRES
-            _write(Verdict(error, "", max(0, most), mask_seconds, retires))
+            _write(GrammarVerdict(error, "", max(0, most), mask_seconds, retires))
         if retires:
             break
     del warm
     os._exit(0)
 
 
-def _slowest(matcher: LLMatcher, eos_token_ids: Seq[int]) -> float:
-    """Seconds of processor time for the slowest of a few masks, behind the first tokens that the grammar allows."""
+def _slowest(matcher: LLMatcher, eos_token_ids: Sequence[int]) -> float:
+    """Seconds of processor time for the slowest of a few masks, after the first tokens that the grammar allows."""
     slowest = 0.0
     for _ in range(_NUM_MASKS):
         began = time.process_time()
@@ -155,7 +155,7 @@ def _limit(memory: int) -> None:
             resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
 
 
-def _write(verdict: Verdict) -> None:
+def _write(verdict: GrammarVerdict) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import BundleError, EngineClosed, OptionError, needs
 from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.child import Start, Verdict
+from outrider.tokens.grammar.child import GrammarVerdict, Start
 from outrider.tokens.grammar.limits import GrammarLimits, check_lark, check_length, check_schema
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from outrider.tokens.grammar.state import GrammarState, first_line
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-    from outrider.tokens.grammar.source import Source
+    from outrider.tokens.grammar.source import GrammarSource
 
 TOKENIZER_FILE = "tokenizer.json"
 _KEPT = 32  # compiled grammars
@@ -80,7 +80,7 @@ class Grammars:
         self.limits = limits or GrammarLimits()
         self._lock = Lock()
         self._tools: tuple[LLTokenizer, LLExecutor] | None = None
-        self._entries: OrderedDict[Source, _Entry] = OrderedDict()
+        self._entries: OrderedDict[GrammarSource, _Entry] = OrderedDict()
         self._refused: OrderedDict[bytes, str] = OrderedDict()
         self._untried = Semaphore(_NUM_UNTRIED)
         self.trials = Trials(Start(str(self._path.absolute()), vocab_size, eos_token_ids), self.limits)
@@ -91,13 +91,13 @@ class Grammars:
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.trials.close()
 
-    def is_quick(self, source: Source) -> bool:
+    def is_quick(self, source: GrammarSource) -> bool:
         """Whether `new_state` returns at once: the grammar is compiled, refused, or certain to be cheap."""
         with self._lock:
             entry = self._entries.get(source)
             return source.is_cheap or _key(source) in self._refused or (entry is not None and entry.base is not None)
 
-    def new_state(self, source: Source, gone: Event | None = None) -> GrammarState:
+    def new_state(self, source: GrammarSource, gone: Event | None = None) -> GrammarState:
         """The state of an answer that begins. gone: is set when nobody waits for it any more.
 
         Raises:
@@ -120,7 +120,7 @@ class Grammars:
         finally:
             entry.lock.release()
 
-    def _compile(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> LLMatcher:
+    def _compile(self, tokenizer: LLTokenizer, source: GrammarSource, entry: _Entry, gone: Event | None) -> LLMatcher:
         """Compile a grammar, after a trial where its cost is not known. A refusal is kept."""
         with self._lock:
             if (known := self._refused.get(_key(source))) is not None:
@@ -142,7 +142,9 @@ class Grammars:
             self._evict()
         return base
 
-    def _named(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> OptionError | None:
+    def _named(
+        self, tokenizer: LLTokenizer, source: GrammarSource, entry: _Entry, gone: Event | None
+    ) -> OptionError | None:
         """The error of a grammar for tools that names the first function whose schema is refused."""
         for name, schema in source.parts:
             part = replace(source, option="json_schema", text=schema, before="", parts=())
@@ -156,7 +158,7 @@ class Grammars:
                 return None
         return None
 
-    def _try(self, tokenizer: LLTokenizer, source: Source, entry: _Entry, gone: Event | None) -> LLMatcher:
+    def _try(self, tokenizer: LLTokenizer, source: GrammarSource, entry: _Entry, gone: Event | None) -> LLMatcher:
         limits = self.limits
         try:
             verdict = self.trials.check(source, gone)
@@ -170,7 +172,7 @@ class Grammars:
         entry.memory, entry.is_slow = verdict.memory, verdict.mask_seconds > limits.slow_seconds
         return _compile(tokenizer, source)
 
-    def _compile_untried(self, tokenizer: LLTokenizer, source: Source) -> LLMatcher:
+    def _compile_untried(self, tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
         """Compile in a thread that is left to itself after the time limit. Few may run: nothing ends them."""
         if not self._untried.acquire(blocking=False):
             raise refusal(source, f"{_NUM_UNTRIED} others are still being compiled", "Try again later.")
@@ -188,7 +190,7 @@ class Grammars:
         thread.start()
         thread.join(self.limits.compile_seconds)
         if not made:
-            raise refusal(source, beyond(Verdict(beyond="seconds"), self.limits), _SIMPLIFY)
+            raise refusal(source, beyond(GrammarVerdict(beyond="seconds"), self.limits), _SIMPLIFY)
         if isinstance(made[0], BaseException):
             raise made[0]
         return made[0]
@@ -220,7 +222,7 @@ class Grammars:
         return tokenizer, LLExecutor()
 
 
-def beyond(verdict: Verdict, limits: GrammarLimits) -> str:
+def beyond(verdict: GrammarVerdict, limits: GrammarLimits) -> str:
     """Which limit a trial has passed, in words; "" for none."""
     if verdict.beyond == "memory":
         return f"compiling it takes more than {limits.compile_memory >> 20:,} MB of memory, the limit"
@@ -236,7 +238,7 @@ def beyond(verdict: Verdict, limits: GrammarLimits) -> str:
     return ""
 
 
-def refusal(source: Source, reason: str, next_step: str = "") -> OptionError:
+def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionError:
     """The error for a grammar that cannot be followed."""
     text = source.text
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
@@ -244,7 +246,7 @@ def refusal(source: Source, reason: str, next_step: str = "") -> OptionError:
     return OptionError(f"{source.option}={' '.join(shown.split())} cannot be followed: {first_line(reason)}. {step}")
 
 
-def _check(source: Source) -> None:
+def _check(source: GrammarSource) -> None:
     """Raise OptionError for a grammar that is too long or too deep to be compiled."""
     try:
         check_length(source.text)
@@ -256,7 +258,7 @@ def _check(source: Source) -> None:
         raise refusal(source, str(error)) from error
 
 
-def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
+def _compile(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
     try:
         matcher = new_matcher(tokenizer, source)
         wrong = matcher.get_error()
@@ -269,5 +271,5 @@ def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
     return matcher
 
 
-def _key(source: Source) -> bytes:
+def _key(source: GrammarSource) -> bytes:
     return hashlib.sha256(f"{source.option}\n{source.before}\n{source.text}".encode("utf-8", "surrogatepass")).digest()

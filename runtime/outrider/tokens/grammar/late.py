@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _MOST_LOST = 3  # threads that are left to a mask without end
 
 
-class Job:
+class LateJob:
     """Work for the thread. seconds: of processor time that it took. error: what it raised."""
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -46,20 +46,20 @@ class LateThread:
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._jobs: SimpleQueue[LateJob] = SimpleQueue()
         self._lock = Lock()
         self._wanted = 0  # threads that take jobs
         self._lost = 0
         self._came = Event()
 
-    def submit(self, work: Callable[[], object]) -> Job:
+    def submit(self, work: Callable[[], object]) -> LateJob:
         """Run this in the thread."""
-        job = Job(work)
+        job = LateJob(work)
         self._jobs.put(job)
         self._ensure()
         return job
 
-    def lose(self, job: Job) -> None:
+    def lose(self, job: LateJob) -> None:
         """Wait no longer for a job that runs."""
         with self._lock:
             if job.is_done or job.is_lost:

@@ -13,13 +13,12 @@ from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
     from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
-    from outrider.tokens.grammar.source import Source
+    from outrider.tokens.grammar.source import GrammarSource
 
 # How JSON is written, unless the schema's "x-guidance" says otherwise. With one way to write a value more tokens are
 # forced, and a model that is unsure cannot write blanks without end.
@@ -30,14 +29,14 @@ _STACK = 64 << 20  # bytes, for as many levels as `outrider.tokens.grammar.limit
 T = TypeVar("T")
 
 
-def new_tokenizer(text: str, vocab_size: int, eos_token_ids: Seq[int]) -> LLTokenizer:
+def new_tokenizer(text: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
     """Hugging Face's tokenizer.json for llguidance. Raises ValueError."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(text, n_vocab=vocab_size, eos_token=[*eos_token_ids])
 
 
-def new_matcher(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
+def new_matcher(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
     """Compile a grammar and compute its first mask. The matcher may be in an error; a panic is a BaseException."""
     from llguidance import LLMatcher, LLParserLimits
 

@@ -29,7 +29,7 @@ _OF_SCHEMAS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GrammarSource:
     """A grammar as it was given.
 
     option: "json_schema", "regex" or "grammar"; "tools" for a Lark grammar that was made for them. text: a JSON schema
@@ -44,7 +44,7 @@ class Source:
     parts: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, config: GenerationConfig) -> Source | None:
+    def of(cls, config: GenerationConfig) -> GrammarSource | None:
         """The grammar that a request's options ask for."""
         schema = {"type": "object"} if config.json_schema is True else config.json_schema
         texts = {

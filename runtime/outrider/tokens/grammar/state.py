@@ -13,13 +13,12 @@ import numpy as np
 
 from outrider.errors import NoTokenLeft, one_line
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.late import LATE, Job
+from outrider.tokens.grammar.late import LATE, LateJob
 from outrider.tokens.grammar.limits import GrammarLimits
 from outrider.types import num_common_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-    from collections.abc import Sequence as Seq
+    from collections.abc import Collection, Iterator, Sequence
 
     from llguidance import LLExecutor, LLMatcher
     from numpy.typing import NDArray
@@ -45,7 +44,7 @@ log = logging.getLogger("outrider")
 class GrammarState:
     """Masks the rows of one answer, and knows the tokens that its grammar forces. A processor of logits.
 
-    The matcher stands behind the committed tokens and those of the draft that were looked at last. For another prefix
+    The matcher comes after the committed tokens and those of the draft that were looked at last. For another prefix
     it is rolled back to what both share. Masks are kept until other tokens are committed.
 
     An answer whose masks take long is a slow one: `is_ready` computes them in another thread, and until it is True
@@ -70,18 +69,18 @@ class GrammarState:
         self.is_suspect = False  # it may be slow: its masks are timed, one by one
         self._seconds = 0.0  # of processor time, for its masks
         self._too_slow = ""  # which limit it has passed
-        self._job: Job | None = None  # puts a slow state behind the committed tokens
+        self._job: LateJob | None = None  # puts a slow state after the committed tokens
         self._uncommitted: list[int] = []  # tokens that the job is to commit
         self._num_quick = 0
         self.executor, self.vocab_size = executor, vocab_size
         self.matcher, self._base = base.deep_copy(), base
         self._eos_token_ids, self._option = [*eos_token_ids], option
         self._committed: list[int] = []
-        self._ahead: list[int] = []  # tokens behind the committed ones that the matcher has consumed
-        self._masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}  # by the tokens behind the committed ones
+        self._ahead: list[int] = []  # tokens after the committed ones that the matcher has consumed
+        self._masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}  # by the tokens after the committed ones
 
-    def commit(self, token_ids: Seq[int]) -> None:
-        """Move behind committed tokens. Rejected ones leave no trace."""
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Move after committed tokens. Rejected ones leave no trace."""
         if self.is_slow:
             self._uncommitted += token_ids
             self._masks, self._job = {}, None
@@ -89,7 +88,7 @@ class GrammarState:
             self._commit(token_ids)
 
     def is_ready(self) -> bool:
-        """Whether the state is behind the committed tokens, with its mask; computed in another thread meanwhile.
+        """Whether the state is after the committed tokens, with its mask; computed in another thread meanwhile.
 
         Raises:
             NoTokenLeft: when the masks passed a limit, or the grammar is too complex to be followed here.
@@ -142,7 +141,7 @@ class GrammarState:
         if self._too_slow:
             raise NoTokenLeft(f"{self._option} cannot be followed further: {self._too_slow}. Simplify it.", row=row)
 
-    def _commit(self, token_ids: Seq[int]) -> None:
+    def _commit(self, token_ids: Sequence[int]) -> None:
         count, new = self._move(token_ids), tuple(token_ids)
         self._committed += self._ahead
         self._ahead = []
@@ -150,7 +149,7 @@ class GrammarState:
         masks = self._masks.items() if is_kept else ()
         self._masks = {prefix[count:]: mask for prefix, mask in masks if prefix[:count] == new}
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Ban, in place, tokens that the grammar does not allow. `prefix` follows the committed tokens.
 
         Raises:
@@ -160,25 +159,25 @@ class GrammarState:
         logits[: self.vocab_size][~allowed[: len(logits)]] = -np.inf
         logits[self.vocab_size :] = -np.inf
 
-    def forced(self, prefix: Seq[int], most: int) -> list[int]:
-        """Up to `most` tokens behind `prefix`, as long as the grammar allows only one."""
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens after `prefix`, as long as the grammar allows only one."""
         if self.is_slow:
             return []
         if self._move(prefix) < len(prefix):
             return []
         return self.matcher.compute_ff_tokens()[:most]
 
-    def num_allowed(self, token_ids: Seq[int]) -> int:
-        """How many of these, from the first on, the grammar allows behind the committed tokens."""
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        """How many of these, from the first on, the grammar allows after the committed tokens."""
         self._move(())
         return self.matcher.validate_tokens([*token_ids])
 
-    def num_until_complete(self, token_ids: Seq[int]) -> int:
+    def num_until_complete(self, token_ids: Sequence[int]) -> int:
         """How many of these may be committed: up to the one that completes the grammar, or all."""
         counts = range(1, len(token_ids))
         return next((count for count in counts if self.is_complete(token_ids[:count])), len(token_ids))
 
-    def is_complete(self, prefix: Seq[int] = ()) -> bool:
+    def is_complete(self, prefix: Sequence[int] = ()) -> bool:
         """Whether nothing but the end of the answer may follow `prefix`."""
         if self._move(prefix) < len(prefix) or not self.matcher.is_accepting():
             return False
@@ -187,7 +186,7 @@ class GrammarState:
         return not allowed.any()
 
     def missing(self, draft: Draft) -> list[int] | None:
-        """The tokens of the draft's first chain that masks are needed behind, row by row; None if all are known."""
+        """The tokens of the draft's first chain that masks are needed after, row by row; None if all are known."""
         token_ids = draft.first_chain.token_ids
         token_ids = token_ids[: self.num_allowed(token_ids)]
         end = next((i for i, token_id in enumerate(token_ids) if token_id in self._eos_token_ids), len(token_ids))
@@ -209,12 +208,12 @@ class GrammarState:
                 return
             self._mask(token_ids[:count])
 
-    def learn(self, token_ids: Seq[int], masks: NDArray[np.uint32]) -> None:
-        """Keep masks, uint32 [n + 1, words], of the rows before and behind n tokens that follow the committed ones."""
+    def learn(self, token_ids: Sequence[int], masks: NDArray[np.uint32]) -> None:
+        """Keep masks, uint32 [n + 1, words], of the rows before and after n tokens that follow the committed ones."""
         if not self.matcher.is_error():  # else it is tried again, row by row
             self._masks |= {tuple(token_ids[:i]): mask for i, mask in enumerate(masks)}
 
-    def _mask(self, prefix: Seq[int]) -> NDArray[np.uint32]:
+    def _mask(self, prefix: Sequence[int]) -> NDArray[np.uint32]:
         """uint32 [words], a bit for each token that may follow `prefix`; none is set if the grammar rules that out."""
         key = tuple(prefix)
         if key not in self._masks:
@@ -237,8 +236,8 @@ class GrammarState:
             self._charge(seconds, len(prefix))
         return self._masks[key]
 
-    def _move(self, prefix: Seq[int]) -> int:
-        """Put the matcher behind `prefix`, or what the grammar allows of it. Returns the number of these tokens."""
+    def _move(self, prefix: Sequence[int]) -> int:
+        """Put the matcher after `prefix`, or what the grammar allows of it. Returns the number of these tokens."""
         with self._contained(prefix):
             if self.matcher.is_error():
                 self.restart()
@@ -252,7 +251,7 @@ class GrammarState:
         return len(self._ahead)
 
     @contextmanager
-    def _contained(self, prefix: Seq[int]) -> Iterator[None]:
+    def _contained(self, prefix: Sequence[int]) -> Iterator[None]:
         """Raise NoTokenLeft for whatever the matcher raises, such as a panic in llguidance. It is a new one then."""
         try:
             yield
@@ -271,10 +270,10 @@ class GrammarState:
         self.matcher.try_consume_tokens(self._committed)
 
 
-def fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
+def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
     """Compute the masks for all rows of several answers' drafts in one call.
 
-    Those behind second candidates of a tree are computed when they are needed. So are all of them if this fails: then
+    Those after second candidates of a tree are computed when they are needed. So are all of them if this fails: then
     only the answer fails whose grammar it was.
     """
     quick = [(state, draft) for state, draft in drafts if not state.is_slow]
@@ -298,7 +297,7 @@ def fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
         state.is_suspect = state.is_suspect or late > state.slow_seconds * len(quick)
 
 
-def _fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
+def _fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
     wanted = [(state, token_ids) for state, draft in drafts if (token_ids := state.missing(draft)) is not None]
     if not wanted:
         return

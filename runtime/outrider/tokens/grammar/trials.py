@@ -13,14 +13,14 @@ from typing import IO, TYPE_CHECKING, cast
 import msgspec
 
 from outrider.system.children import child_command, child_environment
-from outrider.tokens.grammar.child import Start, Trial, Verdict
+from outrider.tokens.grammar.child import GrammarTrial, GrammarVerdict, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from threading import Event
 
     from outrider.tokens.grammar.limits import GrammarLimits
-    from outrider.tokens.grammar.source import Source
+    from outrider.tokens.grammar.source import GrammarSource
 
 _MODULE = "outrider.tokens.grammar.child"
 _NUM_CHILDREN = 2
@@ -62,7 +62,7 @@ class Trials:
         self.closed = True
         _end_all(self._all)
 
-    def check(self, source: Source, gone: Event | None = None) -> Verdict:
+    def check(self, source: GrammarSource, gone: Event | None = None) -> GrammarVerdict:
         """Try a grammar. gone: is set when nobody waits for it any more.
 
         Raises:
@@ -70,7 +70,7 @@ class Trials:
             NoChild: when no process can be started here.
         """
         limits = self._limits
-        trial = Trial(source.option, source.text, limits.compile_seconds, limits.compile_memory)
+        trial = GrammarTrial(source.option, source.text, limits.compile_seconds, limits.compile_memory)
         with self._slot(gone):
             if self.closed:
                 raise ClientLeft
@@ -78,7 +78,7 @@ class Trials:
                 child = self._idle.pop() if self._idle else None
             if child is None or child.process.poll() is not None:
                 child = self._new_child(gone)
-            verdict: Verdict | None = None
+            verdict: GrammarVerdict | None = None
             try:
                 verdict = child.ask(trial, limits.compile_seconds * _PATIENCE, gone)
             finally:
@@ -140,7 +140,7 @@ class _Child:
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         Thread(target=_read, args=(cast("IO[bytes]", self.process.stdout), self._lines), daemon=True).start()
 
-    def ask(self, question: Start | Trial, patience: float, gone: Event | None) -> Verdict:
+    def ask(self, question: Start | GrammarTrial, patience: float, gone: Event | None) -> GrammarVerdict:
         """Send a line and wait for its answer."""
         with suppress(OSError):  # it has ended, as the next line says
             self._input.write(msgspec.json.encode(question) + b"\n")
@@ -149,11 +149,15 @@ class _Child:
         while True:
             with suppress(Empty):
                 line = self._lines.get(timeout=_POLL)
-                return msgspec.json.decode(line, type=Verdict) if line else Verdict(beyond="process", retires=True)
+                return (
+                    msgspec.json.decode(line, type=GrammarVerdict)
+                    if line
+                    else GrammarVerdict(beyond="process", retires=True)
+                )
             if gone is not None and gone.is_set():
                 raise ClientLeft
             if time.monotonic() > until:
-                return Verdict(beyond="seconds", retires=True)
+                return GrammarVerdict(beyond="seconds", retires=True)
 
     def end(self) -> None:
         """Kill the process, and wait until it has ended."""

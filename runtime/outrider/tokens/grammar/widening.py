@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.exclusive import exclude_each_other, names_in, parts_of, target_of
-from outrider.tokens.grammar.source import Source
+from outrider.tokens.grammar.source import GrammarSource
 
 # What llguidance 1.9 follows, and what says nothing about a value. From its `json/schema.rs`.
 _FOLLOWED = {
@@ -188,7 +187,7 @@ def _replaced(key: str, value: Any, schema: Mapping[str, Any], at: str, found: _
     return {}
 
 
-def _pattern_of_names(parts: Seq[Mapping[str, Any]]) -> str | None:
+def _pattern_of_names(parts: Sequence[Mapping[str, Any]]) -> str | None:
     """A pattern for names that follow a schema; None if one keyword alone does not say it."""
     rules = {key: value for part in parts for key, value in part.items() if key not in {*_KEPT, "$ref", "type"}}
     if any(part.get("type", "string") != "string" for part in parts):
@@ -262,7 +261,7 @@ def _is_followed(key: str, *patterns: str) -> bool:
     """Whether llguidance takes these patterns. One that may take long to compile is not tried here."""
     if any(_AROUND.search(_PLAIN.sub("x", each)) for each in patterns):
         return False
-    if not all(Source("regex", each).is_cheap for each in patterns) or len(patterns) > _MOST_PATTERNS:
+    if not all(GrammarSource("regex", each).is_cheap for each in patterns) or len(patterns) > _MOST_PATTERNS:
         return True
     value = patterns[0] if key == "pattern" else {each: {} for each in patterns}
     return _is_taken(json.dumps({key: value}))

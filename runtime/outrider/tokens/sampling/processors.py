@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -19,10 +18,10 @@ class LogitBias:
         self._token_ids = _ids(biases)
         self._biases = np.fromiter(biases.values(), dtype=np.float32, count=len(biases))
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:  # noqa: ARG002
         """Change the logits in place."""
         logits[self._token_ids] += self._biases
 
@@ -35,7 +34,7 @@ class Penalties:
     answer, its logit loses `presence_penalty * (c > 0) + frequency_penalty * c`.
     """
 
-    def __init__(self, config: GenerationConfig, prompt_token_ids: Seq[int]) -> None:
+    def __init__(self, config: GenerationConfig, prompt_token_ids: Sequence[int]) -> None:
         self._repetition = np.float32(config.repetition_penalty)
         self._presence = config.presence_penalty
         self._frequency = config.frequency_penalty
@@ -47,13 +46,13 @@ class Penalties:
         """Whether any penalty is set."""
         return bool(self._repetition != 1 or self._presence or self._frequency)
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Count tokens of the answer."""
         if self._repetition != 1:
             self._seen.update(token_ids)
         self._counts.update(token_ids)
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Change the logits in place. `prefix` follows the committed tokens."""
         if self._repetition != 1:
             seen = _ids(self._seen.union(prefix))
@@ -72,31 +71,31 @@ class NoRepeatNgram:
     tokens that followed it, so that the cost of a row does not grow with the answer.
     """
 
-    def __init__(self, size: int, prompt_token_ids: Seq[int]) -> None:
+    def __init__(self, size: int, prompt_token_ids: Sequence[int]) -> None:
         self._num_before = size - 1
         self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
         self._tail: list[int] = []  # the last n − 1 committed tokens, or fewer at the beginning
         self.commit(prompt_token_ids)
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Index the n-grams that these tokens complete."""
         for before, token_id in self._ngrams(token_ids):
             self._followers[before].add(token_id)
         self._tail = self._last(token_ids)
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Ban, in place, tokens that would repeat an n-gram of the committed tokens and `prefix`."""
         last = tuple(self._last(prefix))
         banned = [token_id for before, token_id in self._ngrams(prefix) if before == last]
         # At the beginning, `last` is shorter than n − 1, and is no key.
         logits[[*self._followers.get(last, ()), *banned]] = -np.inf
 
-    def _ngrams(self, token_ids: Seq[int]) -> list[tuple[tuple[int, ...], int]]:
-        """The n-grams that `token_ids` complete behind the committed tokens, as (first n − 1 tokens, last token)."""
+    def _ngrams(self, token_ids: Sequence[int]) -> list[tuple[tuple[int, ...], int]]:
+        """The n-grams that `token_ids` complete after the committed tokens, as (first n − 1 tokens, last token)."""
         n, context = self._num_before, [*self._tail, *token_ids]
         return [(tuple(context[at - n : at]), context[at]) for at in range(max(n, len(self._tail)), len(context))]
 
-    def _last(self, token_ids: Seq[int]) -> list[int]:
+    def _last(self, token_ids: Sequence[int]) -> list[int]:
         """The last n − 1 tokens, if `token_ids` follow the committed ones."""
         context = [*self._tail, *token_ids]
         return context[max(len(context) - self._num_before, 0) :]
@@ -109,11 +108,11 @@ class MinNewTokens:
         self._num_missing = min_new_tokens
         self._end_token_ids = list(end_token_ids)
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Count tokens of the answer."""
         self._num_missing -= len(token_ids)
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Change the logits in place."""
         if len(prefix) < self._num_missing:
             logits[self._end_token_ids] = -np.inf
@@ -122,13 +121,13 @@ class MinNewTokens:
 class BannedTokens:
     """Bans tokens everywhere: Transformers' `SuppressTokensLogitsProcessor`."""
 
-    def __init__(self, token_ids: Seq[int]) -> None:
+    def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = np.asarray(token_ids, dtype=np.int64)
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:  # noqa: ARG002
         """Change the logits in place."""
         logits[self._token_ids] = -np.inf
 
@@ -136,15 +135,15 @@ class BannedTokens:
 class BannedAtFirst:
     """Bans tokens as the first of an answer: Transformers' `SuppressTokensAtBeginLogitsProcessor`."""
 
-    def __init__(self, token_ids: Seq[int]) -> None:
+    def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = np.asarray(token_ids, dtype=np.int64)
         self._has_begun = False
 
-    def commit(self, token_ids: Seq[int]) -> None:
-        """Nothing is banned behind the first token."""
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Nothing is banned after the first token."""
         self._has_begun = self._has_begun or len(token_ids) > 0
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Change the logits in place."""
         if not self._has_begun and not prefix:
             logits[self._token_ids] = -np.inf
@@ -156,10 +155,10 @@ class OnlyTokens:
     def __init__(self, token_ids: Collection[int]) -> None:
         self._token_ids = np.array(sorted(token_ids), dtype=np.int64)
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:  # noqa: ARG002
         """Change the logits in place."""
         kept = logits[self._token_ids]
         logits[:] = -np.inf
@@ -172,19 +171,19 @@ class Timestamps:
     Source: openai/whisper, `decoding.py: ApplyTimestampRules`; Transformers' `WhisperTimeStampLogitsProcessor`. The
     last rule compares the probability of all timestamps with the likeliest other token's, so it needs whole rows.
 
-    first: the token of 0.00 s, behind which are all others. no_timestamps: the token that would mean none. eos: the
-    lowest id that is no text. max_initial: how many tokens behind `first` the first timestamp may be.
+    first: the token of 0.00 s, after which are all others. no_timestamps: the token that would mean none. eos: the
+    lowest id that is no text. max_initial: how many tokens after `first` the first timestamp may be.
     """
 
     def __init__(self, first: int, no_timestamps: int, eos: int, max_initial: int) -> None:
         self._first, self._no_timestamps, self._eos, self._max_initial = first, no_timestamps, eos, max_initial
         self._answer: list[int] = []
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Add tokens of the answer."""
         self._answer += token_ids
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Ban, in place, what may not follow the answer and `prefix`."""
         answer, first = [*self._answer, *prefix], self._first
         logits[self._no_timestamps] = -np.inf

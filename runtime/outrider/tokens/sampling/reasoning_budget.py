@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,18 +35,25 @@ class ReasoningBudget:
     """
 
     def __init__(
-        self, budget: int, begin: Seq[int], end: Seq[int], forced: Seq[int], *, opened: bool, again: bool = False
+        self,
+        budget: int,
+        begin: Sequence[int],
+        end: Sequence[int],
+        forced: Sequence[int],
+        *,
+        opened: bool,
+        again: bool = False,
     ) -> None:
         self._budget, self._begin, self._end, self._forced = budget, tuple(begin), tuple(end), tuple(forced)
         self._again = again
         self._state = self._limited(_State(is_inside=opened))
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Count tokens of the answer."""
         for token_id in token_ids:
             self._state = self._after(self._state, token_id)
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Leave one token, in place, where the reasoning has to end."""
         state = self._state
         for token_id in prefix:

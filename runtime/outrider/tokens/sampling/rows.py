@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outrider.errors import NoTokenLeft
@@ -13,10 +12,10 @@ _Made = TypeVar("_Made")
 
 
 class DraftRows:
-    """A model's rows for one draft, as `Rows`: row 0, and row i + 1 behind token i. Processed when they are needed.
+    """A model's rows for one draft, as `Rows`: row 0, and row i + 1 after token i. Processed when they are needed.
 
         rows = DraftRows.of(step, first, sampler, draft)
-        rows.distribution(2)    # behind the draft's second token, and what that one follows
+        rows.distribution(2)    # after the draft's second token, and what that one follows
 
     row: returns row i; valid as long as its step. behind: tokens between the committed ones and the draft. found:
     distributions that were computed, by i.
@@ -27,7 +26,7 @@ class DraftRows:
         row: Callable[[int], LogitsRow],
         sampler: Sampler,
         draft: Draft,
-        behind: Seq[int] = (),
+        behind: Sequence[int] = (),
     ) -> None:
         self.draft = draft
         self.found: dict[int, Distribution] = {}

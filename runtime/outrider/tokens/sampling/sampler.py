@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as Seq
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,10 +18,10 @@ from outrider.types import Distribution, Logits, LogitsRow, TokenLogprobs
 class Processor(Protocol):
     """One processing step for logits."""
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Add committed tokens to the state."""
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+    def apply(self, logits: Logits, prefix: Sequence[int]) -> None:
         """Change the logits in place. `prefix` follows the committed tokens."""
 
 
@@ -42,11 +41,11 @@ class LogitsSampler:
     def __init__(
         self,
         config: GenerationConfig,
-        prompt_token_ids: Seq[int],
+        prompt_token_ids: Sequence[int],
         *,
         end_token_ids: Collection[int] = (),
         grammar: Processor | None = None,
-        rules: Seq[Processor] = (),
+        rules: Sequence[Processor] = (),
         budget: Processor | None = None,
     ) -> None:
         self._config = config
@@ -72,7 +71,7 @@ class LogitsSampler:
         """Whether committed tokens change nothing: there are no processors."""
         return not self._processors
 
-    def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
+    def best(self, row: LogitsRow, prefix: Sequence[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
         token_ids, logits = row.finite()
         best = _finite_argmax(logits, token_ids)
@@ -80,13 +79,13 @@ class LogitsSampler:
             best = int(self._process_finite(row, prefix).argmax())
         return best if token_ids is None else int(token_ids[best])
 
-    def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
+    def best_several(self, row: LogitsRow, prefix: Sequence[int], count: int) -> list[int]:
         """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
         token_ids, processed = self._processed(row, prefix)
         found = ranked(processed, count)
         return [int(token_id) for token_id in (found if token_ids is None else token_ids[found])]
 
-    def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
+    def distribution(self, row: LogitsRow, prefix: Sequence[int]) -> Distribution:
         """The probabilities after all processors."""
         config = self._config
         options = config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
@@ -94,7 +93,7 @@ class LogitsSampler:
         made = truncated_softmax(processed, *options)
         return made if token_ids is None else Distribution(token_ids[made.token_ids], made.probs)
 
-    def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+    def logprobs(self, row: LogitsRow, prefix: Sequence[int], token_id: int) -> TokenLogprobs:
         """The log-probabilities for a token that was chosen at this row, by the options `logprobs` and `logprobs_of`.
 
         "unprocessed": from the log-softmax of the row. "processed": from `distribution`, or when greedy from the
@@ -108,23 +107,23 @@ class LogitsSampler:
             return logprobs_of_logits(self._process(row.full(), prefix), token_id, count)
         return logprobs_of_distribution(self.distribution(row, prefix), token_id, count)
 
-    def commit(self, token_ids: Seq[int]) -> None:
+    def commit(self, token_ids: Sequence[int]) -> None:
         """Add committed tokens to the processors' state."""
         for processor in self._processors:
             processor.commit(token_ids)
 
-    def _processed(self, row: LogitsRow, prefix: Seq[int]) -> tuple[NDArray[np.int64] | None, Logits]:
+    def _processed(self, row: LogitsRow, prefix: Sequence[int]) -> tuple[NDArray[np.int64] | None, Logits]:
         """The tokens int64 [n] with a finite logit, ascending, and their processed logits; None: all tokens."""
         token_ids, logits = row.finite()
         _finite_argmax(logits, token_ids)
         return token_ids, self._process_finite(row, prefix) if self._processors else logits
 
-    def _process_finite(self, row: LogitsRow, prefix: Seq[int]) -> Logits:
+    def _process_finite(self, row: LogitsRow, prefix: Sequence[int]) -> Logits:
         """The processed logits of the tokens of `LogitsRow.finite`. Processors see the whole row."""
         processed = self._process(row.full(), prefix)
         return processed if row.listed is None else processed[row.listed.token_ids]
 
-    def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
+    def _process(self, logits: Logits, prefix: Sequence[int]) -> Logits:
         """The processed logits: a copy, unless there is nothing to do."""
         if not self._processors:
             return logits

@@ -66,7 +66,7 @@ class Coupled(Greedy):
     """
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, None]:
-        """The token at row i, which has the position behind the draft tokens before it."""
+        """The token at row i, which has the position after the draft tokens before it."""
         drawn, scores = self._scores(rows, i, noise, position)
         return int(drawn.token_ids[scores.argmax()]), None
 

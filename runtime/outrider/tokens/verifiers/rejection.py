@@ -47,7 +47,7 @@ class TokenRejection:
         return drawn
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`. No row behind a rejection is read."""
+        """Judge a draft that begins at `position`. No row after a rejection is read."""
         uniforms = noise.uniforms(position, "accept", len(draft))
         path, at = list[int](), -1
         while candidates := draft.children(at):
@@ -73,12 +73,12 @@ class BlockRejection(TokenRejection):
     has no surplus, and both methods are the same for it.
 
     A tree is judged as by `TokenRejection`. Block verification is made for one path: whether a token is kept depends on
-    those behind it. The residual of a rejection is then not that of its own position, and no sibling can be judged
+    those after it. The residual of a rejection is then not that of its own position, and no sibling can be judged
     against it.
     """
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`; no row behind an impossible token is read."""
+        """Judge a draft that begins at `position`; no row after an impossible token is read."""
         if not draft.probs or draft.parents is not None:
             return super().verify(draft, rows, noise, position)
         targets: list[Distribution] = []
@@ -92,7 +92,7 @@ class BlockRejection(TokenRejection):
         uniforms = noise.uniforms(position, "accept", len(draft))
         if len(keep_probs) > len(draft) and uniforms[-1] < keep_probs[-1]:
             return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
-        # The longest prefix that passes is accepted, so try the longest first. None passes behind an impossible token,
+        # The longest prefix that passes is accepted, so try the longest first. None passes after an impossible token,
         # and the empty one always passes.
         for n in range(min(len(keep_probs), len(draft)) - 1, -1, -1):
             left = surplus(targets[n], draft.probs[n], keep_probs[n])

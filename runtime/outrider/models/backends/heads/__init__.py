@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import openvino as ov
 
     from outrider.bundle.manifest import DrafterEntry
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
 
@@ -35,7 +35,7 @@ class Head:
         return cls(entry.kind, main if main.suffix == ".xml" else None, entry.num_places or 1)
 
 
-def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
+def graphs_of(head: Head) -> list[Callable[[HeadWeights], ov.Model]]:
     """What makes a head's graphs of its weights: one, or for Hydra one for each place."""
     from outrider.models.backends.heads import assistant, block, places, recurrent
 
@@ -50,15 +50,15 @@ def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
 
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     """Load the weights of a head that has all that it reads from the file `path`. options: those of `OpenVINOPaged`."""
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
     from outrider.models.backends.openvino_heads import OpenVINOBlock, OpenVINOPlaces
     from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.paged_graph import gather_rows
 
     has_cache = head.kind in (*RECURRENT_KINDS, *BLOCK_KINDS)
 
-    def build(core: ov.Core, path: Path, make: Callable[[Weights], ov.Model]) -> ov.Model:
-        model = make(Weights.read(core, path, head.main))
+    def build(core: ov.Core, path: Path, make: Callable[[HeadWeights], ov.Model]) -> ov.Model:
+        model = make(HeadWeights.read(core, path, head.main))
         if has_cache:
             gather_rows(model)
         return model
@@ -67,7 +67,7 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     if not has_cache:
         return OpenVINOPlaces(path, **options, build=first, others=others)
     if head.kind in BLOCK_KINDS:
-        has_states = f"{BLOCK_STATES}.weight" in Weights.read(new_core(), path, None)
+        has_states = f"{BLOCK_STATES}.weight" in HeadWeights.read(new_core(), path, None)
         return OpenVINOBlock(path, **options, build=first, features=(BLOCK_STATES,) if has_states else ())
     return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
 
@@ -91,7 +91,7 @@ def check_head(path: Path, head: Head) -> None:
         BundleError: when weights are missing.
         RuntimeError: when weights do not fit each other, or the main model.
     """
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
 
     for make in graphs_of(head):
-        make(Weights.read(new_core(), path, head.main))
+        make(HeadWeights.read(new_core(), path, head.main))

@@ -40,7 +40,7 @@ from outrider.models.backends.taps import ints, parameter, result
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
 
 BLOCKS, BEGINS = "blocks.", "begins."
 CACHE, WINDOW, KV_HEADS = "cache", "window", "kv_heads"  # numbers of a layer
@@ -50,7 +50,7 @@ _NEVER = -1e4  # a score or logit that counts for nothing, in half precision too
 _BLOCK_SIZE = 32  # of a graph that is only checked
 
 
-def assistant(weights: Weights, caches: Mapping[str, ov.ConstOutput] | None = None) -> ov.Model:
+def assistant(weights: HeadWeights, caches: Mapping[str, ov.ConstOutput] | None = None) -> ov.Model:
     """The graph. caches: the main model's inputs for its cache, by name; None: any that fit the weights.
 
     Raises:
@@ -80,13 +80,13 @@ def assistant(weights: Weights, caches: Mapping[str, ov.ConstOutput] | None = No
     return ov.Model([result("logits", logits), result(NEXT_HIDDEN, made)], inputs)
 
 
-def windows_of(weights: Weights) -> dict[int, int]:
+def windows_of(weights: HeadWeights) -> dict[int, int]:
     """The number of each layer with a cache that is read, and the sliding window of its readers; 0 for none."""
     layers = [f"layers.{i}" for i in range(int(weights.number("num_layers")))]
     return {int(weights.number(f"{layer}.{CACHE}")): _window_of(weights, layer) for layer in layers}
 
 
-def _window_of(weights: Weights, layer: str) -> int:
+def _window_of(weights: HeadWeights, layer: str) -> int:
     return int(weights.number(f"{layer}.{WINDOW}")) if f"{layer}.{WINDOW}" in weights else 0
 
 
@@ -95,7 +95,7 @@ class _Cached:
 
     def __init__(
         self,
-        weights: Weights,
+        weights: HeadWeights,
         layer: str,
         number: int,
         positions: ov.Node,
@@ -167,7 +167,7 @@ class _Cached:
         return ops.reshape(scores, ops.concat([ints(-1, 1, 1), sizes], 0), special_zero=False)
 
 
-def _clustered_logits(rows: ov.Node, weights: Weights) -> ov.Node:
+def _clustered_logits(rows: ov.Node, weights: HeadWeights) -> ov.Node:
     """Logits [s, 1, vocabulary] of the tokens in the clusters that a row is nearest to."""
     num_clusters = weights.width(f"{CENTROIDS}.weight", 0)
     vocab_size = weights.width(f"{CLUSTERED}.weight", 0)

@@ -1,7 +1,7 @@
 """Drafters that fill in a block of masks at once: DFlash, DFlash 2 and DSpark.
 
 The main model's hidden states of the context become keys and values of the drafter's layers, without passing through
-them. The block, the newest token and masks behind it, reads these and itself, in both directions. So one call gives the
+them. The block, the newest token and masks after it, reads these and itself, in both directions. So one call gives the
 whole draft (Chen et al. 2026, "DFlash: block diffusion for flash speculative decoding").
 
 Inputs of the graph besides those of `PagedAttention`: hidden_states float32 [c, width] of context tokens, input_ids
@@ -10,7 +10,7 @@ first, and in_block int64 [b], the places of block rows in that order. Output: l
 
 DSpark corrects the logits by the tokens chosen before, on the host (`outrider.drafters.markov`). What that takes of a
 row's hidden states is a second output, block_states float32 [b, width], unless it takes none. So does DFlash 2, whose
-layers also have a causal convolution within the block, in front of and behind each part.
+layers also have a causal convolution within the block, before and after each part.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from outrider.models.backends.paged_graph import HIDDEN_IN
 from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
 
 ORDER, IN_BLOCK = "order", "in_block"
 INPUT_SCALE, WINDOW = "input_scale", "window"
 _INT, _FLOAT = ov.Type.i64, ov.Type.f32
 
 
-def dflash(weights: Weights) -> ov.Model:
+def dflash(weights: HeadWeights) -> ov.Model:
     """DFlash, as `DFlashDraftModel` and `DFlash2DraftModel`, and DSpark, as `Qwen3DSparkModel` and others.
 
     Queries and keys have a norm for each head; the layers are those of Qwen3, or Gemma's if the weights say so.
@@ -93,12 +93,12 @@ def dflash(weights: Weights) -> ov.Model:
 
 
 class _Around:
-    """The convolution in front of and behind a part of a layer, if the weights have one; see `_convolved`.
+    """The convolution before and after a part of a layer, if the weights have one; see `_convolved`.
 
     One projection of what the first reads makes the kernels of both.
     """
 
-    def __init__(self, weights: Weights, in_block: ov.Node, name: str) -> None:
+    def __init__(self, weights: HeadWeights, in_block: ov.Node, name: str) -> None:
         self._weights, self._in_block, self._name = weights, in_block, name
         self._has_one = f"{name}.base_kernel" in weights
         self._own: ov.Node | None = None  # float32 [b, sides, taps, groups], what a row adds to the kernels

@@ -20,7 +20,7 @@ from outrider.models.backends.taps import ints, parameter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
 
     # Queries float32 [a, b, heads, head_size], keys and values with fewer heads, to float32 [a, b, heads · head_size].
     Attention = Callable[[ov.Node, ov.Node, ov.Node], ov.Node]
@@ -57,13 +57,13 @@ _OPTIONAL: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
 _WINDOW, _MAX_CONTEXT_LEN, _ROW_TYPES = 10, 12, 25
 
 
-def linear(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+def linear(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
     """rows · weightᵀ, plus the bias if there is one."""
     product = ops.matmul(rows, weights[f"{name}.weight"], False, True)
     return ops.add(product, weights[f"{name}.bias"]) if f"{name}.bias" in weights else product
 
 
-def norm(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+def norm(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
     """RMSNorm over the last axis (Zhang and Sennrich 2019)."""
     mean = ops.reduce_mean(ops.power(rows, ops.constant(np.float32(2))), ints(-1), True)
     root = ops.sqrt(ops.add(mean, ops.constant(np.float32(weights.number("rms_norm_eps")))))
@@ -77,14 +77,14 @@ def _same(rows: ov.Node) -> ov.Node:
 
 def behind_feed_forward(
     hidden: ov.Node,
-    weights: Weights,
+    weights: HeadWeights,
     layer: str,
     before: Callable[[ov.Node], ov.Node] = _same,
     behind: Callable[[ov.Node], ov.Node] = _same,
 ) -> ov.Node:
     """The second half of a decoder layer: down(silu(gate) · up) of the normed rows, added to `hidden`.
 
-    As Gemma has it, if the weights say so: with GELU, a norm behind it, and a scale of the layer. As Qwen's mixtures
+    As Gemma has it, if the weights say so: with GELU, a norm after it, and a scale of the layer. As Qwen's mixtures
     have it, the same. before, behind: what is made of the normed rows, and of the product.
     """
     rows, name = before(norm(hidden, weights, f"{layer}.post_attention_layernorm")), f"{layer}.mlp"
@@ -101,7 +101,7 @@ def behind_feed_forward(
     return ops.multiply(hidden, weights[scale]) if (scale := f"{layer}.layer_scalar") in weights else hidden
 
 
-def _mixed(rows: ov.Node, weights: Weights, layer: str) -> ov.Node:
+def _mixed(rows: ov.Node, weights: HeadWeights, layer: str) -> ov.Node:
     """What the experts that a router chooses make of rows float32 [n, 1, width]."""
     count, size, width = (weights.width(f"{layer}.{GATE}.weight", axis) for axis in range(3))
     is_normalised = bool(weights.number(NORMALISED))
@@ -116,7 +116,7 @@ def _mixed(rows: ov.Node, weights: Weights, layer: str) -> ov.Node:
     return mixture(experts, rows, Router(weights[f"{layer}.mlp.{ROUTER}.weight"]), matrix, activate)
 
 
-def normed_if(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+def normed_if(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
     """The rows, normed if there is such a norm."""
     return norm(rows, weights, name) if f"{name}.weight" in weights else rows
 
@@ -129,7 +129,7 @@ class Rotation:
     sin: ov.Node
 
     @classmethod
-    def of(cls, positions: ov.Node, weights: Weights, name: str = "rotary") -> Rotation:
+    def of(cls, positions: ov.Node, weights: HeadWeights, name: str = "rotary") -> Rotation:
         """positions: int64 [a, b]. name: of frequencies and scale among the weights."""
         times = ops.convert(ops.unsqueeze(positions, ints(2)), "f32")
         angles = ops.multiply(times, weights[f"{name}.frequencies"])
@@ -155,7 +155,7 @@ class PagedAttention:
     these and 0 for others.
     """
 
-    def __init__(self, weights: Weights, *, both_ways: bool = False) -> None:
+    def __init__(self, weights: HeadWeights, *, both_ways: bool = False) -> None:
         self._weights = weights
         names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
         self._places = [parameter(name, _INT, (-1,)) for name in names]
@@ -198,7 +198,7 @@ class PagedAttention:
         return ops.unsqueeze(node.output(0), ints(1))
 
 
-def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
+def heads_of(rows: ov.Node, weights: HeadWeights, name: str, count: str) -> ov.Node:
     """A projection of rows to heads, float32 [n, 1, heads, head_size], with a norm of each head if there is one."""
     size = int(weights.number("head_size"))
     shape = ints(0, 0, int(weights.number(count)), size)
@@ -206,7 +206,7 @@ def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
     return normed_if(heads, weights, f"{name}_norm")
 
 
-def attend(rows: ov.Node, weights: Weights, name: str, attention: Attention, rotation: Rotation) -> ov.Node:
+def attend(rows: ov.Node, weights: HeadWeights, name: str, attention: Attention, rotation: Rotation) -> ov.Node:
     """Causal self-attention of rows float32 [n, 1, width], with the output projection.
 
     A gate of the attention's output, as Qwen3-Next has it, is a matrix of its own.
@@ -221,7 +221,7 @@ def attend(rows: ov.Node, weights: Weights, name: str, attention: Attention, rot
 
 
 def behind_attention(
-    hidden: ov.Node, rows: ov.Node, weights: Weights, layer: str, attention: Attention, rotation: Rotation
+    hidden: ov.Node, rows: ov.Node, weights: HeadWeights, layer: str, attention: Attention, rotation: Rotation
 ) -> ov.Node:
     """A decoder layer: attention to `rows`, added to `hidden`, and the feed-forward part."""
     hidden = ops.add(hidden, attend(rows, weights, f"{layer}.self_attn", attention, rotation))

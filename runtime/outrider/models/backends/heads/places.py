@@ -1,4 +1,4 @@
-"""Heads for the tokens behind the next one: Medusa, blockwise parallel decoding, and Hydra.
+"""Heads for the tokens after the next one: Medusa, blockwise parallel decoding, and Hydra.
 
 Each head reads the main model's last hidden states of the newest token that it has read. Inputs of the graphs:
 hidden_states float32 [r, hidden], of r sequences, and for Hydra input_ids int64 [r, place + 1]. Output: logits
@@ -17,10 +17,10 @@ from outrider.models.backends.paged_graph import HIDDEN_IN
 from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
 
 
-def medusa(weights: Weights) -> ov.Model:
+def medusa(weights: HeadWeights) -> ov.Model:
     """Medusa (Cai et al. 2024, "Medusa: simple LLM inference acceleration framework with multiple decoding heads")."""
     hidden = _hidden(weights)
     logits = []
@@ -30,7 +30,7 @@ def medusa(weights: Weights) -> ov.Model:
     return ov.Model([result("logits", _one_after_another(logits))], [hidden])
 
 
-def blockwise(weights: Weights) -> ov.Model:
+def blockwise(weights: HeadWeights) -> ov.Model:
     """Blockwise parallel decoding (Stern et al. 2018, "Blockwise parallel decoding for deep autoregressive models",
     section 6): a layer for each place, and the main model's output matrix.
     """
@@ -43,7 +43,7 @@ def blockwise(weights: Weights) -> ov.Model:
     return ov.Model([made], [hidden])
 
 
-def hydra(weights: Weights, place: int = 0) -> ov.Model:
+def hydra(weights: HeadWeights, place: int = 0) -> ov.Model:
     """The head of one place, which also reads the tokens before it (Ankner et al. 2024, "Hydra: sequentially-dependent
     draft heads for Medusa decoding").
     """
@@ -57,12 +57,12 @@ def hydra(weights: Weights, place: int = 0) -> ov.Model:
     return ov.Model([result("logits", logits)], [hidden, token_ids])
 
 
-def _hidden(weights: Weights) -> ov.op.Parameter:
+def _hidden(weights: HeadWeights) -> ov.op.Parameter:
     made: ov.op.Parameter = parameter(HIDDEN_IN, ov.Type.f32, (-1, int(weights.number("hidden_size"))))
     return made
 
 
-def _residual_blocks(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+def _residual_blocks(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
     """rows + silu(linear(rows)), as often as there are layers."""
     for i in range(int(weights.number("num_layers"))):
         rows = ops.add(rows, ops.swish(linear(rows, weights, f"{name}.{i}.linear")))

@@ -27,16 +27,16 @@ from outrider.models.backends.paged_graph import HIDDEN_IN
 from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
-    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.heads.weights import HeadWeights
 
 NORM_FIRST = "norm_before_residual"  # among the weights of EAGLE-3 drafters whose residual is the normed hidden states
 
 
-def eagle3(weights: Weights) -> ov.Model:
+def eagle3(weights: HeadWeights) -> ov.Model:
     """EAGLE-3 (Li et al. 2025, "EAGLE-3: scaling up inference acceleration of large language models via training-time
     test"), as `LlamaForCausalLMEagle3` in SpecForge, or as vLLM's speculators with `norm_before_residual`.
 
-    hidden_states: the main model's of several layers, or zeros; behind them the drafter's own, or zeros. `fc` has no
+    hidden_states: the main model's of several layers, or zeros; after them the drafter's own, or zeros. `fc` has no
     bias, so that its product with zeros adds nothing.
     """
     graph = _Inputs(weights)
@@ -51,10 +51,10 @@ def eagle3(weights: Weights) -> ov.Model:
     return graph.model(weights.logits(norm(out, weights, "norm")), out)
 
 
-def eagle(weights: Weights) -> ov.Model:
+def eagle(weights: HeadWeights) -> ov.Model:
     """EAGLE (Li et al. 2024, "EAGLE: speculative sampling requires rethinking feature uncertainty").
 
-    hidden_states: the main model's last ones, behind the final norm, or the drafter's own. There is no norm before the
+    hidden_states: the main model's last ones, after the final norm, or the drafter's own. There is no norm before the
     attention, and the output is read by the main model's output matrix as it is.
     """
     graph = _Inputs(weights)
@@ -65,11 +65,11 @@ def eagle(weights: Weights) -> ov.Model:
     return graph.model(weights.logits(out), out)
 
 
-def mtp(weights: Weights) -> ov.Model:
+def mtp(weights: HeadWeights) -> ov.Model:
     """A multi-token prediction module (DeepSeek-AI 2024, "DeepSeek-V3 technical report", section 2.2), used again and
     again, in the layout of Qwen3-Next.
 
-    hidden_states: the main model's last ones, behind the final norm, or the drafter's own.
+    hidden_states: the main model's last ones, after the final norm, or the drafter's own.
     """
     graph = _Inputs(weights)
     both = [
@@ -86,7 +86,7 @@ def mtp(weights: Weights) -> ov.Model:
 class _Inputs:
     """The inputs that the three have in common."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: HeadWeights) -> None:
         self._token_ids = parameter("input_ids", ov.Type.i64, (-1,))
         self._positions = parameter("position_ids", ov.Type.i64, (-1,))
         self._hidden = parameter(HIDDEN_IN, ov.Type.f32, (-1, int(weights.number("hidden_width"))))

@@ -20,7 +20,7 @@ from outrider.models.backends.taps import after_layers, hidden_states_of, multip
 MATRIX, EMBEDDING = "lm_head", "embed_tokens"
 
 
-class Weights:
+class HeadWeights:
     """A drafter's weights by name, as nodes of a graph.
 
         weights = Weights.read(core, path, main_path)
@@ -33,7 +33,7 @@ class Weights:
         self._found, self._main = found, main
 
     @classmethod
-    def read(cls, core: ov.Core, path: Path, main_path: Path | None) -> Weights:
+    def read(cls, core: ov.Core, path: Path, main_path: Path | None) -> HeadWeights:
         """The weights in the file `path`, for the main model's IR at `main_path`; None if that is none.
 
         Raises:

@@ -15,8 +15,7 @@ from outrider.models.tuning.measure.slots import open_slot, random_tokens
 from outrider.types import Chunk, RowRule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from outrider.types import Backend, FixedShape
 
@@ -94,7 +93,7 @@ class PassCost:
         """Seconds of one sequence's call, by its rows and its tokens of context."""
         return self.scale * self._measured(self.rule.num_rows([rows]), context)
 
-    def together(self, rows: Seq[int], context: float = NEAR, before: int | None = None) -> float:
+    def together(self, rows: Sequence[int], context: float = NEAR, before: int | None = None) -> float:
         """Seconds for several sequences. rows: of each. before: rows of the last call; None: a change costs nothing."""
         if self.one_call:
             total = self.rule.num_rows(rows)
@@ -131,7 +130,7 @@ class PassCost:
         if seconds > 0:
             self.scale *= min(seconds / expected, _MOST_LONGER) ** _SWAY
 
-    def observe(self, rows: Seq[int], context: float, seconds: float, padded: int = 0) -> None:
+    def observe(self, rows: Sequence[int], context: float, seconds: float, padded: int = 0) -> None:
         """Learn from a call that took `seconds`; a cost that does not learn takes no notice.
 
         rows: of each sequence; none after a call whose rows are not all answers'. padded: rows of the call, if more.
@@ -165,7 +164,7 @@ class Contention:
 ALONE = Contention(1.0, 1.0)
 
 
-def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
+def _line(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     """Linear interpolation. Constant before the first point; beyond the last, a line that never falls."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
@@ -189,7 +188,7 @@ def _factors(cost: PassCost) -> list[float]:
     return [math.exp(each) for each in cost.doubt or (UNKNOWN,) * len(cost.rows)]
 
 
-def _doubt(rounds: Seq[Seq[float]], near: Seq[float], share: float | None) -> tuple[float, ...]:
+def _doubt(rounds: Sequence[Sequence[float]], near: Sequence[float], share: float | None) -> tuple[float, ...]:
     """How far each of `near` may be off. rounds: of measurements, from which it was made.
 
     share: of its threads' time in which the process ran meanwhile; None: nobody knows.
@@ -210,7 +209,7 @@ def check_pass(backend: Backend, cost: PassCost) -> None:
 
 
 def measure_pass(
-    backend: Backend, rows: Seq[int], repeats: int | None = None, *, max_tokens: int | None = None
+    backend: Backend, rows: Sequence[int], repeats: int | None = None, *, max_tokens: int | None = None
 ) -> PassCost:
     """Time calls of one sequence with these numbers of rows, at contexts of up to `max_tokens` tokens.
 
@@ -262,7 +261,7 @@ def _processor_share(backend: Backend, ran: float, seconds: float) -> float | No
     return ran / (seconds * num_threads) if num_threads and seconds else None
 
 
-def measure_change(backend: Backend, rows: Seq[int]) -> float:
+def measure_change(backend: Backend, rows: Sequence[int]) -> float:
     """Extra seconds of a call whose number of rows is not that of the call before: the median of a few.
 
     Takes two numbers in turns, two calls with each. rows: as in `measure_pass`.
@@ -282,7 +281,7 @@ def measure_change(backend: Backend, rows: Seq[int]) -> float:
 
 def time_calls(
     backend: Backend,
-    calls: Seq[tuple[int, int]],
+    calls: Sequence[tuple[int, int]],
     patience: float = 0.0,
 ) -> dict[tuple[int, int], float]:
     """Seconds of calls, each the shortest of at least two. calls: (tokens, tokens of context).
@@ -304,7 +303,7 @@ def time_calls(
     return taken
 
 
-def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None) -> tuple[int, int]:
+def contexts_of(backend: Backend, rows: Sequence[int], max_tokens: int | None = None) -> tuple[int, int]:
     """The short and the long context, in tokens, at which `measure_pass` times calls of these rows."""
     if backend.capabilities.fixed:
         context = min(NEAR, backend.max_tokens - 1)
@@ -334,7 +333,7 @@ def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats:
 
 
 def _measure_fork(backend: Backend) -> float:
-    """Seconds to make room for a branch, which copies a block; the shortest of a few, each behind a call.
+    """Seconds to make room for a branch, which copies a block; the shortest of a few, each after a call.
 
     A call's weights push the block out of the processor's caches: without it, the copy takes a fraction of that.
     """

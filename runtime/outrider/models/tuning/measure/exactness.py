@@ -6,8 +6,7 @@ known without measuring.
 """
 
 import bisect
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -86,7 +85,7 @@ def estimate_padding(backend: PaddedBackend) -> Exactness:
     return Exactness(rule=RowRule(sequence=Rounding(max(needed, 2))))
 
 
-def has_groups(backend: PaddedBackend, groups: Seq[Seq[int]]) -> bool:
+def has_groups(backend: PaddedBackend, groups: Sequence[Sequence[int]]) -> bool:
     """Whether a few numbers of rows agree in bits as in these groups, which were measured in another setting.
 
     Two settings of one model with the same groups need the same padding.
@@ -102,7 +101,7 @@ def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str
     return compare_quickly(backend, context)
 
 
-def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
+def _rules(backend: PaddedBackend, groups: Sequence[Sequence[int]]) -> Iterator[RowRule]:
     """Paddings that would bring every call into one group, the cheapest first."""
     least = _least(groups)
     if least is not None:
@@ -134,7 +133,7 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
             yield RowRule(sequence=by, call=by, logits=by)
 
 
-def _least(groups: Iterable[Seq[int]]) -> int | None:
+def _least(groups: Iterable[Sequence[int]]) -> int | None:
     """The least number of rows from which on all have the same bits; None if it is above 8."""
     last = max(groups, key=max)
     others = [rows for group in groups for rows in group if rows not in last and rows < max(last)]
@@ -166,7 +165,7 @@ def _most_rows(backend: Backend) -> int:
         return _MANY[below - 1] if below else 0
 
 
-def _groups(backend: Backend, calls: Seq[tuple[int, int]], *, generated: bool = False) -> list[tuple[int, ...]]:
+def _groups(backend: Backend, calls: Sequence[tuple[int, int]], *, generated: bool = False) -> list[tuple[int, ...]]:
     """Group calls of (tokens, rows of logits) by the bits of one token's row. Returns the rows of each group's calls.
 
     The token is the first one; in calls of more tokens than rows, it is the last row's.

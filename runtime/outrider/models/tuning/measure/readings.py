@@ -13,12 +13,11 @@ from outrider.models.tuning.measure.slots import copied_rows, open_slot, random_
 from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from outrider.types import Backend, Source
+    from outrider.types import Backend, EncoderSource
 
     Rows: TypeAlias = NDArray[np.float32]  # [rows, vocab_size]
 
@@ -98,12 +97,12 @@ def compare_states(main: Backend, context: int) -> dict[str, float]:
     return _compare(main, context, readings)
 
 
-def _num_until(sizes: Seq[int], count: int) -> int:
+def _num_until(sizes: Sequence[int], count: int) -> int:
     """How many pieces of these sizes have `count` tokens."""
     return int(np.searchsorted(np.cumsum(sizes), count)) + 1
 
 
-def _in_pieces(main: Backend, sizes: Seq[int]) -> _Reading:
+def _in_pieces(main: Backend, sizes: Sequence[int]) -> _Reading:
     return _Reading(0, partial(read, main, sizes=sizes, num_rows=TAIL))
 
 
@@ -114,7 +113,7 @@ def _in_company(main: Backend, num_rows: int) -> dict[str, _Reading]:
     }
 
 
-def _with_drafts(main: Backend, nums_drafts: Seq[int]) -> _Reading:
+def _with_drafts(main: Backend, nums_drafts: Sequence[int]) -> _Reading:
     return _Reading(len(nums_drafts), partial(_decode, main, nums_drafts=nums_drafts))
 
 
@@ -160,7 +159,9 @@ def longest_certified(main: Backend, cache_tokens: int, max_tokens: int) -> int:
     return min(longest, max_tokens - TAIL - max(WRONG_DRAFTS))
 
 
-def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int, source: Source | None = None) -> Rows:
+def read(
+    main: Backend, token_ids: Sequence[int], sizes: Sequence[int], num_rows: int, source: EncoderSource | None = None
+) -> Rows:
     """The last rows of logits, float32 [num_rows, vocab_size], of tokens that are read in chunks of these sizes.
 
     source: what an encoder reads.
@@ -218,7 +219,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int, num_ge
 
 
 def _publish(main: Backend, token_ids: list[int], begin: int, prompt: Prompt) -> None:
-    """Read a text, behind what the prefix cache has of `prompt`, and publish it. From token `begin` on, an answer."""
+    """Read a text, after what the prefix cache has of `prompt`, and publish it. From token `begin` on, an answer."""
     with closing(open_slot(main, len(token_ids) + 1, prompt)) as slot:
         if slot.length < begin:
             main.submit([Chunk(slot, token_ids[slot.length : begin], num_rows=0)]).wait()
@@ -257,7 +258,7 @@ def _go_back(main: Backend, token_ids: list[int], num_drafted: int) -> Rows:
     return np.array(rows)
 
 
-def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
+def _decode(main: Backend, token_ids: list[int], nums_drafts: Sequence[int]) -> Rows:
     """The last rows, decoded one by one, each with this number of wrong draft tokens, which are then trimmed."""
     begin, rows = len(token_ids) - len(nums_drafts), []
     with closing(open_slot(main, len(token_ids) + max(nums_drafts))) as slot:
