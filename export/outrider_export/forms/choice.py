@@ -2,7 +2,7 @@
 
     plans = choose_forms(plans, tokenizers, None, None, progress)
 
-It is chosen by slices of the model; see `form_speed`. A choice is saved for the model's files and the machine, so that
+It is chosen by slices of the model; see `forms.speed`. A choice is saved for the model's files and the machine, so that
 it is made once. A machine that is too busy makes none: then the models get the form for any machine.
 """
 

@@ -5,7 +5,7 @@
         forms[0].seconds[1]    # of a call of one row, of the whole model
         trial.slice_kl(forms[1])
 
-Slices are converted to each form, and timed in turns; see `form_slices`. Their tokens are those of a text, and the
+Slices are converted to each form, and timed in turns; see `forms.slices`. Their tokens are those of a text, and the
 vocabulary's first. What a form loses is measured on the larger slice, against the same slice in 16 bits.
 """
 

@@ -1,4 +1,4 @@
-"""Adds inputs to an ONNX graph for a bundle, and sets names and shapes; see `onnx_graph`."""
+"""Adds inputs to an ONNX graph for a bundle, and sets names and shapes; see `onnx.graph`."""
 
 from __future__ import annotations
 

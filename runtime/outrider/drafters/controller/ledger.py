@@ -83,7 +83,7 @@ class Ledger:
         ledger.begin(plain=0.04, together=1)    # ends the round before
         if ledger.is_open("draft"):
             ledger.decided(["draft"])
-            ledger.chose([Entry(account, "draft", 0.055)], is_plain=False)
+            ledger.chose([LedgerEntry(account, "draft", 0.055)], is_plain=False)
         ledger.committed(account, 2, counts=True)
 
     A round's seconds are those from its begin to the next one's, the host's part included. Plain rounds show how much
