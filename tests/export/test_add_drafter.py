@@ -119,7 +119,7 @@ def changed(kind: str, **changes: Any) -> Callable[[], Any]:
 WRONG: dict[str, tuple[Any, str]] = {
     "no config.json": (
         spoils("eagle", "config.json", lambda _: None),
-        "is no drafter of a kind that is known: blockwise, dflash, dflash2, dspark, eagle",
+        "is no drafter of a kind that is known: assistant, blockwise, dflash, dflash2, dspark, eagle",
     ),
     "no model either": (writes("eagle", architectures=["BertModel"]), "is no drafter of a kind that is known"),
     "architectures is null": (writes("eagle", architectures=[]), "is no drafter of a kind"),

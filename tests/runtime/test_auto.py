@@ -11,8 +11,11 @@ from outrider.bundle import Bundle
 from outrider.decoding.own import inner
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Controller, Fixed
+from outrider.drafters.controller.acceptance import Share
+from outrider.drafters.controller.ledger import Ledger
 from outrider.models.tuning.measure import LONGEST
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.tokens.verifiers import Coupled, Greedy
 from toys import fix_costs, load_toy
 
 pytestmark = pytest.mark.any_format
@@ -21,11 +24,23 @@ pytestmark = pytest.mark.any_format
 PROMPTS = ["hello", "abcabcabcabc", "the same the same the same", "0123456789" * 8]
 
 
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toys' calls do not take the seconds that they are said to take, so these are not judged by the clock."""
+    monkeypatch.setattr(Ledger, "_take", lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def engine(toy_bundle: Bundle) -> outrider.Engine:
-    """A toy pair with the costs of a real pair: its own calls all take the same time, so nothing would be drafted."""
+    """A toy pair with the costs of a real pair, and a draft model that is known to be good.
+
+    The toy's own calls all take the same time, so nothing would be drafted.
+    """
     engine = load_toy(toy_bundle, cache_size=0.02)
     fix_costs(engine, (0.040, 0.050), (0.004, 0.005))
+    for verifier in (Greedy(), Coupled()):
+        record = engine._registry._records_of("auto").of_model(verifier, "draft")
+        record.share = Share(0.8, weight=300.0, memory=0.999)
     return engine
 
 

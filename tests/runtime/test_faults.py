@@ -59,7 +59,8 @@ TIMED = {
     "draft_ahead",
     "first_seconds",
     "prompt_of",
-}  # members that are used as measured times, other requests and a prefix store have it
+    "replays",
+}  # members that are used as measured times, other requests, a prefix store and idle time have it
 EIGHT: dict[str, dict[str, Any]] = {
     "greedy": {"drafter": None},
     "seeded": {"drafter": None, **SEEDED},

@@ -21,6 +21,7 @@ import outrider
 from layered import NUM_LAYERS, VOCAB_SIZE, make_layered, with_layers
 from outrider.bundle import Bundle, DrafterEntry, draft_models_of, read_bundle
 from outrider.bundle.fit import check_fit
+from outrider.drafters.controller.ledger import Ledger
 from outrider.errors import BundleError, DeviceError, OutriderError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -305,6 +306,7 @@ def test_its_cost_is_measured_and_the_controller_may_say_no(
 ) -> None:
     monkeypatch.setattr(PassCost, "follow", lambda *_: None)  # the toy's calls take another time
     monkeypatch.setattr(LearnedCost, "observe", lambda *_: None)
+    monkeypatch.setattr(Ledger, "_take", lambda *_: None)
     model = engine.find_drafter("self")
     assert model.is_priced
     assert engine.find_drafter("auto") is model

@@ -64,6 +64,7 @@ RULES = {
     "release": Rule(*_IGNORED, of_call=True),
     "requirements": Rule("Requirements, with names of hidden states and a flag", _are_requirements),
     "takes_rules": Rule(*_FLAG),
+    "replays": Rule(*_FLAG),
     "name": Rule("a text", lambda value: isinstance(value, str)),
     "goes_ahead": Rule(*_FLAG),
     "ahead_seconds": Rule(*_NUMBER),
