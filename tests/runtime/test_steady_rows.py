@@ -39,6 +39,7 @@ def test_idle_rows_stay_until_they_have_cost_as_much_as_a_change() -> None:
     assert rows_of([8, 2], 1.0, RowRule(sequence=Rounding(2))) == [8, 8]
     assert rows_of([8, 7], 1.0, RowRule(sequence=Rounding(2))) == [8, 7]  # one row alone is another kernel's
     assert rows_of([16, 8, 8], 0.009, RowRule(call=Rounding(8, 8))) == [16, 16, 8]
+    assert rows_of([8, 3], 0.009, RowRule(call=Rounding(8, 8))) == [8, 8]  # fewer than the rule has
 
 
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=60), st.floats(0, 0.05))

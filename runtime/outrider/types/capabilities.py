@@ -165,6 +165,8 @@ class SteadyRows:
             for n in range(need, now)
             if self._rule.call(n) == n
         }
+        if not saved:  # by the rule, there is no smaller number
+            return now, {}
         best = max(saved, key=saved.__getitem__)
         return (now, saved) if saved[best] < self._change else (best, {})
 
