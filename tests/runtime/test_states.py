@@ -23,7 +23,7 @@ from outrider.engine.chat import Chat
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
 from outrider.models.backends.taps import ints, parameter, result
-from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
+from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
 from outrider.models.tuning import candidates
@@ -353,6 +353,41 @@ def test_the_row_that_saves_the_least_goes_first() -> None:
     other = rows.open(0)
     assert len(rows.take(rows.capacity - 2, other)) == rows.capacity - 2
     assert sorted(block.rows) == [8]  # the row of 9 tokens saves one
+
+
+def test_ends_that_no_text_can_go_on_from_are_evicted_first() -> None:
+    """A block without a row of states saves nothing. Rows of the text that was used last are kept."""
+    rows = StateRows(NUM_FIXED + 3 * ROWS_PER_SEQUENCE, spacing=1)
+    pool = BlockPool(11, 3, rows=rows)
+
+    def read(token_ids: list[int], ends: list[int]) -> int:
+        table = pool.open(len(token_ids), token_ids)
+        assert table is not None
+        assert table.rows is not None
+        num_cached = table.num_cached
+        for end in ends:
+            table.rows.store(table.rows.plan(table.rows.length, end - table.rows.length, LAST))
+            table.rows.mark(end)
+        table.close(token_ids)
+        return num_cached
+
+    oldest, old, new, other = [7] * 6, [1] * 9, [2] * 9, [3] * 9
+    read(oldest, [6])
+    read(old, [6, 9])
+    read(new, [4])  # the rest was cancelled: its third block has no row
+    read(other[:6], [6])
+    assert read(other, [9]) == 6  # a third block, of the new text
+    assert pool.num_evicted == 0
+    assert read([4] * 3, [3]) == 0
+    assert pool.num_evicted == 1
+    assert sorted(pool.row_ends(old)) == [6, 9]
+    assert pool.row_ends(new) == [4]
+    while 9 in pool.row_ends(old):
+        rows._evict()  # rows are scarce: now the end of the old text saves nothing, either
+    assert read([5] * 3, [3]) == 0
+    assert len(pool.blocks_of(old[:6]) or ()) == 2
+    assert pool.blocks_of(old) is None
+    assert pool.row_ends(oldest) == [6]
 
 
 def test_rows_that_must_not_be_written_are_found_before_the_call() -> None:

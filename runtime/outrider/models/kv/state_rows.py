@@ -8,7 +8,7 @@ a length by reading the row of that length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.models.kv.block_tree import Block
@@ -84,6 +84,7 @@ class StateRows:
         self._open: dict[SequenceRows, None] = {}
         self.num_idle = 0  # published rows that no open sequence holds
         self._clock = self.num_evicted = 0
+        self.on_evict: Callable[[Block], object] | None = None  # is told of a block that has lost a row
 
     @property
     def capacity(self) -> int:
@@ -204,6 +205,8 @@ class StateRows:
         least = min(idle, key=lambda place: place.num_saved / (self._clock - place.used + 1))
         self._remove(least.block, least.offset)
         self.num_evicted += 1
+        if self.on_evict is not None:
+            self.on_evict(least.block)
         return True
 
 
