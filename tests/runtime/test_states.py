@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from outrider.engine.chat import Chat
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
 from outrider.models.backends.taps import ints, parameter, result
-from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, StateRows
+from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
 from outrider.models.tuning import candidates
@@ -33,6 +33,7 @@ from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import ToyTokenizer
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
+from outrider_bench.verify.certify import check_states
 from toys import in_threads, load_toy, random_ids
 from trees import Trees
 
@@ -174,6 +175,26 @@ def test_it_is_read_in_any_pieces_with_the_same_bits(engine: outrider.Engine) ->
     assert len(found) > 12
     found |= compare_states(engine.main, 150)
     assert set(found.values()) == {0.0}
+
+
+def test_the_certificate_notices_a_state_of_another_length(
+    engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sequence goes on from an earlier row than its own."""
+    own = SequenceRows.plan
+
+    def earlier(self: SequenceRows, past: int, count: int, interval: int) -> Any:
+        call = own(self, past, count, interval)
+        before = [length for length in self._rows if length < past]
+        return replace(call, row=self._rows[before[-1]] if before else call.row)
+
+    assert check_states(engine.main, 64).passed
+    monkeypatch.setattr(SequenceRows, "plan", earlier)
+    check = check_states(engine.main, 64)
+    assert not check.passed
+    assert "logits differ by up to" in check.detail
+    wrong = {name.split()[0] for name, difference in check.figures["largest_difference"].items() if difference}
+    assert wrong == {"a", "1", "4", "8"}  # prompts that are cut, and rejected drafts
 
 
 def test_a_call_without_tokens_keeps_no_row(engine: outrider.Engine) -> None:
