@@ -29,6 +29,7 @@ from outrider.models.backends.projections import projections_of
 from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export import export_bundle
+from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
@@ -636,7 +637,8 @@ def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Pat
     tiny.write_checkpoint(tmp_path / "tiny")
     tiny.write_gguf(tmp_path / "tokenizer.gguf", tmp_path / "tiny", "F32", "gpt-2", {})
     path = with_module(tmp_path / "plain.gguf", tmp_path / "nextn.gguf", MODULES[name], tmp_path / "tokenizer.gguf")
-    assert geometry_of_gguf(read_header(path)).num_layers == 4
+    assert (described := describe_gguf(path))["mtp_layers"] == 1
+    assert described["layers"] == geometry_of_gguf(read_header(path)).num_layers == 4
     made = export_bundle(path, output=tmp_path / "bundle", weights="fp32")
     assert [(each.name, each.kind) for each in made.manifest.drafters] == [("mtp", "mtp")]
     with outrider.load(made.folder, cache_size=0.02) as engine:
