@@ -183,8 +183,8 @@ def test_the_certificate_notices_a_state_of_another_length(
     """Where a sequence goes on from an earlier row than its own."""
     own = SequenceRows.plan
 
-    def earlier(self: SequenceRows, past: int, count: int, interval: int) -> Any:
-        call = own(self, past, count, interval)
+    def earlier(self: SequenceRows, past: int, *args: int) -> Any:
+        call = own(self, past, *args)
         before = [length for length in self._rows if length < past]
         return replace(call, row=self._rows[before[-1]] if before else call.row)
 
@@ -228,6 +228,33 @@ def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine
     engine.main.clear_prefixes()
     assert engine.generate(turn, drafter=None, **OPTIONS).logprobs == found.logprobs  # read as a whole
     assert engine.cache["main"].num_published_rows
+
+
+def test_a_prompt_has_rows_after_its_opening_and_before_its_end(engine: outrider.Engine) -> None:
+    """In one call, which stores few others. The same prompt again, and another with this opening, go on from there."""
+    prompt = Prompt(random_ids(85, 57), opening=23)
+    first = engine.generate(prompt, drafter=None, **OPTIONS)
+    again = engine.generate(prompt, drafter=None, **OPTIONS)
+    assert (again.logprobs, again.stats.num_cached_tokens) == (first.logprobs, 56)
+    other = [*prompt.token_ids[:23], *random_ids(86, 20)]
+    found = engine.generate(other, drafter=None, **OPTIONS)
+    assert found.stats.num_cached_tokens == 23
+    engine.settle()
+    engine.main.clear_prefixes()
+    assert engine.generate(other, drafter=None, **OPTIONS).logprobs == found.logprobs
+
+
+@pytest.mark.parametrize(
+    ("past", "branch", "count", "lengths"),
+    [(0, 23, 57, (23, 56, 57)), (0, 50, 57, (50, 57)), (40, 43, 57, (43, 96, 97)), (100, 23, 57, (156, 157))],
+)
+def test_a_call_stores_what_prompts_start_from(past: int, branch: int, count: int, lengths: tuple[int, ...]) -> None:
+    held = StateRows(40, spacing=256).open(past)
+    held.branch = branch
+    call = held.plan(past, count, *held.interval_of(past, count, 1, generated=False))
+    assert call.lengths == lengths
+    stored = [n + 1 for n in range(count) if (call.past + n + 1) % call.interval == 0 or n + 1 == count]
+    assert [past + each for each in stored] == [*lengths]
 
 
 def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
