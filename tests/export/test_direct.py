@@ -291,6 +291,7 @@ def test_later_names_of_states_mean_the_same() -> None:
         ({"hidden_act": "relu2"}, "the activation 'relu2'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE of the kind 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "no 'factor' in its configuration"),
+        ({"partial_rotary_factor": 2.0**30}, r"RoPE of 1.07374e\+09 of a head"),
         ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "RoPE by kind of layer"),
