@@ -228,6 +228,14 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
 - Google's [assistants](drafters.md#gemma-4s-assistants) draft for it, and DSpark drafters.
 
+## Gemma 3n
+
+E2B and E4B, from checkpoints and GGUF files (`gemma3n`): the text part, as of Gemma 4. Each token has four residual
+streams (AltUp), of which a layer computes one, and small matrices that are not rounded predict and correct the others.
+The first ten layers let pass the largest 5 % of their gates' numbers. Of the last 15 layers of E4B and 10 of E2B none
+has keys and values. Tokens of images and sounds, which have no embeddings by layer, have those of token 0, as in
+Transformers. Heads do not read such a model, and a LoRA adapter can be merged into it but not attached.
+
 ## Latent attention
 
 DeepSeek V2, V3 and those that are built like them (Moonlight), GLM-4.7-Flash and Youtu-LLM make keys and values of a

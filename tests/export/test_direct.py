@@ -130,7 +130,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
-    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks else count + 2)
+    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks or decoder.streams else count + 2)
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
@@ -396,6 +396,9 @@ def merged_experts(folder: Path) -> dict[str, Any]:
                 made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
         elif name.endswith(".sinks"):
             made[f"{name}.weight"] = values
+        elif found := re.fullmatch(r"(model\..*altup_.*projections)\.\d\.weight", name):  # of all streams in one
+            target = f"{found[1]}.weight"
+            made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 made[f"{name.partition('block')[0]}mlp.experts.{part}_proj.weight"] = half

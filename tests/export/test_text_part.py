@@ -15,7 +15,7 @@ from outrider_export.describe.plan import check_route
 from outrider_export.direct.convert import convert
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import locate, read_config, text_part
-from shapes import CONFIGS, logits_of
+from shapes import CONFIGS, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 VISION = {
@@ -91,6 +91,20 @@ def test_gemma_4_is_read_without_images_and_sounds(published: str, tmp_path: Pat
     assert [*done["layers"]["kv_shapes"]] == [(2, 16), (2, 32), (2, 16), (2, 32), (0, 0), (0, 0)]
     found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
     assert error_of(found, logits_of(model, TOKENS)) < 5e-5
+
+
+def test_gemma_3n_is_read_without_images_and_sounds(tmp_path: Path) -> None:
+    """Its text part as it is published; Transformers saves it by the same names of tensors."""
+    model = make_model("gemma3n_text")
+    model.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    said = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(said | {"vision_config": {}}), encoding="utf-8")
+    job = {"model": str(tmp_path), "gguf": False, "weights": "fp32", "format": "openvino"}
+    done = convert(job | {"output": str(tmp_path / "ir")}, Recorder())
+    assert [*done["layers"]["kv_shapes"]] == [(2, 16), (2, 16), (2, 16), (0, 0), (0, 0)]
+    found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
 
 
 def test_a_text_part_with_a_class_of_its_own_hides_no_images(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ _GEMMA4 = _LLAMA | {
     "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 448, "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
 }  # fmt: skip
+_GEMMA3N = _LLAMA | {
+    "num_hidden_layers": 5, "layer_types": [_SLIDE, _FULL, _SLIDE, _SLIDE, _FULL], "sliding_window": WINDOW,
+    "head_dim": 16, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 448,
+    "final_logit_softcapping": 3.0, "tie_word_embeddings": True, "laurel_rank": 16,
+    "intermediate_size": [96, 64, 96, 96, 96], "activation_sparsity_pattern": [0.8, 0.4, 0.0, 0.0, 0.0],
+}  # fmt: skip
 
 # What Transformers' configuration of each architecture is made with.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -91,6 +97,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _LLAMA
     | _GEMMA
     | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
+    "gemma3n_text": _GEMMA3N,
     "gemma4_text": _GEMMA4,
     "glm": _LLAMA | {"head_dim": 32},
     "glm4": _LLAMA | {"head_dim": 32},

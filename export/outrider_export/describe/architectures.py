@@ -55,6 +55,7 @@ _ALL = (
     Architecture("gemma", "Gemma 1", onnx=True, lifted=True),
     Architecture("gemma2", "Gemma 2", "mixed", lifted=True),
     Architecture("gemma3_text", "Gemma 3 270M and 1B", "mixed", lifted=True),
+    Architecture("gemma3n_text", "Gemma 3n, without images and sounds", "mixed", features=False),
     Architecture("gemma4_text", "Gemma 4, without images and sounds", "mixed"),
     Architecture("glm", "GLM-4 9B", onnx=True, lifted=True),
     Architecture("glm4", "GLM-4-0414, GLM-Z1", onnx=True),

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.direct import fp8, mxfp4
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
 from outrider_export.direct.weights import Indices, Rows, StoredMatrix, Weights, flat
 from outrider_export.sources.safetensors import Tensor, tensors_of

@@ -14,7 +14,8 @@ from typing import Any
 from outrider.errors import ExportError
 from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.direct.checkpoint_weights import CheckpointWeights
-from outrider_export.direct.describe import Decoder, describe
+from outrider_export.direct.decoder import Decoder
+from outrider_export.direct.describe import describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack

@@ -2,115 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from outrider_export.direct.experts import CHOICE
-
-
-@dataclass(frozen=True)
-class Norms:
-    """The names of a layer's norms in a checkpoint; "" where there is none.
-
-    before_*: of what attention and feed-forward part read; after_*: of what they add to the residual stream.
-    """
-
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
-
+from outrider_export.direct.form import Form, Norms
 
 _AROUND = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-
-
-@dataclass(frozen=True)
-class Form:
-    """An architecture, by its `model_type` in config.json.
-
-    Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
-
-    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are
-    rotated, so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files
-    have. norm: "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint,
-    but those of `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width.
-    norm_embedding: they have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`).
-    fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
-    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th;
-    of −n, layers are counted from the last. rotated: which layers rotate queries and keys: "all", "none",
-    "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with
-    a window rotate by frequencies of their own: by `rope_local_base_freq`, or by the same base without scaling.
-    normed_after_rope: norms of queries and keys come after their rotation. normed_heads: queries and keys have
-    norms, without weights if the file has none. gated: what attention finds is multiplied by a sigmoid, whose rows
-    in `q_proj` follow each head's. gate: a matrix of its own (`self_attn.output_gate`) gives that sigmoid.
-    in_blocks: attention, states and feed-forward parts are numbered each on their own, see `Blocks`. ungated:
-    feed-forward parts are down(act(up)), by the square of ReLU, too. names: what checkpoints call modules that have
-    other names here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys:
-    what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
-    "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
-    in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled. latent: keys
-    and values are made of a short row of each token, see `Latent`. grouped: experts may be in groups, their weights
-    scaled, and some layers dense, as DeepSeek's.
-    defaults: what Transformers takes for keys that config.json lacks.
-    """
-
-    name: str
-    gguf: str = ""
-    interleaved: bool = False
-    gguf_interleaved: bool = False
-    norms: Norms = field(default_factory=Norms)
-    norm: str = "rms"
-    norm_offset: float = 0.0
-    plain_norms: tuple[str, ...] = ()
-    scale_embedding: bool = False
-    norm_embedding: bool = False
-    fused: bool = False
-    fused_mlp: bool = False
-    windows: str | int = "none"
-    rotated: str = "all"
-    local_theta: bool = False
-    normed_after_rope: bool = False
-    normed_heads: bool = False
-    gated: bool = False
-    in_blocks: bool = False
-    ungated: bool = False
-    gate: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    router: str = ""
-    shared: str = ""
-    clamped: bool = False
-    varied: bool = False
-    latent: bool = False
-    grouped: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    def in_checkpoint(self, name: str) -> str:
-        """The name in checkpoints of a module, or of a tensor."""
-        if (renamed := _renamed(name, self.names)) != name:
-            return renamed
-        module, _, kind = name.rpartition(".")
-        return f"{_renamed(module, self.names)}.{kind}" if kind in ("weight", "bias") else name
-
-    def offset_of(self, name: str) -> float:
-        """What is added to a tensor of a checkpoint: to norms, but not to those inside of recurrences."""
-        is_norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        return self.norm_offset if is_norm and name not in self.plain_norms else 0.0
-
-    def of_checkpoint(self, name: str) -> str:
-        """The name here of a module that is called so in checkpoints."""
-        return _renamed(name, {theirs: ours for ours, theirs in self.names.items()})
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    *before, part = name.split(".", 3) if name.startswith("model.layers.") else [name]
-    return ".".join([*before, names.get(part, part)])
-
-
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _NAMES_OF_LFM2 = {
@@ -202,6 +102,11 @@ _OF_GEMMA4: dict[str, Any] = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
+}  # fmt: skip
+_OF_GEMMA3N = _OF_GEMMA | {
+    "attention_multiplier": 1.0, "sliding_window": 512, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 15, "altup_num_inputs": 4, "altup_active_idx": 0, "laurel_rank": 64,
 }  # fmt: skip
 _SANDWICH = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _OF_GLM: dict[str, Any] = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
@@ -296,6 +201,11 @@ FORMS: dict[str, Form] = {
         ),
         Form("glm4_moe", "glm4moe", router="sigmoid", **_GROUPED, defaults=_OF_GLM4_MOE),
         Form("glm4_moe_lite", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_GLM4_MOE_LITE),
+        Form(
+            "gemma3n_text", "gemma3n", norms=_AROUND, windows=5, local_theta=True, scale_embedding=True, varied=True,
+            streams=True, names={"altup.correct_output_scale.weight": "altup.correct_output_scale"},
+            defaults=_OF_GEMMA3N,
+        ),
         Form(
             "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
             names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_export.direct.blocks import MLP
-from outrider_export.direct.describe import SLIDING, Decoder, NotDirect, describe
+from outrider_export.direct.decoder import Decoder
+from outrider_export.direct.describe import SLIDING, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config

@@ -37,6 +37,7 @@ IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGenera
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
