@@ -90,8 +90,11 @@ def add_grouped_experts(
     experts = decoder.experts
     if experts is None:
         return
+    if decoder.form.name == "minimax_m2":
+        return
     writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
-    writer.add_expert_shared_count(config.get("n_shared_experts") or config["moe_num_shared_experts"])
+    shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+    writer.add_expert_shared_count(next(config[key] for key in shared if config.get(key)))
     if decoder.form.name == "ernie4_5_moe":  # of which its converter writes no more
         return
     writer.add_expert_weights_scale(config["routed_scaling_factor"])

@@ -41,7 +41,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output.mkdir(parents=True)
     limit = decoder.context_length or (decoder.long_from if job["format"] == "onnx" else 0)
     if limit:
-        progress.note(f"Its context length is {limit:,}: see 'LongRoPE' in docs/models.md.")
+        section = "Llama 4" if decoder.chunk else "LongRoPE"
+        progress.note(f"Its context length is {limit:,}: see '{section}' in docs/models.md.")
     elif decoder.long_from:
         progress.note(f"Texts of more than {decoder.long_from:,} tokens are rotated otherwise: see docs/models.md.")
     if not job["gguf"] and text_part(whole := read_json(Path(job["model"]) / "config.json")) != whole:

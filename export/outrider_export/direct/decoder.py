@@ -42,8 +42,10 @@ class Decoder:
 
     eps: of norms. after_eps: of those after attention and feed-forward part. attention_scale: of products of queries
     and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
-    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step: queries
-    are multiplied by 1 + growth · ln(1 + ⌊position / step⌋). context_length: in tokens, where it is not config.json's.
+    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step,
+    query_offset: queries are multiplied by 1 + growth · ln(1 + ⌊(position + offset) / step⌋). chunk: tokens that some
+    layers attend within, so that the context ends there; 0 if all attend to all. context_length: in tokens, where it is
+    not config.json's.
     long_from: texts with more tokens rotate by `Rope.long`; 0 if none does.
     num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
     of the embedding that each layer has of its own; 0 if there is none. layer_vocabulary: how many tokens have one, the
@@ -69,8 +71,10 @@ class Decoder:
     logit_cap: float = 0.0
     query_growth: float = 0.0
     query_step: int = 1
+    query_offset: int = 0
     tied: bool = False
     context_length: int | None = None
+    chunk: int = 0
     long_from: int = 0
     layer_input_size: int = 0
     layer_vocabulary: int = 0

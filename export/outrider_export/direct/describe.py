@@ -22,6 +22,7 @@ from outrider_export.direct.states import STATES, State
 from outrider_export.direct.streams import cutoffs_of, streams_of
 
 SLIDING = "sliding_attention"
+_CHUNKED = "chunked_attention"
 _ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
     "silu": "silu",
@@ -66,6 +67,13 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
         config["layer_types"] = ["mamba" if each == "linear_attention" else each for each in config["layer_types"]]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
+    if form.chunked:
+        _settle_chunks(config)
+    if form.name == "minimax_m2" and "rotary_dim" in config:
+        config["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
+    for key in ("num_experts", "num_experts_per_tok"):  # which Hunyuan's say by layer
+        if isinstance(each := config.get(key), list) and len({*each}) == 1:
+            config[key] = each[0]
     if form.name == "gemma4_text":
         _settle(config)
     if isinstance(sizes := config.get("intermediate_size"), list) and form.varied and sizes:
@@ -99,6 +107,19 @@ def _settle(config: dict[str, Any]) -> None:
         config["layer_types"] = [*kinds[:-1], FULL]
     if not config.get("enable_moe_block"):
         config["num_experts"] = 0
+
+
+def _settle_chunks(config: dict[str, Any]) -> None:
+    """Have a configuration of Llama 4 name its layers as those of others: within a chunk, they attend to all tokens."""
+    kinds = config.get("layer_types")
+    if kinds and _CHUNKED not in kinds:
+        config.pop("attention_chunk_size", None)
+    config.pop("layer_types", None)
+    if (of_experts := config.get("moe_layers")) is not None:
+        every = range(int(config["num_hidden_layers"]))
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i in every if i not in of_experts]}
+    if not config["decoder_sparse_step"]:
+        config |= {"decoder_sparse_step": 1, "num_experts": 0}
 
 
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
@@ -143,7 +164,12 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     cutoffs = cutoffs_of(config, len(states)) if form.streams else [None] * len(states)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
-    growth, step = _query_growth(config)
+    growth, step, offset = _query_growth(form, config)
+    chunk = int(config.get("attention_chunk_size", 0)) if form.chunked else 0
+    if chunk < int(config["max_position_embeddings"]):
+        limit = chunk or limit
+    if form.chunked and not config.get("use_qk_norm", True):
+        form = replace(form, normed_after_rope=False, normed_heads=False)
     return Decoder(
         form=form,
         hidden_size=hidden,
@@ -175,8 +201,10 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
         query_growth=growth,
         query_step=step,
+        query_offset=offset,
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=None if has_long else limit,
+        chunk=chunk,
         long_from=limit if has_long and limit else 0,
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
@@ -194,14 +222,19 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
     return size
 
 
-def _query_growth(config: Mapping[str, Any]) -> tuple[float, int]:
-    """How queries grow with their position, as Llama 4 and Ministral 3; 0 and 1 where they do not."""
+def _query_growth(form: Form, config: Mapping[str, Any]) -> tuple[float, int, int]:
+    """How queries grow with their position, as Llama 4 and Ministral 3: growth, step and offset; see `Decoder`."""
+    if form.chunked:
+        growth, step = float(config["attn_scale"]), int(config["floor_scale"])
+        if growth < 0 or step < 1:
+            raise ValueError(f"attn_scale={growth} with floor_scale={step}")
+        return (growth if config["attn_temperature_tuning"] else 0.0), step, 1
     rope = config.get("rope_parameters") or {}
     growth = float(rope.get("llama_4_scaling_beta") or 0.0)
     step = int(rope["original_max_position_embeddings"]) if growth else 1
     if growth < 0 or step < 1:
         raise ValueError(f"llama_4_scaling_beta={growth} with original_max_position_embeddings={step}")
-    return growth, step
+    return growth, step, 0
 
 
 def _states(config: Mapping[str, Any]) -> list[State | None]:

@@ -47,7 +47,9 @@ class Form:
     in their sizes, as `sizes` says, values have a norm without weights, and a layer's output may be scaled. streams: a
     token has several residual streams, see `Streams`, and feed-forward parts may let pass few numbers. latent: keys and
     values are made of a short row of each token, see `Latent`. grouped: experts may be in groups, their weights
-    scaled, and some layers dense, as DeepSeek's.
+    scaled, and some layers dense, as DeepSeek's. by_columns: the matrices of experts are stored by columns. chunked:
+    layers may attend within chunks of `attention_chunk_size` tokens, of which the context has one; the queries of those
+    that do not rotate grow with their position.
     defaults: what Transformers takes for keys that config.json lacks.
     """
 
@@ -81,6 +83,8 @@ class Form:
     streams: bool = False
     latent: bool = False
     grouped: bool = False
+    by_columns: bool = False
+    chunked: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def in_checkpoint(self, name: str) -> str:

@@ -147,6 +147,25 @@ _OF_GLM4_MOE_LITE = _OF_LATENT | {
     "num_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_dense_layers": 1,
     "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
 }  # fmt: skip
+_NAMES_OF_HUNYUAN = {"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"}
+_NAMES_OF_HUNYUAN_MOE = {
+    **_NAMES_OF_HUNYUAN, **_EXPERTS, "mlp.router": "mlp.gate.wg",
+    **{f"mlp.{name}_proj": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
+}  # fmt: skip
+_OF_SOLAR_OPEN: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "intermediate_size": 10_240, "num_experts": 128,
+    "n_shared_experts": 1, "moe_intermediate_size": 1280, "num_dense_layers": 0, "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}  # fmt: skip
+_OF_EXAONE_MOE: dict[str, Any] = {
+    "sliding_window": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "n_shared_experts": 1,
+    "moe_intermediate_size": 1024, "num_dense_layers": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
+_OF_MINIMAX_M2: dict[str, Any] = {
+    "head_dim": 128, "rope_theta": 5e6, "num_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 0,
+    "norm_topk_prob": True,
+}  # fmt: skip
 _OF_GLM4_MOE: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts": 128, "n_shared_experts": 1,
     "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
@@ -158,6 +177,19 @@ _KEYS_OF_ERNIE_MOE = {
 _OF_ERNIE_MOE: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True, "num_experts": 64, "num_experts_per_tok": 6,
     "n_shared_experts": 2, "moe_intermediate_size": 1536, "num_dense_layers": 1, "norm_topk_prob": True,
+}  # fmt: skip
+_NAMES_OF_LLAMA4 = {
+    **{f"mlp.{name}_proj": f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    "mlp.router": "feed_forward.router", "mlp.experts.gate_up_proj.weight": "feed_forward.experts.gate_up_proj",
+    "mlp.experts.down_proj.weight": "feed_forward.experts.down_proj",
+}  # fmt: skip
+_KEYS_OF_LLAMA4 = _LOCAL | {
+    "intermediate_size": "intermediate_size_mlp", "decoder_sparse_step": "interleave_moe_layer_step",
+}  # fmt: skip
+_OF_LLAMA4: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_experts": 16, "num_experts_per_tok": 1,
+    "n_shared_experts": 1, "decoder_sparse_step": 1, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
+    "attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192,
 }  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
@@ -185,6 +217,12 @@ FORMS: dict[str, Form] = {
         Form(
             "exaone4", "exaone4", norms=_AFTER, windows=4, rotated="sliding",
             defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},
+        ),
+        Form(
+            "exaone_moe", "exaone-moe", windows=4, rotated="sliding", router="sigmoid", shared="added", grouped=True,
+            names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.e_score_correction_bias"},
+            keys={"n_shared_experts": "num_shared_experts", "num_dense_layers": "first_k_dense_replace"},
+            defaults=_OF_EXAONE_MOE,
         ),
         Form("gemma", "gemma", **_GEMMA, defaults=_OF_GEMMA),
         Form(
@@ -226,10 +264,15 @@ FORMS: dict[str, Form] = {
             keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"}, router="top_softmax", shared="added",
             defaults=_OF_GRANITE_HYBRID,
         ),
+        Form("helium", interleaved=True, defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
         Form(
-            "hunyuan_v1_dense", "hunyuan-dense", normed_after_rope=True,
-            names={"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"},
+            "hunyuan_v1_dense", "hunyuan-dense", normed_after_rope=True, names=_NAMES_OF_HUNYUAN,
             defaults={"rms_norm_eps": 1e-5},
+        ),
+        Form(
+            "hunyuan_v1_moe", "hunyuan-moe", normed_after_rope=True, names=_NAMES_OF_HUNYUAN_MOE,
+            keys={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"}, router="softmax",
+            shared="added", defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": True},
         ),
         Form(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
@@ -241,12 +284,25 @@ FORMS: dict[str, Form] = {
             defaults=_OF_LFM2 | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True},
         ),
         Form("llama", "llama", gguf_interleaved=True),
+        Form(
+            "llama4_text", "llama4", interleaved=True, gguf_interleaved=True, rotated="no_rope_layers", chunked=True,
+            normed_after_rope=True, normed_heads=True, names=_NAMES_OF_LLAMA4, keys=_KEYS_OF_LLAMA4, router="input",
+            shared="added", grouped=True, by_columns=True, defaults=_OF_LLAMA4,
+        ),
+        Form(
+            "minimax_m2", "minimax-m2", router="sigmoid", grouped=True, keys=_LOCAL, defaults=_OF_MINIMAX_M2,
+            names=_NAMES_OF_MIXTRAL | {f"{CHOICE}.bias": "block_sparse_moe.e_score_correction_bias"},
+        ),
         Form("ministral", windows="all", defaults={"sliding_window": 4096}),
         Form("ministral3", "mistral3", gguf_interleaved=True, windows="all", defaults=_OF_MINISTRAL3),
         Form("mistral", windows="all", defaults={"sliding_window": 4096}),
         Form(
             "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
             defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        ),
+        Form(
+            "nemotron", "nemotron", norm="layer", norm_offset=1.0, ungated=True, keys={"layer_norm_eps": "norm_eps"},
+            defaults={"hidden_act": "relu2", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
         ),
         Form(
             "nemotron_h", "nemotron_h", rotated="none", in_blocks=True, ungated=True, names=_NAMES_OF_NEMOTRON_H,
@@ -295,6 +351,10 @@ FORMS: dict[str, Form] = {
         Form(
             "smollm3", "smollm3", gguf_interleaved=True, rotated="no_rope_layers",
             defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+        ),
+        Form(
+            "solar_open", router="sigmoid", shared="added", grouped=True, names=_NAMES_OF_DEEPSEEK,
+            keys={"num_experts": "n_routed_experts"}, defaults=_OF_SOLAR_OPEN,
         ),
         Form("stablelm", norm="layer", defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         Form("youtu", "deepseek2", **_LATENT, defaults=_OF_LATENT | {"tie_word_embeddings": True}),

@@ -170,7 +170,7 @@ class _Builder:
         elif decoder.form.gate:
             gate = self._project(i, OUTPUT_GATE, x)
         queries = self._placed(i, "q", projected, heads, layer)
-        if self.growth is not None:
+        if self.growth is not None and (layer.rope is None or not decoder.form.chunked):
             queries = ops.multiply(queries, self.growth)
         if sizes.keys_of is None:
             self.caches[i] = self._keys_and_values(i, layer, x)
@@ -228,6 +228,8 @@ class _Builder:
         if not self.decoder.form.normed_after_rope:
             return self._rotated(self._heads(self._normed(i, kind, x, num_heads, size), num_heads, size), layer, size)
         rotated = self._rotated(self._heads(x, num_heads, size), layer, size)
+        if self.decoder.form.normed_heads:
+            return rotated if layer.rope is None else rms_norm(rotated, None, self.decoder.eps)
         return self._norm(layer_name(i, f"self_attn.{kind}_norm"), rotated)
 
     def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
@@ -311,6 +313,8 @@ class _Builder:
     def _growth(self) -> ov.Node:
         """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
         positions = ops.convert(unsqueezed(self.position_ids, 1, 3), "f32")
+        if self.decoder.query_offset:
+            positions = ops.add(positions, ops.constant(np.float32(self.decoder.query_offset)))
         steps = ops.floor(ops.divide(positions, ops.constant(np.float32(self.decoder.query_step))))
         grown = _scaled(ops.log(ops.add(steps, ops.constant(np.float32(1)))), self.decoder.query_growth)
         return ops.add(grown, ops.constant(np.float32(1)))
