@@ -291,6 +291,16 @@ def test_later_names_of_states_mean_the_same() -> None:
     assert block_kinds({"layers_block_type": later}) == ["mamba", "mamba", "full_attention", "mamba"]
 
 
+def test_numbers_that_configurations_say_otherwise() -> None:
+    """MiniMax M2 says how many numbers of a head rotate, and Hunyuan's experts are said by layer."""
+    minimax = {"model_type": "minimax_m2", **CONFIGS["minimax_m2"]}
+    assert describe(minimax | {"rotary_dim": 16}).rotary_size == 16
+    hunyuan = {"model_type": "hunyuan_v1_moe", **CONFIGS["hunyuan_v1_moe"]}
+    assert describe(hunyuan | {"num_experts": [4, 4]}).experts == describe(hunyuan).experts
+    with pytest.raises(NotDirect, match="int"):
+        describe(hunyuan | {"moe_topk": [1, 2]})
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
