@@ -45,13 +45,18 @@ class Round:
     @property
     def judged(self) -> list[tuple[GrammarState, Draft]]:
         """The drafts to verify whose answers follow a grammar."""
-        both = [(reading.answer.grammar, reading.draft) for reading in self.readings if reading.chunk.num_rows]
-        return [(grammar, draft) for grammar, draft in both if grammar]
+        return [
+            (grammar, reading.draft)
+            for reading in self.readings
+            if (grammar := reading.answer.grammar) is not None and reading.chunk.num_rows
+        ]
 
     def is_alone(self, *, steady: bool) -> bool:
         """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
-        ahead = any(reading.answer.request.ahead for reading in self.readings)
-        return not ahead and (steady or not any(chunk.layout.is_tree for chunk in self.chunks))
+        for reading in self.readings:
+            if reading.answer.request.ahead or not (steady or reading.chunk.parents is None):
+                return False
+        return True
 
 
 @dataclass(eq=False)
@@ -86,6 +91,8 @@ class Scheduler:
         """Between rounds: send texts, release ended answers, admit waiting ones."""
         for answer in (*self.running, *self.waiting):
             answer.end_if_cancelled()
+            if not (answer.ended or answer.delivery.has_news):
+                continue
             # Release first: a reader that is told of the end may rely on the room.
             if answer.ended:
                 self._leave(answer)
@@ -122,7 +129,7 @@ class Scheduler:
         """The answers that take part in a round. Waits a moment if the masks of all of them are late."""
         running = [answer for answer in self.running if not answer.ended]
         ready = [answer for answer in running if answer.is_ready]
-        if running and not ready and not any(answer.ended for answer in running):
+        if not ready and running and not any(answer.ended for answer in running):
             LATE.wait(_LATE_SECONDS)
         return ready
 
@@ -137,7 +144,8 @@ class Scheduler:
             [answer.slot.length for answer, _ in sound],
             begun=time.perf_counter() - began,
         )
-        readings, row = list[Reading](), 0
+        readings: list[Reading] = []
+        row = 0
         for (answer, turn), count in zip(sound, counts, strict=True):
             if count and turn is not None and answer.request.waits:
                 turn.draft = turn.draft.cut(count - 1)

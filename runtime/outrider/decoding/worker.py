@@ -51,7 +51,6 @@ class Worker:
             try:
                 if not self._receive():
                     break
-                self._settle()
                 if scheduler.main and scheduler.running and not scheduler.is_far_ahead:
                     self._round(scheduler.main)
                     self._settle()
@@ -88,14 +87,15 @@ class Worker:
             self._retiming.answered()
 
     def _receive(self) -> bool:
-        """Take messages from the inbox. Waits if there is nothing else to do. False at the end."""
-        scheduler = self.scheduler
+        """Take messages from the inbox, and settle. Waits if there is nothing else to do. False at the end."""
+        scheduler, has_news = self.scheduler, False
         while scheduler.is_far_ahead or not self._inbox.empty():
             try:
                 sent = self._inbox.get(timeout=self._rest)
             except Empty:
                 self._use_rest()
                 continue
+            has_news = True
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
@@ -113,6 +113,8 @@ class Worker:
                 continue
             if any(answer.delivery.abandoned for answer in scheduler.running):
                 break
+        if has_news:
+            self._settle()
         return True
 
     @property
