@@ -26,8 +26,8 @@ from outrider.errors import RequestError
 from outrider.tokens.grammar import LATE, GrammarState
 from outrider.types import Backend, Chunk, Draft, Turn
 
-_AHEAD = 8  # rounds that an answer may be ahead of its reader
-_LATE_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
+_MAX_ROUNDS_AHEAD = 8  # rounds that an answer may be ahead of its reader
+_MASK_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Scheduler:
     @property
     def is_far_ahead(self) -> bool:
         """Whether no answer waits for room, and no reader waits for text."""
-        return not self.waiting and all(each.delivery.sink.qsize() >= _AHEAD for each in self.running)
+        return not self.waiting and all(each.delivery.sink.qsize() >= _MAX_ROUNDS_AHEAD for each in self.running)
 
     def forget(self, observer: object) -> None:
         """Tell an observer that has failed no more."""
@@ -130,7 +130,7 @@ class Scheduler:
         running = [answer for answer in self.running if not answer.ended]
         ready = [answer for answer in running if answer.is_ready]
         if not ready and running and not any(answer.ended for answer in running):
-            LATE.wait(_LATE_SECONDS)
+            LATE.wait(_MASK_SECONDS)
         return ready
 
     def round(self, answers: Sequence[Answer], turns: Sequence[Turn | None], began: float) -> Round:

@@ -17,7 +17,7 @@ from outrider.models.kv import PrefixStore
 from outrider.models.tuning.retiming import Retiming
 from outrider.types import Backend
 
-_REST = 0.1  # seconds without a request, before ended answers are read again
+_IDLE_SECONDS = 0.1  # seconds without a request, before ended answers are read again
 
 
 class Stop:
@@ -129,7 +129,7 @@ class Worker:
         job = next((job for job in jobs if job.is_due), None)
         if job is None:
             return self._retiming.rest
-        return 0.0 if job.has_begun else _REST
+        return 0.0 if job.has_begun else _IDLE_SECONDS
 
     def _use_rest(self) -> None:
         """Copy a part of a prefix cache for its file, read or draft a part of an ended answer again, check a prefix."""
