@@ -46,7 +46,8 @@ def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
     config = SmolVLMConfig(
         text_config={
             "model_type": "llama", "vocab_size": NUM_TOKENS, "hidden_size": 64, "num_key_value_heads": 2,
-            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, **shape,
+            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400,
+            "architectures": ["VLlama3ForCausalLM"], **shape,
         },
         vision_config={"hidden_size": 32, "image_size": SIDE, "patch_size": 4, **shape},
         image_token_id=tokenizer.token_to_id("<image>"), scale_factor=2, pad_token_id=400,
@@ -63,6 +64,50 @@ def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
     wrapped.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}), encoding="utf-8")
+
+
+INTERNVL_TOKENS = ("<img>", "<IMG_CONTEXT>", "</img>", *(f"<extra_{i}>" for i in range(9)))
+INTERNVL_PROCESSOR: dict[str, Any] = {
+    "crop_to_patches": False, "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True,
+    "image_mean": [0.485, 0.456, 0.406], "image_processor_type": "GotOcr2ImageProcessorFast",
+    "image_std": [0.229, 0.224, 0.225], "max_patches": 6, "min_patches": 1, "resample": 3,
+    "rescale_factor": 0.00392156862745098, "size": {"height": SIDE, "width": SIDE},
+}  # fmt: skip
+
+
+def write_internvl_checkpoint(folder: Path, seed: int = 0) -> None:
+    """An InternVL of two layers in each half, random, in the layout of OpenGVLab's `-hf` files."""
+    import torch
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerFast
+
+    tokenizer = internvl_tokenizer()
+    shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = InternVLConfig(
+        text_config={
+            "model_type": "qwen2", "vocab_size": NUM_TOKENS, "hidden_size": 64, "num_key_value_heads": 2,
+            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400,
+            "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False, **shape,
+        },
+        vision_config={"hidden_size": 32, "image_size": [SIDE, SIDE], "patch_size": [4, 4], **shape},
+        image_token_id=tokenizer.token_to_id("<IMG_CONTEXT>"), image_seq_length=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = InternVLForConditionalGeneration(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name and "lambda" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "vision" in name else 0.15)
+    model.generation_config.eos_token_id = [402, 400]
+    model.save_pretrained(folder)
+    template = PARTS_TEMPLATE.replace("<image>", "<IMG_CONTEXT>\n")
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(INTERNVL_PROCESSOR), encoding="utf-8")
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}), encoding="utf-8")
+
+
+def internvl_tokenizer() -> Any:
+    """The tests' tokenizer with InternVL's tokens around images."""
+    return train_tokenizer(special=(*SPECIAL, *INTERNVL_TOKENS))
 
 
 def vision_tokenizer() -> Any:

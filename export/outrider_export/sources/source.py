@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from outrider.bundle.manifest import ImageLayout
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError, install, is_installed
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
@@ -32,8 +33,12 @@ OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*)?)?")
 POOLING = "1_Pooling/config.json"  # of sentence-transformers
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
-# Models that read images, as in config.json's architectures, and have the layout of `outrider_export.describe.vision`.
-IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
+# Models that read images, as in config.json's architectures, and how their images are laid out.
+IMAGE_MODELS: dict[str, ImageLayout] = {
+    "SmolVLMForConditionalGeneration": "idefics3",  # of SmolVLM2, too
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "InternVLForConditionalGeneration": "internvl",
+}
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
@@ -195,8 +200,8 @@ def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
         config["architectures"] = architectures  # not the text model's, which has its own
     elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
         raise ExportError(
-            f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
-            f"of {IMAGE_MODELS[0]} and {IMAGE_MODELS[1]}: of models that read images, Outrider runs these two."
+            f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in a way that Outrider does "
+            f"not know. Of models that read images, it runs {', '.join(IMAGE_MODELS)}."
         )
     known = "CausalLM", "LMHead", *ENCODER_DECODERS
     if architectures and not reads_images and not any(part in name for name in architectures for part in known):

@@ -31,6 +31,7 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
+ImageLayout: TypeAlias = Literal["idefics3", "internvl"]
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,8 +39,10 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 # Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
 MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
 MOST_TILE = 4_096  # pixels along an edge of what a vision encoder reads
+MOST_TILES = 256  # of an image
 MOST_DRAFTERS = 64  # each is compiled
 Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
+TileCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)]
 HeadCount = Annotated[int, msgspec.Meta(ge=0, le=MOST_WIDTH)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -171,6 +174,9 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     std: tuple[float, float, float]
     rescale_factor: float  # of a pixel's value, before `mean` is subtracted
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
+    layout: ImageLayout = "idefics3"
+    end_token: str = ""  # InternVL's, behind the tokens of an image; `around_token` is only before them
+    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # InternVL's fewest and most, without the whole image
 
 
 class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
