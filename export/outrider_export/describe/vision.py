@@ -23,7 +23,7 @@ from outrider_export.tokenizers.vocabulary import Vocabulary
 FOLDER = "vision"
 _LANCZOS, _BICUBIC = 1, 3
 _STANDARD = (0.5, 0.5, 0.5)
-_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # By the manifest's name, the tokenizer's name for the token, and the usual token.
 _TOKENS: dict[ImageLayout, dict[str, tuple[str, str]]] = {
     "idefics3": {
@@ -79,7 +79,7 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
             f"{image_token_id} in its tokenizer: they do not belong together."
         )
     is_internvl = layout == "internvl"
-    usual_mean, usual_std = _CLIP if is_internvl else (_STANDARD, _STANDARD)
+    usual_mean, usual_std = CLIP if is_internvl else (_STANDARD, _STANDARD)
     fields = {
         "folder": FOLDER,
         "weights": "int8" if weights == "int4" else weights,

@@ -68,7 +68,7 @@ class FormChoice:
 
 def may_choose(plan: Plan) -> bool:
     """Whether there is a choice for a model: it can be cut into slices, and is not small."""
-    return plan.direct and plan.encoder is None and plan.num_weights >= LEAST_WEIGHTS
+    return plan.direct and plan.encoder is None and plan.vision is None and plan.num_weights >= LEAST_WEIGHTS
 
 
 def machine_key() -> dict[str, str]:

@@ -31,7 +31,7 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
-ImageLayout: TypeAlias = Literal["idefics3", "internvl"]
+ImageLayout: TypeAlias = Literal["idefics3", "internvl", "qwen"]
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -40,6 +40,7 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
 MOST_TILE = 4_096  # pixels along an edge of what a vision encoder reads
 MOST_TILES = 256  # of an image
+MOST_PARTS = 16  # hidden states that a token of an image is read as
 MOST_DRAFTERS = 64  # each is compiled
 Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
 TileCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)]
@@ -177,6 +178,12 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: ImageLayout = "idefics3"
     end_token: str = ""  # InternVL's, behind the tokens of an image; `around_token` is only before them
     num_tiles: tuple[TileCount, TileCount] = (1, 1)  # InternVL's fewest and most, without the whole image
+    # Of Qwen's, whose images keep their form, and are whole rows and columns of tiles of one token each:
+    num_pixels: tuple[NonNegative, NonNegative] = (0, 0)  # an image's fewest and most; 0 in other layouts
+    patches: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # along a tile's edge
+    window: NonNegative = 0  # patches along the edge of the windows within which some layers attend; 0: there are none
+    num_places: NonNegative = 0  # along an edge of the grid of learned positions; 0: there are none
+    num_parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1  # the embedding, and what later layers add
 
 
 class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

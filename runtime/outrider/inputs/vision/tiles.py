@@ -1,12 +1,13 @@
 """Cuts an image into the tiles that the encoder reads, and writes the tokens that stand for them.
 
-Source: the image processors with Pillow and the processors of Idefics3, SmolVLM and InternVL in Transformers 5.5.
+Source: the image processors with Pillow and the processors of Idefics3, SmolVLM and InternVL in Transformers 5.5. For
+Qwen's, see `grids`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import VisionEntry
 from outrider.errors import RequestError
+from outrider.inputs.vision.grids import fitted, inputs_of, patches_of
 
 _MOST_EDGE = 4_096  # pixels: no image is larger before it is cut
 
@@ -23,18 +25,25 @@ class Tiles:
     """An image in tiles.
 
     pixels: float32 [n, 3, size, size], row by row, and the whole image last. rows, columns: of the tiles before that
-    one; if the image is one tile, 0 in Idefics3's layout and 1 in InternVL's.
+    one; if the image is one tile, 0 in Idefics3's layout and 1 in InternVL's. In Qwen's, pixels are float32
+    [patches, n], and the tiles are all of the image. others: the encoder's other inputs, by name.
     """
 
     pixels: NDArray[np.float32]
     rows: int
     columns: int
+    others: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def cut_into_tiles(image: Any, vision: VisionEntry) -> Tiles:
     """The tiles of an image of Pillow's in RGB."""
     size = vision.tile_size
     width, height = image.size
+    if vision.layout == "qwen":
+        width, height = fitted(width, height, vision)
+        pixels = _normalised([_resized(image, width, height, vision)], vision)[0]
+        rows, columns = height // size, width // size
+        return Tiles(patches_of(pixels, vision), rows, columns, inputs_of(rows, columns, vision))
     if vision.layout == "internvl":
         columns, rows = _grid(width, height, vision)
         tiles = _cut(_resized(image, columns * size, rows * size, vision), rows, columns, size)
@@ -57,6 +66,8 @@ def cut_into_tiles(image: Any, vision: VisionEntry) -> Tiles:
 def image_text(tiles: Tiles, vision: VisionEntry) -> str:
     """The tokens that stand for an image in a prompt, as text."""
     around, seen = vision.around_token, vision.image_token * vision.tokens_per_tile
+    if vision.layout == "qwen":
+        return seen * tiles.rows * tiles.columns
     if vision.layout == "internvl":
         return around + seen * len(tiles.pixels) + vision.end_token
     lines = [
