@@ -37,8 +37,10 @@ IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGenera
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
@@ -49,7 +51,7 @@ _TEXT_TYPES = {"exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text"
 # Names of tensors beside a text part: of images, sounds, and a drafter.
 NO_TEXT = (
     "model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "model.multi_modal_",
-    "model.audio_", "model.embed_vision.", "model.embed_audio.",
+    "model.audio_", "model.embed_vision.", "model.embed_audio.", "vision_model.",
 )  # fmt: skip
 _OF_TEXT = ("model.language_model.", "language_model.model.")
 _OF_MAMBA = "backbone."
