@@ -21,7 +21,7 @@ from outrider.bundle.manifest import ModelEntry
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
 from outrider.models.backends import load_model
-from outrider.models.backends.paged_graph import connect_positions
+from outrider.models.backends.paged_graph import connect_positions, to_paged_attention
 from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
 from outrider.models.kv.block_tree import Block
@@ -507,6 +507,23 @@ def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypat
         part = ModelSpec("main", *main_of(save_hybrid(tmp_path / kind, kind)))
         monkeypatch.setattr(ModelSpec, "is_small", False)
         assert {each.precision for each in settings_for(part)} == precisions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_in_a_form_that_is_not_paged_is_named(kind: str, tmp_path: Path) -> None:
+    bundle = save_hybrid(tmp_path / "bundle", kind)
+    model = ov.Core().read_model(bundle.model_path(bundle.manifest.main))
+    states = [
+        node
+        for node in model.get_ops()
+        if node.get_type_name() == "ReadValue" and node.get_output_partial_shape(0)[2].is_static
+    ]
+    readers = list(states[-1].output(0).get_target_inputs())
+    halved = ops.multiply(states[-1], ops.constant(np.float32(0.5)))
+    for each in readers:
+        each.replace_source_output(halved.output(0))
+    with pytest.raises(outrider.BundleError, match=r"^The model keeps a state \[.*, in a form that OpenVINO does not"):
+        to_paged_attention(model)
 
 
 def test_positions_that_a_graph_counts_itself_are_connected() -> None:
