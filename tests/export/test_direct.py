@@ -53,6 +53,7 @@ from outrider_export.sources.peft_adapter import Change, LoraAdapter
 from outrider_export.sources.source import locate
 from qwen_module import write_qwen
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
+from toys import in_threads
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
@@ -768,6 +769,12 @@ def test_a_gguf_file_with_an_mtp_module_drafts_from_the_first_answer(qwen_file: 
         first = engine.generate("The quick brown fox", **options)
         assert first.stats.num_draft_tokens > 3
         assert first.token_ids == engine.generate("The quick brown fox", drafter=None, **options).token_ids
+        prompts = "def quicksort(items)", "It's 2024, isn't it?"
+        expected = {each: engine.generate(each, drafter=None, **options).token_ids for each in prompts}
+        found: dict[str, list[int]] = {}
+        options |= {"drafter": "mtp", "num_assistant_tokens": 3}
+        in_threads(lambda each: found.update({each: engine.generate(each, **options).token_ids}), prompts)
+        assert found == expected
 
 
 @few_or_many
