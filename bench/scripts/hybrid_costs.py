@@ -97,7 +97,7 @@ def export(folder: Path, tokenizer: Path, name: str) -> Path:
 @contextmanager
 def without_stores() -> Iterator[None]:
     """Calls store the last state alone."""
-    with patch.object(SequenceRows, "interval_of", lambda *_, **__: LAST):
+    with patch.object(SequenceRows, "interval_of", lambda *_, **__: (LAST, 0)):
         yield
 
 

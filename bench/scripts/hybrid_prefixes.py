@@ -4,9 +4,10 @@
 
 Conversations begin with the same system prompt, this project's documentation. What a turn has to read is what its
 prompt has after the last turn's answer, and of a conversation's first turn what it has after the system prompt. The
-rest is read again if it is not in the cache. In "from files", an engine is loaded again for each conversation; its next
-turn is asked, answered once more, and asked in a fork that went back a turn. Times are to the first
-token, on a machine that should be idle.
+rest is read again if it is not in the cache. After the turns of each conversation, its last one is answered once more,
+a fork goes back a turn and asks something else, an answer is cancelled in the middle, and the next turn follows it. In
+"from files", an engine is loaded again for each conversation; its next turn is asked, answered once more, and asked in
+a fork that went back a turn. Times are to the first token, on a machine that should be idle.
 """
 
 import argparse
@@ -55,6 +56,26 @@ def ask(row: Row, chat: Chat, text: str, num_known: int = 0) -> None:
     row.add(chat.send(text, **ANSWER).stats, known)
 
 
+def ask_again(row: Row, chat: Chat) -> None:
+    """Have the last turn answered once more: all of its prompt was read."""
+    stats = chat.retry(**ANSWER).stats
+    row.add(stats, stats.num_prompt_tokens - 1)
+
+
+def ask_back(row: Row, chat: Chat, text: str) -> None:
+    """Ask something else in a fork in place of the last two turns."""
+    fork = chat.fork()
+    fork.rewind(2)
+    ask(row, fork, text)
+
+
+def cancel(chat: Chat, text: str) -> None:
+    """Ask, and cancel in the middle of the answer."""
+    for number, _ in enumerate(chat.stream(text, **ANSWER)):
+        if number == ANSWER["max_new_tokens"] // 2:
+            chat.cancel()
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,7 +84,8 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=10)
     parser.add_argument("--turns", type=int, default=10)
     given = parser.parse_args()
-    names = ("not cached", "first turns", "first turns of later conversations", "later turns", "from files, next turns",
+    names = ("not cached", "first turns", "first turns of later conversations", "later turns", "answered again",
+             "forks a turn back", "turns after a cancelled answer", "from files, next turns",
              "from files, answered again", "from files, forks a turn back")  # fmt: skip
     rows = {name: Row() for name in names}
     with tempfile.TemporaryDirectory() as folder:
@@ -91,16 +113,18 @@ def main() -> None:
                         question(number, turn),
                         given.system * bool(number),
                     )
+                ask_again(rows["answered again"], chat)
+                ask_back(rows["forks a turn back"], chat, question(number, 77))
+                cancel(chat, question(number, 88))
+                ask(rows["turns after a cancelled answer"], chat, question(number, given.turns))
                 chats.append(chat)
             use = engine.cache["main"]
         for number, chat in enumerate(chats):
             with load(prefix_store=folder) as engine:
                 again = Chat(engine, system, turns=chat.turns)
-                ask(rows["from files, next turns"], again, question(number, given.turns))
-                stats = again.retry(**ANSWER).stats
-                rows["from files, answered again"].add(stats, stats.num_prompt_tokens - 1)
-                again.rewind(2)
-                ask(rows["from files, forks a turn back"], again.fork(), question(number, 99))
+                ask(rows["from files, next turns"], again, question(number, given.turns + 1))
+                ask_again(rows["from files, answered again"], again)
+                ask_back(rows["from files, forks a turn back"], again, question(number, 99))
     print(
         f"{given.bundle}: {setting}; {use.bytes_per_row:,} bytes a row of states, {use.bytes_per_token:,.0f} a token;"
     )

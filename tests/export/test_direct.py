@@ -29,6 +29,7 @@ from outrider.models.backends.projections import projections_of
 from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export import export_bundle
+from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
@@ -290,6 +291,7 @@ def test_later_names_of_states_mean_the_same() -> None:
         ({"hidden_act": "relu2"}, "the activation 'relu2'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE of the kind 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "no 'factor' in its configuration"),
+        ({"partial_rotary_factor": 2.0**30}, r"RoPE of 1.07374e\+09 of a head"),
         ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "RoPE by kind of layer"),
@@ -636,7 +638,8 @@ def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Pat
     tiny.write_checkpoint(tmp_path / "tiny")
     tiny.write_gguf(tmp_path / "tokenizer.gguf", tmp_path / "tiny", "F32", "gpt-2", {})
     path = with_module(tmp_path / "plain.gguf", tmp_path / "nextn.gguf", MODULES[name], tmp_path / "tokenizer.gguf")
-    assert geometry_of_gguf(read_header(path)).num_layers == 4
+    assert (described := describe_gguf(path))["mtp_layers"] == 1
+    assert described["layers"] == geometry_of_gguf(read_header(path)).num_layers == 4
     made = export_bundle(path, output=tmp_path / "bundle", weights="fp32")
     assert [(each.name, each.kind) for each in made.manifest.drafters] == [("mtp", "mtp")]
     with outrider.load(made.folder, cache_size=0.02) as engine:

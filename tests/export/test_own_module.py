@@ -16,6 +16,7 @@ from exports import Recorder
 from heads import DECODER, HEAD_SIZE, TOKENS, config_of, tensors_of
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import Geometry
+from outrider.cli import run
 from outrider.drafters import HiddenModel
 from outrider.errors import ExportError, OptionError
 from outrider.system import saved
@@ -66,13 +67,16 @@ def exported(main: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bund
     return made, told.notes
 
 
-def test_it_comes_along(exported: tuple[Bundle, list[str]]) -> None:
+def test_it_comes_along(exported: tuple[Bundle, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     bundle, notes = exported
     [entry] = bundle.manifest.drafters
     assert (entry.name, entry.kind, entry.features) == ("mtp", "mtp", ("last_hidden_state",))
     assert (entry.num_proposed_tokens, entry.model.source.id) == (200, bundle.manifest.main.source.id)
     assert "Its own MTP module comes along as drafter 'mtp'. --draft none leaves it out." in notes
     bundle.check_hashes()
+    assert run(["inspect", str(bundle.folder)]) == 0
+    assert "padded to 200" not in (shown := capsys.readouterr().out)
+    assert "proposes 200 of its tokens" in " ".join(shown.split())
 
 
 def test_auto_is_this_drafter(exported: tuple[Bundle, list[str]]) -> None:

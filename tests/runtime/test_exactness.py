@@ -160,6 +160,23 @@ def test_where_no_padding_helps_nothing_is_claimed() -> None:
     assert not backend.capabilities.bit_exact_batching
 
 
+def test_states_that_round_at_each_store_are_not_claimed_to_be_exact() -> None:
+    """As in bf16: a chain of tokens is calculated on from the state, and single tokens from what was stored of it."""
+
+    class Rounded(FakeBackend):
+        def _submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
+            for chunk in chunks:
+                if chunk.slot.shifts:
+                    chunk.slot.shifts[-1] |= 1  # what follows depends on where calls began
+            return super()._submit(chunks)
+
+    for separate_rules in ((), (RowRule(separate=True),)):
+        found = measure_exactness(Rounded(40, separate_rules=separate_rules))
+        assert found.groups == (ROWS,)  # rows of one call are alike
+        assert not found.holds
+        assert found.largest_difference > 0.1
+
+
 def test_what_was_not_measured_does_not_hold() -> None:
     assert not Exactness().holds
 

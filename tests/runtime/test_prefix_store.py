@@ -25,6 +25,7 @@ from outrider.cli import run
 from outrider.errors import OptionError
 from outrider.models.kv import chunk_files
 from outrider.models.kv.chunk_files import ChunkFile, ChunkFiles, files_in, root_of
+from outrider.models.kv.state_worth import state_worths
 from toys import in_threads, load_toy, random_ids
 
 ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2}
@@ -341,6 +342,52 @@ def test_the_folder_keeps_its_size_and_what_is_used_most(tmp_path: Path, monkeyp
     files = ChunkFiles(tmp_path, {"model": 2}, max_bytes=1500)  # another model: the bound is the folder's
     files.write(chain([1, 2, 3])[0], content())
     assert sum(file.size for file in files_in(tmp_path)) <= 1500
+
+
+def states_in(files: ChunkFiles, ids: list[int]) -> list[int]:
+    return [each.end for each in files.states(files.chain(ids, b"", 4))]
+
+
+def test_states_are_deleted_by_the_reading_that_they_save_per_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a conversation the last ones stay; those of a long system prompt, and keys and values, outlive them."""
+    seconds = itertools.count(time.time())
+    monkeypatch.setattr(chunk_files, "time", SimpleNamespace(time=lambda: next(seconds)))
+    files = ChunkFiles(tmp_path, {"model": 1}, max_bytes=24_000)
+    texts = [[i, *range(2, 33)] for i in range(2)]  # a system prompt of 20 tokens, and turns of 2
+    for ids in texts:
+        for chunk in chain(ids):
+            files.write(chunk, content(200))
+            for end in {20, 22, 24, 26, 28, 30, 32}.intersection(range(chunk.begin + 1, chunk.end + 1)):
+                files.write(chunk.state(end), content(1000))
+    assert states_in(files, texts[0])[-1] == 20
+    assert states_in(files, texts[1]) == [32, 30, 28, 26, 24, 22, 20]
+    before = states_in(files, texts[0])
+    for i in range(3):  # other texts, which have no states
+        for chunk in chain([40 + i] * 12):
+            files.write(chunk, content(900))
+    assert states_in(files, texts[0]) != before
+    for ids in texts:
+        left = states_in(files, ids)
+        assert left[0] >= 30
+        assert left[-1] == 20
+        assert len(files.chain(ids, b"", 4)) == 8
+
+
+def test_small_states_are_worth_as_much_as_keys_and_values(tmp_path: Path) -> None:
+    """Such as those of short convolutions; never more, as they are of no use without them."""
+    one, two = chain([1, 2, 3, 4, 5, 6, 7, 8])
+    states = [one.state(3), two.state(5), two.state(8)]
+    parents = {each.key: each.parent for each in (one, two, *states)}
+    children: dict[str, dict[str, tuple[int, ...]]] = {}
+    for each in (one, two, *states):
+        children.setdefault(each.parent, {})[each.key] = each.token_ids
+    sizes = {one.key: 4000, two.key: 4000} | dict.fromkeys([each.key for each in states], 8000)
+    worths = state_worths(children, parents, sizes)
+    assert [worths[each.key] for each in states] == [3 / 16, 2 / 16, 3 / 8]
+    small = state_worths(children, parents, sizes | dict.fromkeys([each.key for each in states], 10))
+    assert [small[each.key] for each in states] == [0.495, 0.495, 0.99]
 
 
 def test_files_find_what_texts_have_in_common(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from outrider.engine.chat import Chat
 from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions
 from outrider.models.backends.taps import ints, parameter, result
-from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, StateRows
+from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
 from outrider.models.tuning import candidates
@@ -33,6 +33,7 @@ from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import ToyTokenizer
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
+from outrider_bench.verify.certify import check_states
 from toys import in_threads, load_toy, random_ids
 from trees import Trees
 
@@ -176,6 +177,26 @@ def test_it_is_read_in_any_pieces_with_the_same_bits(engine: outrider.Engine) ->
     assert set(found.values()) == {0.0}
 
 
+def test_the_certificate_notices_a_state_of_another_length(
+    engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sequence goes on from an earlier row than its own."""
+    own = SequenceRows.plan
+
+    def earlier(self: SequenceRows, past: int, *args: int) -> Any:
+        call = own(self, past, *args)
+        before = [length for length in self._rows if length < past]
+        return replace(call, row=self._rows[before[-1]] if before else call.row)
+
+    assert check_states(engine.main, 64).passed
+    monkeypatch.setattr(SequenceRows, "plan", earlier)
+    check = check_states(engine.main, 64)
+    assert not check.passed
+    assert "logits differ by up to" in check.detail
+    wrong = {name.split()[0] for name, difference in check.figures["largest_difference"].items() if difference}
+    assert wrong == {"a", "1", "4", "8"}  # prompts that are cut, and rejected drafts
+
+
 def test_a_call_without_tokens_keeps_no_row(engine: outrider.Engine) -> None:
     main: Any = engine.main
     slot = main.open(40)
@@ -207,6 +228,33 @@ def test_conversations_go_on_where_their_last_turn_ended(engine: outrider.Engine
     engine.main.clear_prefixes()
     assert engine.generate(turn, drafter=None, **OPTIONS).logprobs == found.logprobs  # read as a whole
     assert engine.cache["main"].num_published_rows
+
+
+def test_a_prompt_has_rows_after_its_opening_and_before_its_end(engine: outrider.Engine) -> None:
+    """In one call, which stores few others. The same prompt again, and another with this opening, go on from there."""
+    prompt = Prompt(random_ids(85, 57), opening=23)
+    first = engine.generate(prompt, drafter=None, **OPTIONS)
+    again = engine.generate(prompt, drafter=None, **OPTIONS)
+    assert (again.logprobs, again.stats.num_cached_tokens) == (first.logprobs, 56)
+    other = [*prompt.token_ids[:23], *random_ids(86, 20)]
+    found = engine.generate(other, drafter=None, **OPTIONS)
+    assert found.stats.num_cached_tokens == 23
+    engine.settle()
+    engine.main.clear_prefixes()
+    assert engine.generate(other, drafter=None, **OPTIONS).logprobs == found.logprobs
+
+
+@pytest.mark.parametrize(
+    ("past", "branch", "count", "lengths"),
+    [(0, 23, 57, (23, 56, 57)), (0, 50, 57, (50, 57)), (40, 43, 57, (43, 96, 97)), (100, 23, 57, (156, 157))],
+)
+def test_a_call_stores_what_prompts_start_from(past: int, branch: int, count: int, lengths: tuple[int, ...]) -> None:
+    held = StateRows(40, spacing=256).open(past)
+    held.branch = branch
+    call = held.plan(past, count, *held.interval_of(past, count, 1, generated=False))
+    assert call.lengths == lengths
+    stored = [n + 1 for n in range(count) if (call.past + n + 1) % call.interval == 0 or n + 1 == count]
+    assert [past + each for each in stored] == [*lengths]
 
 
 def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
@@ -353,6 +401,41 @@ def test_the_row_that_saves_the_least_goes_first() -> None:
     other = rows.open(0)
     assert len(rows.take(rows.capacity - 2, other)) == rows.capacity - 2
     assert sorted(block.rows) == [8]  # the row of 9 tokens saves one
+
+
+def test_ends_that_no_text_can_go_on_from_are_evicted_first() -> None:
+    """A block without a row of states saves nothing. Rows of the text that was used last are kept."""
+    rows = StateRows(NUM_FIXED + 3 * ROWS_PER_SEQUENCE, spacing=1)
+    pool = BlockPool(11, 3, rows=rows)
+
+    def read(token_ids: list[int], ends: list[int]) -> int:
+        table = pool.open(len(token_ids), token_ids)
+        assert table is not None
+        assert table.rows is not None
+        num_cached = table.num_cached
+        for end in ends:
+            table.rows.store(table.rows.plan(table.rows.length, end - table.rows.length, LAST))
+            table.rows.mark(end)
+        table.close(token_ids)
+        return num_cached
+
+    oldest, old, new, other = [7] * 6, [1] * 9, [2] * 9, [3] * 9
+    read(oldest, [6])
+    read(old, [6, 9])
+    read(new, [4])  # the rest was cancelled: its third block has no row
+    read(other[:6], [6])
+    assert read(other, [9]) == 6  # a third block, of the new text
+    assert pool.num_evicted == 0
+    assert read([4] * 3, [3]) == 0
+    assert pool.num_evicted == 1
+    assert sorted(pool.row_ends(old)) == [6, 9]
+    assert pool.row_ends(new) == [4]
+    while 9 in pool.row_ends(old):
+        rows._evict()  # rows are scarce: now the end of the old text saves nothing, either
+    assert read([5] * 3, [3]) == 0
+    assert len(pool.blocks_of(old[:6]) or ()) == 2
+    assert pool.blocks_of(old) is None
+    assert pool.row_ends(oldest) == [6]
 
 
 def test_rows_that_must_not_be_written_are_found_before_the_call() -> None:

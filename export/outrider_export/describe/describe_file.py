@@ -39,6 +39,7 @@ def describe_gguf(path: Path) -> dict[str, Any]:
         "quantization": header.quantisation,
         "tensors": dict(types.most_common()),
         "layers": header.num_layers,
+        "mtp_layers": header.num_modules,
         "context_length": context if isinstance(context, int) else None,
         "tokenizer": "SentencePiece" if is_sentencepiece(header) else _said(header, "tokenizer.ggml.model"),
         "pre_tokenizer": _said(header, "tokenizer.ggml.pre"),

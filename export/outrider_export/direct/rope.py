@@ -35,14 +35,17 @@ def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope
 
     Raises:
         KeyError: for a parameter that is missing.
-        ValueError: for an unknown `rope_type`.
+        ValueError: for an unknown `rope_type`, or more numbers than a head has.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in (*_KINDS, "proportional") or (kind == "dynamic" and not parameters.get("alpha")):
         raise ValueError(f"RoPE of the kind {kind!r}")
+    share = parameters.get("partial_rotary_factor") or 1.0
+    if not 0 < share <= 1:
+        raise ValueError(f"RoPE of {share:g} of a head")
     if kind == "proportional":
         return _proportional(parameters, head_size)
-    width = int(head_size * (parameters.get("partial_rotary_factor") or 1.0))
+    width = int(head_size * share)
     exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     plain: Frequencies = (1.0 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
     return _KINDS[kind](plain, {"max_position_embeddings": context, **parameters})

@@ -69,6 +69,7 @@ def _inspect_file(path: Path, *, as_json: bool) -> None:
         "name": found["name"],
         "license": found["license"],
         "architecture": f"{found['architecture']}, {layers}",
+        "MTP layers": str(found["mtp_layers"] or ""),
         "quantization": f"{found['quantization']} ({tensors})",
         "longest context": f"{found['context_length']:,} tokens" if found["context_length"] else None,
         "tokenizer": " ".join(filter(None, (found["tokenizer"], found["pre_tokenizer"]))),
@@ -176,8 +177,8 @@ _ROUTES = {
 
 
 def _vocabulary(model: ModelEntry) -> str:
-    padding = model.geometry.logits_width - model.vocab_size
-    return f"{model.vocab_size:,} tokens" + (f", padded to {model.geometry.logits_width:,}" if padding else "")
+    width = model.geometry.logits_width  # less than the vocabulary where a drafter's output matrix was cut
+    return f"{model.vocab_size:,} tokens" + (f", padded to {width:,}" if width > model.vocab_size else "")
 
 
 def _states(geometry: Geometry) -> str:

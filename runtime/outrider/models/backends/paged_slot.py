@@ -57,8 +57,8 @@ class PagedSlot(SlotTokens):
         self._states.settle(past)
         for branch in chunk.layout.branches:
             count = len(branch)
-            interval = self._states.interval_of(past, count, chunk.num_rows, generated=is_answer)
-            self.state_calls.append(self._states.plan(past, count, interval))
+            stores = self._states.interval_of(past, count, chunk.num_rows, generated=is_answer)
+            self.state_calls.append(self._states.plan(past, count, *stores))
         return self.state_calls
 
     def take_row(self, length: int) -> int:

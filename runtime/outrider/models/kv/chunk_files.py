@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import one_line
+from outrider.models.kv.state_worth import state_worths, states_of
 from outrider.system.files import FAULTS, NO_ROOM, write_whole
 from outrider.types import num_common_tokens
 
@@ -104,11 +106,6 @@ def root_of(scope: bytes) -> str:
     return hashlib.sha256(scope).hexdigest()[:40]
 
 
-def states_of(parent: str) -> str:
-    """What the states after tokens of the chunks after `parent` have as their parent."""
-    return hashlib.sha256(f"states {parent}".encode()).hexdigest()[:40]
-
-
 class ChunkFiles:
     """The files of one model in one setting: a folder of its own in the store's folder.
 
@@ -121,7 +118,8 @@ class ChunkFiles:
 
     A use weighs half as much after three days; a file's rank is the logarithm of its uses' weights (LRFU, Lee et al.
     2001), in seconds, and its time of modification, so that no file is written for it. A file that others go on from is
-    used whenever they are. So texts go from their ends, and those that are used often go last. Threads may share it.
+    used whenever they are. So texts go from their ends, and those that are used often go last. Where room is made, a
+    use of states counts by what they save per byte (`state_worths`). Threads may share it.
 
     Raises:
         OSError: when the folder cannot be made. On a full disk there is none, or none with `ABOUT`; what is written
@@ -222,7 +220,7 @@ class ChunkFiles:
         header = _Header(self._identity, chunk.parent, text, len(content), crc, chunk.is_state)
         head = _MAGIC + _line(msgspec.json.encode(header))
         now = time.time()
-        if not self._make_room(len(head) + len(content), now - _EARLIER * chunk.begin):
+        if not self._make_room(chunk, len(head) + len(content), now - _EARLIER * chunk.begin):
             return
         path = self._path(chunk.key)
         write_whole(path, head + content.tobytes(), private=True)
@@ -304,14 +302,18 @@ class ChunkFiles:
             self._has_warned = True
             log.warning("The prefix store's file %s cannot be used, and was deleted: %s.", path, one_line(error))
 
-    def _make_room(self, num_bytes: int, rank: float) -> bool:
-        """Delete files of a lower rank until there is room for so many bytes. Returns whether there is.
+    def _make_room(self, new: ChunkFile, num_bytes: int, rank: float) -> bool:
+        """Delete files of a lower rank until there is room for a new one of so many bytes. Returns whether there is.
 
         If the folder has more than it may, files of any rank are deleted.
         """
-        files = deque(sorted(files_in(self._root), key=lambda file: file.rank))
-        size, free = sum(file.size for file in files), shutil.disk_usage(self.folder).free - _SPARE
-        lower = sum(file.size for file in files if file.rank < rank)
+        found = list(files_in(self._root))
+        size, free = sum(file.size for file in found), shutil.disk_usage(self.folder).free - _SPARE
+        if num_bytes <= min(self._max_bytes - size, free):
+            return True
+        ranks = self._ranks([*found, File(self._path(new.key), num_bytes, rank, rank)], new)
+        files = deque(sorted(found, key=lambda file: ranks[file.path]))
+        lower = sum(file.size for file in files if ranks[file.path] < ranks[self._path(new.key)])
         fits = num_bytes <= min(self._max_bytes - size, free) + lower
         if num_bytes <= self._max_bytes - size + lower and not fits:
             raise OSError(errno.ENOSPC, f"less than {_SPARE / 1e9:g} GB of the disk is free")
@@ -320,6 +322,17 @@ class ChunkFiles:
             self._delete(file.path)
             size, free = size - file.size, free + file.size
         return fits
+
+    def _ranks(self, files: Sequence[File], new: ChunkFile) -> dict[Path, float]:
+        """The rank of each file, by what those of this model's states are worth."""
+        ranks = {file.path: file.rank for file in files}
+        sizes = {file.path.stem: file.size for file in files if file.path.parent == self.folder}
+        with self._mutex:
+            children = {**self._children, new.parent: {**self._children.get(new.parent, {}), new.key: new.token_ids}}
+            worths = state_worths(children, {**self._parents, new.key: new.parent}, sizes)
+        for key in worths.keys() & sizes:
+            ranks[self._path(key)] += _HALF_LIFE * math.log2(worths[key])
+        return ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,8 +145,9 @@ class _Model:
         for begin in range(0, len(keys), self.size):
             parent = chunks[-1].key if chunks else root_of(scope)
             chunks.append(ChunkFile.of(parent, begin, keys[begin : begin + self.size]))
-        states = [chunks[(end - 1) // self.size].state(end) for end in state_ends]
-        for each in (*(chunk for chunk, _ in chain), *filter(self.files.has, states)):
+        states = [chunks[(end - 1) // self.size].state(end) for end in sorted(state_ends)]
+        gone_on_from = list(filter(self.files.has, states))[-1:]
+        for each in (*(chunk for chunk, _ in chain), *gone_on_from):
             self.files.use(each)
         is_whole = bool(chain) and chain[-1][0].begin + chain[-1][1] == len(keys)
         found = [] if is_whole else chunks[num_whole:]

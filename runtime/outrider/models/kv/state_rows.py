@@ -8,7 +8,7 @@ a length by reading the row of that length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.models.kv.block_tree import Block
@@ -28,12 +28,12 @@ _MOST_INNER = 8  # rows that a piece of a prompt stores for one that is wanted
 class StateCall:
     """What a call does with a sequence's states: reads `row`, and stores the states after `lengths` tokens.
 
-    The states of every length that `interval` divides are stored in `stored`, and the last one. An interval of 0 would
-    store nothing with some operators (PagedSelectiveSSM in OpenVINO 2026.4).
+    The states are stored in `stored` wherever `interval` divides the number of tokens, counted from `past` on, and the
+    last one. An interval of 0 would store nothing with some operators (PagedSelectiveSSM in OpenVINO 2026.4).
     """
 
     row: int
-    past: int  # tokens before the call
+    past: int  # tokens before the call, as the operators count them
     interval: int
     lengths: tuple[int, ...]
     stored: tuple[int, ...]
@@ -65,7 +65,7 @@ class StateRows:
 
         rows = StateRows(64, spacing=256)
         held = rows.open(0)                      # of a sequence that begins
-        call = held.plan(0, 30, interval=LAST)    # of its next call
+        call = held.plan(0, 30, interval=LAST)    # of its next call, of 30 tokens
         held.store(call)
         held.close()
 
@@ -84,6 +84,7 @@ class StateRows:
         self._open: dict[SequenceRows, None] = {}
         self.num_idle = 0  # published rows that no open sequence holds
         self._clock = self.num_evicted = 0
+        self.on_evict: Callable[[Block], object] | None = None  # is told of a block that has lost a row
 
     @property
     def capacity(self) -> int:
@@ -204,6 +205,8 @@ class StateRows:
         least = min(idle, key=lambda place: place.num_saved / (self._clock - place.used + 1))
         self._remove(least.block, least.offset)
         self.num_evicted += 1
+        if self.on_evict is not None:
+            self.on_evict(least.block)
         return True
 
 
@@ -233,35 +236,38 @@ class SequenceRows:
         """About how many rows its next call can have."""
         return self._pool.num_available()
 
-    def plan(self, past: int, count: int, interval: int) -> StateCall:
-        """Take the rows for a call of `count` tokens after the first `past`; fewer than wanted if there are too few."""
+    def plan(self, past: int, count: int, interval: int, begin: int = 0) -> StateCall:
+        """Take the rows for a call of `count` tokens, or fewer: every `interval` tokens, before and after `begin`."""
         end = past + count
-        lengths = _lengths(past, end, interval)
+        lengths = _lengths(past, end, interval, begin)
         taken = self._pool.take(len(lengths), self)
         while len(lengths) > len(taken):
-            interval = interval * 2 if interval < count else LAST
-            lengths = _lengths(past, end, interval)
+            interval, begin = (interval * 2, begin) if interval < count else (LAST, 0)
+            lengths = _lengths(past, end, interval, begin)
         for row in taken[len(lengths) :]:
             self._pool.drop(row)
-        return StateCall(self._rows[past], past, interval, lengths, tuple(taken[: len(lengths)]))
+        return StateCall(self._rows[past], past + -begin % interval, interval, lengths, tuple(taken[: len(lengths)]))
 
-    def interval_of(self, past: int, count: int, num_rows: int, *, generated: bool) -> int:
-        """The interval for a call: of each state of an answer, and the one of a prompt that others may start from.
+    def interval_of(self, past: int, count: int, num_rows: int, *, generated: bool) -> tuple[int, int]:
+        """The interval for a call, and where it begins: each state of an answer, and those that prompts may start from.
 
-        That is where earlier prompts parted from this one, or in front of the last token, which is never taken from the
-        prefix cache because its row is wanted. num_rows: rows of logits of the call.
+        These are where earlier prompts parted from this one, and in front of the last token, which is never taken from
+        the prefix cache because its row is wanted. num_rows: rows of logits of the call.
         """
         end = past + count
         if generated:
             if past < self.branch <= end:
                 self.mark(self.branch)
-            return 1
+            return 1, 0
         last = end - num_rows + (num_rows > 1) if num_rows else end
-        for wanted in (self.branch, last):
-            if past < wanted < end and end // wanted - past // wanted <= _MOST_INNER:
-                self.mark(wanted)
-                return wanted
-        return LAST if num_rows else self._spaced(past, end)
+        wanted = [each for each in (self.branch, last) if past < each < end]
+        if not wanted:
+            return LAST if num_rows else self._spaced(past, end), 0
+        if count > _MOST_INNER * (apart := abs(wanted[-1] - wanted[0])):
+            del wanted[1:]
+        for length in wanted:
+            self.mark(length)
+        return apart if len(wanted) > 1 else count, wanted[0]
 
     def _spaced(self, past: int, end: int) -> int:
         """The interval for a piece of a long prompt: some rows in it, at least `StateRows.spacing` tokens apart."""
@@ -388,7 +394,7 @@ class SequenceRows:
         self._pool.drop(self._rows.pop(length))
 
 
-def _lengths(past: int, end: int, interval: int) -> tuple[int, ...]:
-    """The lengths whose states a call stores: those that the interval divides, and the last."""
-    first = (past // interval + 1) * interval
+def _lengths(past: int, end: int, interval: int, begin: int = 0) -> tuple[int, ...]:
+    """The lengths whose states a call stores: those that are a multiple of the interval after `begin`, and the last."""
+    first = past + interval - (past - begin) % interval
     return (*range(first, end, interval), end)
