@@ -32,6 +32,7 @@ from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
 from outrider.types import (
     NO_PROMPT,
+    ChatTokenizer,
     Noise,
     Prompt,
     TextTokenizer,
@@ -189,12 +190,17 @@ class Preparation:
             answer.fetched += self._fetch(self.prefixes, answer)
         return answer
 
-    def count_tokens(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> int:
-        """The tokens of a prompt as `request` lays it out."""
+    def encode_prompt(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> list[int]:
+        """The tokens of a prompt as `answer` lays it out."""
         given = self._laid_out(config)
         if not isinstance(prompt, Prompt):
             prompt = self._with_images(prompt, chat_template, given) or prompt
-        return len(self._encode(prompt, chat_template, given))
+        return self._encode(prompt, chat_template, given)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], config: GenerationConfig) -> str:
+        """The text of messages as `answer` lays them out."""
+        given = self._laid_out(config) | ({"parts": True} if self.vision else {})
+        return cast("ChatTokenizer", self.tokenizer).render(messages, **given)
 
     def _encode(self, prompt: AnyPrompt, chat_template: bool, given: dict[str, Any]) -> list[int]:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt

@@ -17,53 +17,52 @@ from outrider.server.protocol.loose import Ignored, normalised, unread_keys
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, check_json
 
-# Fields that never change an answer: accepted with any value, and ignored.
+# Fields that never change an answer: accepted with any value, and ignored. `max_tool_calls` is of hosted tools, of
+# which there are none, and `dry_base` and the like are of samplers that are refused, or off.
 HARMLESS = (
-    "cache_prompt",
-    "cache_salt",
-    "client_metadata",
-    "id_slot",
-    "include",
-    "keep_alive",
-    "max_tool_calls",  # of hosted tools, of which there are none
-    "metadata",
-    "priority",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "provider",
-    "request_id",
-    "return_progress",
-    "safety_identifier",
-    "service_tier",
-    "spaces_between_special_tokens",
-    "store",
-    "timings_per_token",
-    "usage",
-    "user",
-)
+    "adaptive_decay", "backend_sampling", "cache_prompt", "cache_salt", "chat_id", "client_metadata",
+    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
+    "guided_decoding_backend", "id", "id_slot", "include", "keep_alive", "max_tool_calls", "metadata",
+    "mirostat_eta", "mirostat_tau", "models", "n_discard", "n_keep", "num_batch", "num_ctx", "num_gpu",
+    "num_thread", "penalize_nl", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "provider", "request_id", "return_progress", "route", "safety_identifier", "service_tier", "session_id",
+    "spaces_between_special_tokens", "store", "timings_per_token", "trace", "ttl", "usage", "user", "xtc_threshold",
+)  # fmt: skip
 _NO_MIROSTAT = (None, 0, 0.0)
 # What a client may send in place of a field that is refused.
-_IN_PLACE_OF = {"functions": "Send tools", "function_call": "Send tool_choice", "best_of": "Send n"}
+_IN_PLACE_OF = {
+    "best_of": "Send n", "function_call": "Send tool_choice", "functions": "Send tools", "n_probs": "Send top_logprobs",
+}  # fmt: skip
 # Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
 _OF_OTHERS: dict[str, tuple[Any, ...]] = {
+    "adaptive_target": (None, -1, -1.0),
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
+    "detokenize": (None, True),
     "dry_multiplier": (None, 0, 0.0),
     "dynatemp_range": (None, 0, 0.0),
     "early_stopping": (None, False),
     "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1, 1.0),
     "lora": (None, []),
+    "min_keep": (None, 0),
     "mirostat": _NO_MIROSTAT,
     "mirostat_mode": _NO_MIROSTAT,
+    "n_probs": (None, 0),
+    "parse_tool_calls": (None, True),
+    "plugins": (None, []),
     "post_sampling_probs": (None, False),
     "prompt_logprobs": (None, 0),
+    "return_token_ids": (None, False),
+    "safe_prompt": (None, False),
     "samplers": (None, []),
     "separate_reasoning": (None, True),
     "skip_special_tokens": (None, True),
+    "t_max_predict_ms": (None, 0, -1),
     "tfs_z": (None, 1, 1.0),
     "top_a": (None, 0, 0.0),
+    "top_n_sigma": (None, 0, 0.0, -1, -1.0),
+    "transforms": (None, []),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
     "xtc_probability": (None, 0, 0.0),
@@ -72,18 +71,23 @@ _OF_OTHERS: dict[str, tuple[Any, ...]] = {
 # nothing.
 NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
     ChatRequest: {
+        "add_special_tokens": (None, False),
         "audio": (None,),
-        "function_call": (None,),
+        "best_of": (None, 1),
+        "echo": (None, False),
+        "function_call": (None, "none", "auto"),  # of functions, which are refused
         "functions": (None, []),
         "modalities": (None, ["text"]),
         "web_search_options": (None,),
         **_OF_OTHERS,
     },
-    CompletionRequest: {"best_of": (None, 1), **_OF_OTHERS},
+    CompletionRequest: {"add_special_tokens": (None, True), "best_of": (None, 1), "tools": (None, []), **_OF_OTHERS},
     ResponseRequest: {
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
+        "logprobs": (None, False),
+        "n": (None, 1),
         "prompt": (None,),
         "top_logprobs": (None, 0),
         "truncation": (None, "disabled", "auto"),  # a prompt that does not fit is refused
@@ -137,7 +141,7 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
             continue
         if name in NEUTRAL[kind]:
             _check_neutral(name, fields[name], NEUTRAL[kind][name])
-        elif name in HARMLESS:
+        elif name in HARMLESS or fields[name] is None:
             ignored.append(name)
         else:
             close = nearest(name, known)
