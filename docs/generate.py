@@ -1,5 +1,5 @@
 """Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands,
-models.md from the architectures that are tried, index.md from the README.
+models.md from the architectures that are tried, api.md from public docstrings, index.md from the README.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
@@ -8,6 +8,7 @@ models.md from the architectures that are tried, index.md from the README.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 import sys
@@ -284,6 +285,50 @@ Random tokens activate more experts than the tokens of a text, so the measured c
 low. """
 
 
+API_HEAD = """\
+# What apps may import
+
+<!-- Made by docs/generate.py from docstrings. Change them there, and run the script. -->
+
+These names are public: they change only with an entry in CHANGELOG.md. All other modules and names are internal, and
+may change with any version. Options have [a page of their own](options.md).
+
+Importing `outrider` loads neither NumPy nor OpenVINO; a name is fetched when it is first used.
+"""
+
+# Modules that apps may import, what they are for, and their public names where these are not the module's `__all__`.
+API: dict[str, tuple[str, tuple[str, ...]]] = {
+    "outrider": ("Load a bundle, generate, chat.", ()),
+    "outrider.types": (
+        "What [drafters of your own](own-drafter.md), tokenizers and prompts of token ids are made of.",
+        (
+            "ChatTokenizer",
+            "Committed",
+            "Distribution",
+            "Draft",
+            "DraftRequest",
+            "DraftRule",
+            "Drafter",
+            "EncoderSource",
+            "Guess",
+            "Noise",
+            "Prompt",
+            "Requirements",
+            "Span",
+            "TextTokenizer",
+            "TokenSequence",
+            "Verifier",
+        ),
+    ),
+    "outrider.tools": ("[Function calls](structured-output.md) in an answer's text.", ()),
+    "outrider.rag": ('[Answers from documents](rag.md). Needs `pip install "outrider[rag]"`.', ()),
+    "outrider.server": ('The [server](server.md) as an ASGI app. Needs `pip install "outrider[server]"`.', ()),
+    "outrider.testing": ("Toy models for [tests of your app](testing.md).", ()),
+    "outrider_export": ("[Export](export.md): bundles from checkpoints.", ()),
+    "outrider_export.distill": ("[Training a drafter](distill.md).", ()),
+}
+
+
 def options_page() -> str:
     """The page with every option: name, type, default, allowed values, meaning."""
     presets = [f"- `{name}`: {_first_comment(path)}" for name, path in find_presets().items()]
@@ -375,6 +420,20 @@ def models_page() -> str:
     )
 
 
+def api_page() -> str:
+    """The page with every public name, and the first sentence of its docstring."""
+    parts = [API_HEAD]
+    for module, (intro, names) in API.items():
+        package = importlib.import_module(module)
+        rows = ["| name | meaning |", "|---|---|"]
+        for name in sorted(names or package.__all__, key=str.lower):
+            value = getattr(package, name)
+            meaning = _first_sentence(inspect.getdoc(value) or "") if callable(value) else f"`{value!r}`"
+            rows.append(f"| `{name}` | {meaning} |")
+        parts.append(f"## {module}\n\n{intro}\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
 def index_page() -> str:
     """The site's home: the README without what only a repository has."""
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("\n## Development")[0]
@@ -386,7 +445,7 @@ def index_page() -> str:
 def pages() -> dict[Path, str]:
     """What the generated pages have to be."""
     made = {"options.md": options_page(), "commands.md": commands_page(), "models.md": models_page()}
-    made["index.md"] = index_page()
+    made |= {"api.md": api_page(), "index.md": index_page()}
     return {DOCS / name: text for name, text in made.items()}
 
 
@@ -408,6 +467,12 @@ def _help(command: click.Command, name: str) -> str:
     context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"])
     command._help_option = None  # click keeps that of the first context, which may have had other names
     return command.get_help(context).rstrip()
+
+
+def _first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring, for a cell of a table."""
+    first = " ".join(docstring.split("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z]|\w+(?:, \w+)*: )", first)[0].rstrip(":").replace("|", "\\|")
 
 
 def _first_comment(path: Path) -> str:
