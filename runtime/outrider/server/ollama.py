@@ -265,6 +265,8 @@ class OllamaText(OllamaChat):
             message = "'template' is not supported: the model's own is used. Leave it out, or set raw to true."
             raise ApiError(400, message, param="template", code="unsupported_field")
         prompt = fields.get("prompt") or ""
+        if not isinstance(prompt, str):
+            raise ApiError(400, "'prompt' is not a text. Send a text.", param="prompt", code="invalid_type")
         if fields.get("raw") or fields.get("suffix"):
             made.pop("enable_thinking", None)
             made.pop("reasoning_effort", None)

@@ -15,14 +15,14 @@ from starlette.routing import BaseRoute, Route
 from outrider.engine.engine import Engine
 from outrider.inputs.text.special_tokens import CUT
 from outrider.server.endpoint import Service, as_json
-from outrider.server.errors import ApiError, bad_field
+from outrider.server.errors import ApiError
 from outrider.server.limits import read_body
 from outrider.server.messages import read_messages
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.messages import TokenCount
-from outrider.server.protocol.reading import IGNORED, read_fields, read_object
+from outrider.server.protocol.reading import read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, NotNegative
 from outrider.server.responses import Responses
 
@@ -82,7 +82,7 @@ async def _tokenize(service: Service, fields: dict[str, Any]) -> Any:
         model = service.models.find(asked.model)
         token_ids = await _with(service, model, partial(_token_ids, choice=choices_of_chat(asked)[0]))
         return _counted(model, token_ids, strings=strings)
-    text = _read(fields, TextToTokenize)
+    text = read_fields(fields, TextToTokenize)
     if text.parse_special is False:
         message = "parse_special=false is not supported: special tokens are read as such. Leave it out."
         raise ApiError(400, message, param="parse_special", code="unsupported_field")
@@ -122,7 +122,7 @@ def _counted(model: Model, token_ids: list[int], *, strings: bool) -> dict[str, 
 
 
 async def _detokenize(service: Service, fields: dict[str, Any]) -> Any:
-    asked = _read(fields, TokensToRead)
+    asked = read_fields(fields, TokensToRead)
     model = service.models.find(asked.model or "")
     size = model.bundle.manifest.main.vocab_size
     if (wrong := next((each for each in asked.tokens if each >= size), None)) is not None:
@@ -179,11 +179,3 @@ def _token_ids(engine: Engine, choice: AnswerChoice) -> list[int]:
 
 def _options(choice: AnswerChoice) -> dict[str, Any]:
     return {name: value for name, value in choice.options.items() if name not in ("fits", "chat_template")}
-
-
-def _read(fields: dict[str, Any], kind: type[Any]) -> Any:
-    IGNORED.add(fields.keys() - {*kind.__struct_fields__})
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise bad_field(error) from error

@@ -61,6 +61,7 @@ def test_messages_are_laid_out_and_counted(http: httpx.Client, engine: outrider.
 
 @pytest.mark.parametrize(("path", "fields", "says"), [
     ("/tokenize", {}, "There is no text"), ("/tokenize", {"content": 1}, "'content'"),
+    ("/tokenize", {"content": "a", "add_specal": True}, "Did you mean 'add_special'?"),
     ("/tokenize", {"content": "a", "parse_special": False}, "parse_special=false"),
     ("/tokenize", {"content": "word " * 20_000}, "context"),
     ("/detokenize", {"tokens": [10**8]}, "100000000 is no token"), ("/detokenize", {"tokens": [-1]}, "'tokens[0]'"),

@@ -235,6 +235,11 @@ def test_ollama_s_requests_without_a_prompt_load_the_model(tiny: Path) -> None:
             assert http.get("/v1/models/tiny").json()["loaded"] == (reason == "load")
 
 
+def test_ollama_s_prompt_is_a_text(http: httpx.Client) -> None:
+    error = http.post("/api/generate", json={"model": "tiny", "prompt": 5}).json()["error"]
+    assert error == "'prompt' is not a text. Send a text."
+
+
 def test_ollama_has_log_probabilities(http: httpx.Client) -> None:
     body = {"model": "tiny", "messages": HELLO, "format": {"enum": ["sun"]}, "logprobs": True, "top_logprobs": 2}
     whole = http.post("/api/chat", json=body | {"stream": False}).json()
@@ -242,14 +247,8 @@ def test_ollama_has_log_probabilities(http: httpx.Client) -> None:
     assert [each for line in lines for each in line.get("logprobs", ())] == whole["logprobs"]
     assert "".join(each["token"] for each in whole["logprobs"]) == whole["message"]["content"]
     assert {len(each["top_logprobs"]) for each in whole["logprobs"]} == {2}
-    raw = {
-        "model": "tiny",
-        "prompt": "Hi",
-        "raw": True,
-        "logprobs": True,
-        "stream": False,
-        "options": {"num_predict": 2},
-    }
+    raw: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "raw": True, "logprobs": True, "stream": False}
+    raw["options"] = {"num_predict": 2}
     assert len(http.post("/api/generate", json=raw).json()["logprobs"]) == 2
 
 

@@ -132,6 +132,11 @@ def test_what_cannot_be_done_is_refused_by_name(kind: type[Any], fields: dict[st
         asked(kind, **fields)
 
 
+def test_a_byte_order_mark_before_a_body_is_skipped() -> None:
+    body = json.dumps({"model": "m", "messages": HELLO})
+    assert read_request(body.encode("utf-8-sig"), ChatRequest) == read_request(body.encode(), ChatRequest)
+
+
 def test_prompts_may_be_of_both_kinds(http: httpx.Client) -> None:
     both = http.post(TEXT, json={"prompt": ["Hi", [300, 301]], "max_tokens": 4}).json()["choices"]
     one = [http.post(TEXT, json={"prompt": each, "max_tokens": 4}).json()["choices"][0] for each in ("Hi", [300, 301])]

@@ -6,6 +6,7 @@ are not implemented here, are accepted with a value that changes nothing, and re
 
 from __future__ import annotations
 
+import codecs
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from outrider.errors import nearest, one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.loose import Ignored, normalised, unread_keys
-from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, check_json
 
 # Fields that never change an answer: accepted with any value, and ignored. `max_tool_calls` is of hosted tools, of
@@ -69,7 +70,7 @@ _OF_OTHERS: dict[str, tuple[Any, ...]] = {
 }
 # Fields that would change an answer and are not implemented, by the kind of request: the values with which they change
 # nothing.
-NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
+NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
     ChatRequest: {
         "add_special_tokens": (None, False),
         "audio": (None,),
@@ -95,7 +96,7 @@ NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
     },
 }
 
-Body = TypeVar("Body", bound=Asked)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 IGNORED = Ignored()
 
@@ -110,11 +111,12 @@ def read_request(body: bytes, kind: type[Body]) -> Body:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body is.
+    """The JSON object that a body is. A byte order mark before it is skipped.
 
     Raises:
         ApiError: with status 400.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         check_json(body)
         fields = msgspec.json.decode(body)
@@ -133,14 +135,14 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
     Raises:
         ApiError: with status 400, naming the field that is wrong.
     """
-    known = set(kind.__struct_fields__)
+    known, neutral = set(kind.__struct_fields__), NEUTRAL.get(kind, {})
     fields, skipped = normalised(fields, known)
     ignored = [*skipped, *unread_keys(fields)]
     for name in list(fields):
         if name in known:
             continue
-        if name in NEUTRAL[kind]:
-            _check_neutral(name, fields[name], NEUTRAL[kind][name])
+        if name in neutral:
+            _check_neutral(name, fields[name], neutral[name])
         elif name in HARMLESS or fields[name] is None:
             ignored.append(name)
         else:
