@@ -1,5 +1,5 @@
 """Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands,
-models.md from the architectures that are tried, index.md from the README.
+models.md from the architectures that are tried, api.md from public docstrings, index.md from the README.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
@@ -8,6 +8,7 @@ models.md from the architectures that are tried, index.md from the README.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import re
 import sys
@@ -182,6 +183,11 @@ These architectures are refused before weights are downloaded or packages asked 
 |---|---|---|
 {refused}
 
+Ling and Ring (`bailing_moe` and its successors), MiMo (`mimo`) and openPangu are not refused and have no entry, because
+Transformers 5.5 has no code by which one could be judged. llama.cpp runs Ling, Ring and the dense openPangu, vLLM runs
+MiMo. Their publishers' code is exported with `.[export]` and `--trust-remote-code` if optimum-intel knows it, and is
+compared as above.
+
 ## Layers with a state
 
 A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values of which a rejected draft
@@ -191,6 +197,17 @@ without PyTorch only, and a graph with a state that is not paged is refused. ONN
 
 OpenVINO gives a model a paged cache only if it has attention in at least one layer ("No ScaledDotProductAttention
 operation observed in the graph"), so models of Mamba-2 alone (`mamba2`) are refused.
+
+What was compared with Transformers in float32, with random weights (`tests/export/test_direct.py`):
+
+| architectures | states | compared |
+|---|---|---|
+| `lfm2`, `lfm2_moe` | short convolution | logits of a text in two calls, from checkpoints and from GGUF files: within 5e-6 of the largest; 200 greedy tokens, one a call, from a checkpoint or from a GGUF file |
+| `qwen3_5_text`, `qwen3_5_moe_text`, `qwen3_next` | gated delta net, convolution | the same; each draft of Qwen3.5's MTP module |
+| `granitemoehybrid`, `nemotron_h` | Mamba-2, convolution | the same as for `lfm2` |
+
+Each graph has as many paged operators of each kind as the model has layers of it. `outrider verify` compares states that
+are read in pieces, and drafts that are rejected at every place, on your machine.
 
 Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
 
@@ -226,6 +243,22 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
 - Google's [assistants](drafters.md#gemma-4s-assistants) draft for it, and DSpark drafters.
+
+## Gemma 3n
+
+E2B and E4B, from checkpoints and GGUF files (`gemma3n`): the text part, as of Gemma 4. Each token has four residual
+streams (AltUp), of which a layer computes one, and small matrices that are not rounded predict and correct the others.
+The first ten layers let pass the largest 5 % of their gates' numbers. Of the last 15 layers of E4B and 10 of E2B none
+has keys and values. Tokens of images and sounds, which have no embeddings by layer, have those of token 0, as in
+Transformers. Heads do not read such a model, and a LoRA adapter can be merged into it but not attached.
+
+## Llama 4
+
+Scout and Maverick, from checkpoints and GGUF files (`llama4`): the text part. Three of four layers attend within chunks
+of 8,192 tokens, and a paged cache supports only sliding windows. Within the first chunk both are full attention, so
+**the context ends there**: the export says so, and `outrider inspect` shows the length. The other layers do not rotate,
+and their queries grow with the position. One expert of a token is computed beside the shared one, and what it reads is
+scaled. Models without chunks (MobileLLM-R1) have their whole context, from checkpoints.
 
 ## Latent attention
 
@@ -282,6 +315,50 @@ different random tokens; "after a text" is a call after a text of 256 tokens.
 
 Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too
 low. """
+
+
+API_HEAD = """\
+# What apps may import
+
+<!-- Made by docs/generate.py from docstrings. Change them there, and run the script. -->
+
+These names are public: they change only with an entry in CHANGELOG.md. All other modules and names are internal, and
+may change with any version. Options have [a page of their own](options.md).
+
+Importing `outrider` loads neither NumPy nor OpenVINO; a name is fetched when it is first used.
+"""
+
+# Modules that apps may import, what they are for, and their public names where these are not the module's `__all__`.
+API: dict[str, tuple[str, tuple[str, ...]]] = {
+    "outrider": ("Load a bundle, generate, chat.", ()),
+    "outrider.types": (
+        "What [drafters of your own](own-drafter.md), tokenizers and prompts of token ids are made of.",
+        (
+            "ChatTokenizer",
+            "Committed",
+            "Distribution",
+            "Draft",
+            "DraftRequest",
+            "DraftRule",
+            "Drafter",
+            "EncoderSource",
+            "Guess",
+            "Noise",
+            "Prompt",
+            "Requirements",
+            "Span",
+            "TextTokenizer",
+            "TokenSequence",
+            "Verifier",
+        ),
+    ),
+    "outrider.tools": ("[Function calls](structured-output.md) in an answer's text.", ()),
+    "outrider.rag": ('[Answers from documents](rag.md). Needs `pip install "outrider[rag]"`.', ()),
+    "outrider.server": ('The [server](server.md) as an ASGI app. Needs `pip install "outrider[server]"`.', ()),
+    "outrider.testing": ("Toy models for [tests of your app](testing.md).", ()),
+    "outrider_export": ("[Export](export.md): bundles from checkpoints.", ()),
+    "outrider_export.distill": ("[Training a drafter](distill.md).", ()),
+}
 
 
 def options_page() -> str:
@@ -375,6 +452,20 @@ def models_page() -> str:
     )
 
 
+def api_page() -> str:
+    """The page with every public name, and the first sentence of its docstring."""
+    parts = [API_HEAD]
+    for module, (intro, names) in API.items():
+        package = importlib.import_module(module)
+        rows = ["| name | meaning |", "|---|---|"]
+        for name in sorted(names or package.__all__, key=str.lower):
+            value = getattr(package, name)
+            meaning = _first_sentence(inspect.getdoc(value) or "") if callable(value) else f"`{value!r}`"
+            rows.append(f"| `{name}` | {meaning} |")
+        parts.append(f"## {module}\n\n{intro}\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
 def index_page() -> str:
     """The site's home: the README without what only a repository has."""
     text = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("\n## Development")[0]
@@ -386,7 +477,7 @@ def index_page() -> str:
 def pages() -> dict[Path, str]:
     """What the generated pages have to be."""
     made = {"options.md": options_page(), "commands.md": commands_page(), "models.md": models_page()}
-    made["index.md"] = index_page()
+    made |= {"api.md": api_page(), "index.md": index_page()}
     return {DOCS / name: text for name, text in made.items()}
 
 
@@ -408,6 +499,12 @@ def _help(command: click.Command, name: str) -> str:
     context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"])
     command._help_option = None  # click keeps that of the first context, which may have had other names
     return command.get_help(context).rstrip()
+
+
+def _first_sentence(docstring: str) -> str:
+    """The first sentence of a docstring, for a cell of a table."""
+    first = " ".join(docstring.split("\n\n")[0].split())
+    return re.split(r"(?<=\.) (?=[A-Z]|\w+(?:, \w+)*: )", first)[0].rstrip(":").replace("|", "\\|")
 
 
 def _first_comment(path: Path) -> str:

@@ -23,7 +23,6 @@ except ImportError as error:
     sys.exit(f'{error}. Run: pip install ".[samples]"')
 
 import outrider
-from outrider.models.backends.devices import find_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,7 +182,7 @@ class Window(QtWidgets.QMainWindow):
             if self.chat is not None and folder == self.folder:
                 self.chat.save(file := Path(kept, "chat.json"))
                 chat = engine.load_chat(file)
-        self.devices = find_devices()
+        self.devices = outrider.find_devices()
         self.engine, self.chat, self.folder = engine, chat, folder
         return [str(each.message) for each in told]
 

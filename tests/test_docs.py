@@ -38,7 +38,7 @@ def generated() -> dict[Path, str]:
 
 
 def test_generated_pages_are_what_the_code_says(generated: dict[Path, str]) -> None:
-    assert {path.name for path in generated} == {"options.md", "commands.md", "models.md", "index.md"}
+    assert {path.name for path in generated} == {"options.md", "commands.md", "models.md", "api.md", "index.md"}
     for path, text in generated.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run 'python docs/generate.py'"
 
@@ -62,6 +62,37 @@ def test_the_help_is_the_command_line_own(capsys: pytest.CaptureFixture[str], mo
     shown = re.search(r"```text\n(.*?)```", text_of("commands.md"), re.DOTALL)
     assert shown
     assert shown[1] == capsys.readouterr().out
+
+
+def imports_of_apps() -> Iterator[tuple[str, str, str]]:
+    """What the documentation's programs and the samples import of ours: where, module, name."""
+    programs = [(path.name, path.read_text(encoding="utf-8")) for path in (ROOT / "samples").glob("*.py")]
+    for page in PAGES:
+        blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        programs += [(page.name, block) for block in blocks]
+    for where, program in programs:
+        for node in ast.walk(ast.parse(program)):
+            if isinstance(node, ast.Import):
+                yield from ((where, each.name, "") for each in node.names if each.name.startswith("outrider"))
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("outrider"):
+                yield from ((where, node.module or "", each.name) for each in node.names)
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "outrider":
+                yield where, "outrider", node.attr
+
+
+def test_programs_import_public_names_alone() -> None:
+    """And packages that apps do not import say so."""
+    public = {
+        section.split("\n", 1)[0]: set(re.findall(r"^\| `(\w+)` ", section, re.MULTILINE))
+        for section in text_of("api.md").split("\n## ")[1:]
+    }
+    found = list(imports_of_apps())
+    assert {("rag.py", "outrider.rag", "Retriever"), ("own-drafter.md", "outrider", "Engine")} <= set(found)
+    others = [each for each in found if each[1] not in public or (each[2] and each[2] not in public[each[1]])]
+    assert others == []
+    for path in Path(outrider.__file__).parent.glob("*/__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        assert (f"outrider.{path.parent.name}" in public) != ("Internal: " in docstring), path
 
 
 def anchors_of(path: Path) -> set[str]:

@@ -8,6 +8,7 @@
     print(chunk.stats)
 
 Importing the package loads nothing heavy: names are fetched from their modules when they are first used (PEP 562).
+What apps may import, here and elsewhere, is listed in docs/api.md. Packages that are not there are internal.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         TooLong,
         VocabularyMismatch,
     )
+    from outrider.models.backends.devices import Device, find_devices
     from outrider.types import CacheUse, Prompt, TokenLogprobs
 
 __version__ = "0.1.0"
@@ -48,6 +50,7 @@ __all__ = [
     "Chat",
     "ChatTurn",
     "Config",
+    "Device",
     "DeviceConfig",
     "DeviceError",
     "DeviceWarning",
@@ -73,6 +76,7 @@ __all__ = [
     "TokenLogprobs",
     "TooLong",
     "VocabularyMismatch",
+    "find_devices",
     "load",
     "read_bundle",
 ]
@@ -99,6 +103,7 @@ _MODULES = {
     ),
     "decoding.metrics": ("Stats",),
     "decoding.results": ("AnswerToken", "Result", "TextChunk"),
+    "models.backends.devices": ("Device", "find_devices"),
     "types": ("CacheUse", "Prompt", "TokenLogprobs"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

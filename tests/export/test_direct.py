@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 import heads
 import outrider
 import tiny
-from exports import error_of, logits_of_ir, reader_of_ir
+from exports import Recorder, error_of, logits_of_ir, reader_of_ir
+from fuzzing import damaged, few_or_many, fuzz
+from gguf_hybrids import add_module, add_tokenizer
 from llamacpp_orders import add_grouped_experts, add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
 from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
@@ -31,6 +33,7 @@ from outrider.models.backends.taps import hidden_states_of
 from outrider_export import export_bundle
 from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
+from outrider_export.describe.plan import make_plan
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.codes import rounded
@@ -44,9 +47,13 @@ from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
 from outrider_export.heads import own
+from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.peft_adapter import Change, LoraAdapter
+from outrider_export.sources.source import locate
+from qwen_module import write_qwen
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
+from toys import in_threads
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
@@ -130,7 +137,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
-    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks else count + 2)
+    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks or decoder.streams else count + 2)
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
@@ -207,6 +214,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
     "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
     "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+    "llama 4, dense, without chunks": (
+        "llama4_text",
+        {
+            "num_local_experts": 0, "moe_layers": [], "layer_types": ["full_attention"] * 4, "use_qk_norm": False,
+            "attn_temperature_tuning": False, "no_rope_layers": [1] * 4,
+        },
+    ),
     "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
     "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
@@ -282,6 +296,16 @@ def test_later_names_of_states_mean_the_same() -> None:
     assert [layer.state for layer in describe(config | {"layer_types": later}).layers] == states
     assert states.count(None) == 1
     assert block_kinds({"layers_block_type": later}) == ["mamba", "mamba", "full_attention", "mamba"]
+
+
+def test_numbers_that_configurations_say_otherwise() -> None:
+    """MiniMax M2 says how many numbers of a head rotate, and Hunyuan's experts are said by layer."""
+    minimax = {"model_type": "minimax_m2", **CONFIGS["minimax_m2"]}
+    assert describe(minimax | {"rotary_dim": 16}).rotary_size == 16
+    hunyuan = {"model_type": "hunyuan_v1_moe", **CONFIGS["hunyuan_v1_moe"]}
+    assert describe(hunyuan | {"num_experts": [4, 4]}).experts == describe(hunyuan).experts
+    with pytest.raises(NotDirect, match="int"):
+        describe(hunyuan | {"moe_topk": [1, 2]})
 
 
 @pytest.mark.parametrize(
@@ -394,8 +418,15 @@ def merged_experts(folder: Path) -> dict[str, Any]:
             halves = {"gate": values[:, ::2], "up": values[:, 1::2]} if found[2] == "gate_up" else {"down": values}
             for part, half in halves.items():
                 made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
+        elif found := re.fullmatch(r"(.*\.feed_forward\.experts\.)(gate_up|down)_proj", name):  # Llama 4
+            halves = np.split(values, 2, axis=2) if found[2] == "gate_up" else [values]
+            for part, half in zip(("gate", "up") if len(halves) > 1 else ("down",), halves, strict=True):
+                made[f"{found[1]}{part}_proj.weight"] = np.ascontiguousarray(half.swapaxes(1, 2))
         elif name.endswith(".sinks"):
             made[f"{name}.weight"] = values
+        elif found := re.fullmatch(r"(model\..*altup_.*projections)\.\d\.weight", name):  # of all streams in one
+            target = f"{found[1]}.weight"
+            made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 made[f"{name.partition('block')[0]}mlp.experts.{part}_proj.weight"] = half
@@ -404,10 +435,13 @@ def merged_experts(folder: Path) -> dict[str, Any]:
     return made
 
 
-def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, old: bool = False) -> None:
+def write_gguf(
+    folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, old: bool = False, pre: str = "", **keys: Any
+) -> None:
     """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32.
 
-    old: latent attention as llama.cpp had it first.
+    old: latent attention as llama.cpp had it first. pre: the name of its tokenizer's expression, which comes along with
+    an MTP module, if the checkpoint has one. keys: of the tokenizer's metadata.
     """
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
     decoder, form = found.decoder, FORMS[name]
@@ -418,7 +452,13 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
     kinds: list[str] = block_kinds(config) or [layer.state.kind if layer.state else "" for layer in decoder.layers]
     names = gguf.get_tensor_name_map(architecture, len(kinds))
     writer = gguf.GGUFWriter(path, in_gguf)
-    writer.add_block_count(len(kinds))
+    tensors = merged_experts(folder)
+    module = {weight: tensors.pop(weight).astype(np.float32) for weight in [*tensors] if weight.startswith("mtp.")}
+    writer.add_block_count(len(kinds) + bool(module))
+    if module:
+        add_module(writer, module, len(kinds))
+    if pre:
+        add_tokenizer(writer, folder, pre, **keys)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
@@ -439,14 +479,16 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
     add_sizes(writer, decoder, config)
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_layer_norm_rms_eps(decoder.eps)
+    (writer.add_layer_norm_eps if form.norm == "layer" else writer.add_layer_norm_rms_eps)(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
     if experts := decoder.experts:
         writer.add_expert_count(experts.count)
         writer.add_expert_used_count(experts.active)
-        if "moe_intermediate_size" in config:
+        if "moe_intermediate_size" in config or form.chunked:
             writer.add_expert_feed_forward_length(experts.size)
-        if form.grouped:
+        if form.chunked:
+            writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+        elif form.grouped:
             add_grouped_experts(writer, decoder, config, old=old)
         else:
             writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
@@ -475,11 +517,11 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
         for i in range(len(decoder.layers)):
             for part, weight in (("q", config["qk_scale_factor"]), ("k", 1)):
                 writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", np.full(decoder.head_size, weight, np.float32))
-    for weight, array in merged_experts(folder).items():
+    for weight, array in tensors.items():
         values = array.astype(np.float32)
-        if ((form.gguf.startswith("gemma") and form.norm_offset) or form.gguf == "muse-glimmer") and weight.endswith(
-            "norm.weight"
-        ):
+        if (
+            (form.gguf.startswith(("gemma", "nemotron")) and form.norm_offset) or form.gguf == "muse-glimmer"
+        ) and weight.endswith("norm.weight"):
             values = values + (weight != "model.norm.weight" or form.gguf != "muse-glimmer")
         if (
             form.gguf_interleaved
@@ -502,16 +544,17 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part
-            if numbers.ndim > 1 and kind is not Kind.F32:
+            if numbers.ndim > 1 and kind is not Kind.F32 and numbers.shape[-1] % 32 == 0:  # convolutions stay
                 writer.add_tensor(target, gguf.quantize(numbers, kind), raw_dtype=kind)
             else:
                 writer.add_tensor(target, numbers)
     finish(writer)
 
 
-_WITH_PATTERN = ("exaone4", "muse_glimmer_text", "olmo3")  # whose files say which layers have windows
+_WITH_PATTERN = ("exaone4", "exaone_moe", "muse_glimmer_text", "olmo3")  # whose files say which layers have windows
 # What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
 _IN_GGUF: dict[str, dict[str, Any]] = {
+    "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3_text": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
     "qwen2": {"use_sliding_window": False},
@@ -731,6 +774,49 @@ def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(damaged)
     with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
         open_weights(tmp_path / "model.gguf", is_gguf=True)
+
+
+@pytest.fixture(scope="module")
+def qwen_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole GGUF file of Qwen3.5, with its MTP module and its tokenizer."""
+    folder = tmp_path_factory.mktemp("qwen")
+    write_qwen(folder / "checkpoint")
+    write_gguf(folder / "checkpoint", folder / "qwen.gguf", "qwen3_5_text", pre="qwen2")
+    return folder / "qwen.gguf"
+
+
+def test_a_gguf_file_with_an_mtp_module_drafts_from_the_first_answer(qwen_file: Path, tmp_path: Path) -> None:
+    told = Recorder()
+    made = export_bundle(
+        qwen_file, output=tmp_path / "bundle", weights="fp32", draft_weights="fp32", draft_vocab="all", progress=told
+    )
+    assert "Its own MTP module comes along as drafter 'mtp'. --draft none leaves it out." in told.notes
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+    with outrider.load(made.folder, cache_size=0.02) as engine:
+        first = engine.generate("The quick brown fox", **options)
+        assert first.stats.num_draft_tokens > 3
+        assert first.token_ids == engine.generate("The quick brown fox", drafter=None, **options).token_ids
+        prompts = "def quicksort(items)", "It's 2024, isn't it?"
+        expected = {each: engine.generate(each, drafter=None, **options).token_ids for each in prompts}
+        found: dict[str, list[int]] = {}
+        options |= {"drafter": "mtp", "num_assistant_tokens": 3}
+        in_threads(lambda each: found.update({each: engine.generate(each, **options).token_ids}), prompts)
+        assert found == expected
+
+
+@few_or_many
+def test_damaged_files_with_states_are_refused_in_a_line(qwen_file: Path, tmp_path: Path, num_examples: int) -> None:
+    whole, path = qwen_file.read_bytes(), tmp_path / "damaged.gguf"
+    end = min(each.begin for each in read_header(qwen_file).tensors.values())
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        plan = make_plan("main", locate(path), "openvino", "int8")
+        open_weights(path, is_gguf=True)
+        module = find_own(plan, Recorder())
+        assert module is None or module.read(plan.geometry)
+
+    fuzz(read, whole, damaged(whole) | damaged(whole[:end]).map(lambda header: header + whole[end:]), num_examples)
 
 
 def test_the_weights_of_a_model_in_several_files_are_those_of_one(tmp_path: Path) -> None:

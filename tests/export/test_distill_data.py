@@ -299,7 +299,7 @@ def test_a_shard_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_kinds_need_what_they_read() -> None:
-    assert needs_of("eagle3") == needs_of("dspark") == {"taps"}
+    assert needs_of("eagle3") == {"taps"}
     assert needs_of("medusa") == {"last"}
     assert needs_of("draft") == set()
     assert needs_of("auto") == {"taps", "last"}

@@ -55,7 +55,7 @@ def test_heads_start_from_layers_with_attention(name: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("name", "kind"), [("lfm2", "eagle3"), ("qwen3_5_text", "dflash")])
+@pytest.mark.parametrize(("name", "kind"), [("lfm2", "eagle3"), ("qwen3_5_text", "medusa")])
 def test_heads_learn_from_states_and_draft_losslessly(name: str, kind: str, convert: Any, tmp_path: Path) -> None:
     kinds = ["conv", "full_attention"] * 3 if name == "lfm2" else None
     changes: dict[str, Any] = {"num_hidden_layers": 6, "layer_types": kinds}
@@ -65,7 +65,7 @@ def test_heads_learn_from_states_and_draft_losslessly(name: str, kind: str, conv
     recipe = Recipe(400, frozenset(needs_of(kind)), max_new_tokens=16)
     write_data(tmp_path / "data", bundle, recipe, prompts=PROMPTS, batch_size=16, memory=0.1)
     data = Data(tmp_path / "data")
-    head, config = start_head(kind, read_teacher(bundle), data, mask_token_id=447)
+    head, config = start_head(kind, read_teacher(bundle), data)
     report = fit(head, data, num_steps=4)
     assert report["steps"] == 4
     save_head(head, config, tmp_path / "head", report)

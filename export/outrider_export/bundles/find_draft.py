@@ -30,7 +30,7 @@ from outrider_export.text_encoders.checkpoint import kind_of as kind_of_text
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 AUTO = "auto"
-_MOST = 0.6  # of the main model's bytes: a draft model that is as large cannot pay
+_MAX_SIZE_RATIO = 0.6  # of the main model's bytes: a draft model that is as large cannot pay
 _SECONDS = 5  # that the hub has to answer
 _OWN = "--draft auto takes the MTP module that the model's own files have."
 _PUBLISHED = Path(__file__).with_name("published.toml")
@@ -129,7 +129,7 @@ def _fitting(plan: Plan, cache: BundleCache, format: Format) -> Iterator[Candida
     main, size = plan.path.resolve(), _size(plan.path)
     seen = {main}
     for path in _local(plan.path, cache):
-        if (resolved := path.resolve()) in seen or not 0 < _size(path) <= _MOST * size:
+        if (resolved := path.resolve()) in seen or not 0 < _size(path) <= _MAX_SIZE_RATIO * size:
             continue
         seen.add(resolved)
         with contextlib.suppress(OutriderError):  # damaged, or of a kind that is not known

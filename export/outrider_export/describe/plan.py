@@ -16,7 +16,8 @@ from outrider_export.describe.encoder_decoder import describe_encoder, geometry_
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.describe.qwen_vision import qwen_vision_of
 from outrider_export.describe.vision import vision_of
-from outrider_export.direct.describe import Decoder, NotDirect, describe
+from outrider_export.direct.decoder import Decoder
+from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.extras import check_extra
 from outrider_export.progress import Silent

@@ -16,7 +16,8 @@ from typing import Any
 from outrider.errors import ExportError
 from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.direct.checkpoint_weights import CheckpointWeights
-from outrider_export.direct.describe import Decoder, describe
+from outrider_export.direct.decoder import Decoder
+from outrider_export.direct.describe import describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
@@ -44,7 +45,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output.mkdir(parents=True)
     limit = decoder.context_length or (decoder.long_from if job["format"] == "onnx" else 0)
     if limit:
-        progress.note(f"Its context length is {limit:,}: see 'LongRoPE' in docs/models.md.")
+        section = "Llama 4" if decoder.chunk else "LongRoPE"
+        progress.note(f"Its context length is {limit:,}: see '{section}' in docs/models.md.")
     elif decoder.long_from:
         progress.note(f"Texts of more than {decoder.long_from:,} tokens are rotated otherwise: see docs/models.md.")
     whole = {} if job["gguf"] else read_json(Path(job["model"]) / "config.json")

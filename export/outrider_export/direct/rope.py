@@ -95,7 +95,7 @@ def _llama3(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
     """Long waves are stretched by `factor`, short ones are not, those between are mixed."""
     factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = parameters["original_max_position_embeddings"] * plain / (2 * math.pi)  # within the original context
-    share = np.clip((turns - low) / (high - low), 0, 1)
+    share = np.clip((turns - low) / ((high - low) or 1e-9), 0, 1)
     return Rope(((1 - share) * plain / factor + share * plain).astype(np.float32))
 
 

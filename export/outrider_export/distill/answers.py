@@ -46,7 +46,7 @@ _BEGINNING = 40  # tokens of an answer that are looked at for a refusal
 _TURNS = 4  # least conversations of a shard for each place in the batch, which is not full at the shard's end
 _NUMBERS = 1 << 20  # of texts that one shard may write
 _TELL = 1.0  # seconds
-_FEW = 8  # answers, whose mean length says little of the others'
+_MIN_ANSWERS = 8  # answers, whose mean length says little of the others'
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class _Ended:
     @property
     def expected(self) -> int:
         """Tokens of all of the shard's answers, when a few have ended; 0 before."""
-        return self.num_tokens * self.num_asked // self.num_texts if self.num_texts > _FEW else 0
+        return self.num_tokens * self.num_asked // self.num_texts if self.num_texts > _MIN_ANSWERS else 0
 
 
 class _Kept:

@@ -34,10 +34,7 @@ from outrider_export.distill.rows import NUM_KEPT
 HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3
 _LEAST_LAYERS = 6
-_NEEDS = {
-    "eagle3": {"taps"}, "dflash": {"taps"}, "dspark": {"taps"}, "medusa": {"last"}, "hydra": {"last"},
-    "blockwise": {"last"}, "eagle": {"last"}, "mtp": {"last"}, "draft": set[str](), "auto": {"taps", "last"},
-}  # fmt: skip
+_NEEDS = {"eagle3": {"taps"}, "medusa": {"last"}, "draft": set[str](), "auto": {"taps", "last"}}
 _SPREAD = 20  # tokens: of the noise by which lengths are sorted
 
 
@@ -53,7 +50,7 @@ def needs_of(kind: str) -> set[str]:
 
 
 def tap_names(num_layers: int) -> tuple[str, ...]:
-    """The hidden states that EAGLE-3 and block drafters read: the inputs of layers 2, n/2 and n - 3.
+    """The hidden states that EAGLE-3 reads: the inputs of layers 2, n/2 and n - 3.
 
     Source: EAGLE-3 (Li et al. 2025), as vLLM and SGLang take them.
 
@@ -141,12 +138,11 @@ class Data:
             return int(self._shards[0]["last"].shape[1])
         return int(self._shards[0]["taps"].shape[1]) // NUM_TAPS if self.has_taps else 0
 
-    def counts(self, vocab_size: int, *, answers_only: bool = True) -> NDArray[np.int64]:
-        """How often each token is there, int64 [vocab]."""
+    def counts(self, vocab_size: int) -> NDArray[np.int64]:
+        """How often each token is in answers, int64 [vocab]."""
         seen = np.zeros(vocab_size, dtype=np.int64)
         for shard in self._shards:
-            tokens = shard["tokens"][shard["answer"]] if answers_only else shard["tokens"]
-            seen += np.bincount(tokens, minlength=vocab_size)
+            seen += np.bincount(shard["tokens"][shard["answer"]], minlength=vocab_size)
         return seen
 
     def frequent_tokens(self, count: int, vocab_size: int) -> NDArray[np.int64]:

@@ -34,11 +34,11 @@ from outrider_export.heads.formats import read_head
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import fetch, locate
 
-KINDS = ("eagle3", "dspark", "medusa", "draft")
+KINDS = ("eagle3", "medusa", "draft")
 _USUAL_PROMPT = 128  # tokens
 _ADAM = 16  # bytes a weight in training: itself, its gradient and two moments
 _CHECKPOINT = 16  # the same in a checkpoint: weights, moments, and the best weights so far
-_TRIED = 2_000_000_000  # bytes: activations, and what Python and torch take
+_TRIAL_BYTES = 2_000_000_000  # bytes: activations, and what Python and torch take
 _HEAD_TOKENS = 8192  # rows of a head's output matrix
 
 
@@ -172,7 +172,7 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
     weights = max(_num_weights(kind, geometry) for kind in options.kinds)
     disk = data + weights * (_CHECKPOINT + 2) + (0 if is_bundle else 4 * size)
     matrices = 2 * 4 * geometry.logits_width * geometry.hidden_size
-    memory = _TRIED + max(2 * size, matrices + weights * _ADAM)
+    memory = _TRIAL_BYTES + max(2 * size, matrices + weights * _ADAM)
     plan = DistillPlan(
         main=str(_resolved(options.main)),
         kind=options.kind,
@@ -261,8 +261,7 @@ def _check_head(kind: str, folder: Path, geometry: Geometry) -> None:
             f"{folder} reads the hidden states {', '.join(head.features)}, and distill writes {', '.join(wanted)}. "
             "Train a new head: leave out --from."
         )
-    empty = torch.zeros(geometry.logits_width, geometry.hidden_size)
-    load(folder, empty, empty)
+    load(folder, torch.zeros(geometry.logits_width, geometry.hidden_size))
 
 
 def _num_weights(kind: str, geometry: Geometry) -> int:
@@ -272,7 +271,6 @@ def _num_weights(kind: str, geometry: Geometry) -> int:
     layer = 16 * hidden * hidden  # attention, and a gated MLP
     return {
         "eagle3": layer + 7 * hidden * hidden + matrix,
-        "dspark": 2 * layer + 3 * hidden * hidden + matrix,
         "medusa": 4 * (hidden * hidden + matrix),
         "draft": geometry.num_layers * layer // 2,
     }[kind]

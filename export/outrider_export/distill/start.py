@@ -46,9 +46,8 @@ class Drafters:
         if self._options.head is not None:
             folder = head_folder(self._options.head, self._progress)
             self._configs[kind] = read_json(folder / "config.json")
-            return load(folder, self._teacher.embedding, self._teacher.lm_head)
-        mask = self._unused_token() if kind == "dspark" else None
-        head, config = start_head(kind, self._teacher, self._data, mask_token_id=mask, seed=self._options.seed)
+            return load(folder, self._teacher.embedding)
+        head, config = start_head(kind, self._teacher, self._data, seed=self._options.seed)
         self._configs[kind] = config
         return head
 
@@ -98,11 +97,3 @@ class Drafters:
         token_ids = None if head.token_ids is None else head.token_ids.tolist()
         write_whole(path, json.dumps({"layers": cut.kept, "token_ids": token_ids}).encode())
         return head
-
-    def _unused_token(self) -> int:
-        """A token to stand for those that are not known yet: a special one that the data lacks, or has least."""
-        tokenizer = self._bundle.manifest.tokenizer
-        counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width, answers_only=False)
-        used = {*tokenizer.eos_token_ids, tokenizer.bos_token_id}
-        special = [each for each in tokenizer.special_token_ids if each not in used]
-        return min(special or range(self._bundle.manifest.main.vocab_size), key=lambda each: (int(counts[each]), each))

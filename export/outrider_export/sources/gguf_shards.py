@@ -17,14 +17,14 @@ from outrider.errors import ExportError
 SUFFIX = ".gguf"
 _NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _PROJECTOR = "mmproj"  # a file of this name turns images into embeddings, and is no language model
-_MOST = 9999  # a name may say 99,999, and each is looked for
+_MAX_SHARDS = 9999  # a name may say 99,999, and each is looked for
 
 
 def shards_of(path: Path) -> list[Path]:
     """The files of the model that `path` is a part of, in order, whether they exist or not."""
     found = _NAME.fullmatch(path.name)
     count = int(found["count"]) if found else 1
-    if found is None or not 1 <= int(found["number"]) <= count <= _MOST:
+    if found is None or not 1 <= int(found["number"]) <= count <= _MAX_SHARDS:
         return [path]
     return [path.with_name(f"{found['stem']}-{i:05d}-of-{count:05d}{found['suffix']}") for i in range(1, count + 1)]
 

@@ -42,8 +42,10 @@ IMAGE_MODELS: dict[str, ImageLayout] = {
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
@@ -64,7 +66,7 @@ _TEXT_TYPES = {
 }  # fmt: skip
 # Names of tensors beside a text part: of images, sounds, and a drafter.
 NO_TEXT = (
-    "model.visual.", "visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_",
+    "model.visual.", "visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "vision_model.",
     "model.multi_modal_", "model.audio_", "model.embed_vision.", "model.embed_audio.", "model.language_model.visual.",
 )  # fmt: skip
 _OF_TEXT = ("model.language_model.", "language_model.model.")

@@ -19,7 +19,7 @@ from outrider.errors import ExportError
 _NUM_TOKENS = 64  # at least
 _BEYOND = 16  # tokens after a sliding window
 _LONGEST = 1_024  # longer windows are not passed
-_LEAST = 0.99  # cosine of the tenth percentile of rows; weights in bf16 give 0.999
+_MIN_COSINE = 0.99  # cosine of the tenth percentile of rows; weights in bf16 give 0.999
 _PERCENTILE = 10
 
 
@@ -58,7 +58,7 @@ class Comparison:
         slot.close()
         lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(self._logits, axis=1)
         cosine = float(np.percentile((found * self._logits).sum(axis=1) / lengths, _PERCENTILE))
-        if not cosine >= _LEAST:
+        if not cosine >= _MIN_COSINE:
             raise ExportError(
                 f"The architecture '{self._architecture}' was not tried, and OpenVINO's paged attention does not run "
                 f"it correctly: of the logits of {count} tokens, one row in ten has a cosine below {cosine:.3f} with "

@@ -11,7 +11,7 @@
 A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with more optional inputs, int64 [1] each:
 `rows_begin` and `rows_end`, the range of rows with logits, and perhaps `extra_rows`, zeros after the tokens that only
 the attention sees. For drafters that read hidden states, it has outputs float32 [1, tokens, hidden size], too:
-`hidden_states.{i}`, behind i layers, and `last_hidden_state`, after the final norm.
+`hidden_states.{i}`, after i layers, and `last_hidden_state`, after the final norm.
 
 For a drafter with another vocabulary, `DrafterEntry.vocabulary` says how its tokens are converted, and there are::
 
@@ -33,6 +33,8 @@ models' weights it checks sizes only; `Bundle.check_hashes` reads every byte.
 
 `manifest`: the content of `outrider.json`. `hashes`: of files and vocabularies. `folder`: a bundle on disk. `fit`:
 checks that its parts fit together.
+
+Internal: apps import what docs/api.md lists.
 """
 
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle

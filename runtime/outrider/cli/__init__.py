@@ -1,4 +1,7 @@
-"""The command line: `outrider COMMAND`."""
+"""The command line: `outrider COMMAND`.
+
+Internal: apps import what docs/api.md lists.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@
 
 Options come from a preset or a TOML file (`outrider.config.files`), then from keywords, which win. Each is described
 once (`outrider.config.option`) and checked when it is set. The error for an unknown name gives the nearest known one.
+
+Internal: apps import what docs/api.md lists.
 """
 
 from __future__ import annotations

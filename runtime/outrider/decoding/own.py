@@ -13,7 +13,7 @@ from outrider.system.guard import Guarded, Rule
 from outrider.types import Drafter, Guess, Prompt, Proposer, Requirements
 
 REMEDY = "Fix it, or choose another drafter."
-_MOST = 64  # draft tokens a round, as of the option
+_MAX_DRAFT_TOKENS = 64  # draft tokens a round, as of the option
 
 
 def guarded(drafter: Proposer, name: str) -> Drafter:
@@ -55,7 +55,9 @@ _COUNT = ("an integer of at least 0", _is_count)
 _IGNORED = ("anything", lambda _: True)
 # By member of `Drafter`.
 RULES = {
-    "num_assistant_tokens": Rule(f"an integer from 0 to {_MOST}", lambda value: _is_count(value) and value <= _MOST),
+    "num_assistant_tokens": Rule(
+        f"an integer from 0 to {_MAX_DRAFT_TOKENS}", lambda value: _is_count(value) and value <= _MAX_DRAFT_TOKENS
+    ),
     "seconds": Rule(*_NUMBER),
     "prompt_of": Rule("None or a Prompt", lambda value: value is None or isinstance(value, Prompt), of_call=True),
     "reserve": Rule(*_FLAG, of_call=True),

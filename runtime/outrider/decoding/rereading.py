@@ -15,7 +15,7 @@ from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence
 log = logging.getLogger("outrider")
 
 _PIECE = 32  # tokens per call: a request that comes meanwhile waits for one call
-_MOST = 8  # texts that wait
+_MAX_TEXTS = 8  # texts that wait
 
 
 class Rereading:
@@ -28,7 +28,7 @@ class Rereading:
     """
 
     def __init__(self) -> None:
-        self._texts: deque[Prompt] = deque(maxlen=_MOST)
+        self._texts: deque[Prompt] = deque(maxlen=_MAX_TEXTS)
         self._slot: Slot | None = None  # of the first text
 
     @property

@@ -26,8 +26,8 @@ from outrider.errors import RequestError
 from outrider.tokens.grammar import LATE, GrammarState
 from outrider.types import Backend, Chunk, Draft, Turn
 
-_AHEAD = 8  # rounds that an answer may be ahead of its reader
-_LATE_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
+_MAX_ROUNDS_AHEAD = 8  # rounds that an answer may be ahead of its reader
+_MASK_SECONDS = 0.02  # that a round waits for slow masks, where no answer is ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,18 @@ class Round:
     @property
     def judged(self) -> list[tuple[GrammarState, Draft]]:
         """The drafts to verify whose answers follow a grammar."""
-        both = [(reading.answer.grammar, reading.draft) for reading in self.readings if reading.chunk.num_rows]
-        return [(grammar, draft) for grammar, draft in both if grammar]
+        return [
+            (grammar, reading.draft)
+            for reading in self.readings
+            if (grammar := reading.answer.grammar) is not None and reading.chunk.num_rows
+        ]
 
     def is_alone(self, *, steady: bool) -> bool:
         """Whether nothing else runs during the call, and its rows are known: of trees, where calls keep theirs."""
-        ahead = any(reading.answer.request.ahead for reading in self.readings)
-        return not ahead and (steady or not any(chunk.layout.is_tree for chunk in self.chunks))
+        for reading in self.readings:
+            if reading.answer.request.ahead or not (steady or reading.chunk.parents is None):
+                return False
+        return True
 
 
 @dataclass(eq=False)
@@ -75,7 +80,7 @@ class Scheduler:
     @property
     def is_far_ahead(self) -> bool:
         """Whether no answer waits for room, and no reader waits for text."""
-        return not self.waiting and all(each.delivery.sink.qsize() >= _AHEAD for each in self.running)
+        return not self.waiting and all(each.delivery.sink.qsize() >= _MAX_ROUNDS_AHEAD for each in self.running)
 
     def forget(self, observer: object) -> None:
         """Tell an observer that has failed no more."""
@@ -86,6 +91,8 @@ class Scheduler:
         """Between rounds: send texts, release ended answers, admit waiting ones."""
         for answer in (*self.running, *self.waiting):
             answer.end_if_cancelled()
+            if not (answer.ended or answer.delivery.has_news):
+                continue
             # Release first: a reader that is told of the end may rely on the room.
             if answer.ended:
                 self._leave(answer)
@@ -122,8 +129,8 @@ class Scheduler:
         """The answers that take part in a round. Waits a moment if the masks of all of them are late."""
         running = [answer for answer in self.running if not answer.ended]
         ready = [answer for answer in running if answer.is_ready]
-        if running and not ready and not any(answer.ended for answer in running):
-            LATE.wait(_LATE_SECONDS)
+        if not ready and running and not any(answer.ended for answer in running):
+            LATE.wait(_MASK_SECONDS)
         return ready
 
     def round(self, answers: Sequence[Answer], turns: Sequence[Turn | None], began: float) -> Round:
@@ -137,7 +144,8 @@ class Scheduler:
             [answer.slot.length for answer, _ in sound],
             begun=time.perf_counter() - began,
         )
-        readings, row = list[Reading](), 0
+        readings: list[Reading] = []
+        row = 0
         for (answer, turn), count in zip(sound, counts, strict=True):
             if count and turn is not None and answer.request.waits:
                 turn.draft = turn.draft.cut(count - 1)

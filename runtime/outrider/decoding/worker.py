@@ -17,7 +17,7 @@ from outrider.models.kv import PrefixStore
 from outrider.models.tuning.retiming import Retiming
 from outrider.types import Backend
 
-_REST = 0.1  # seconds without a request, before ended answers are read again
+_IDLE_SECONDS = 0.1  # seconds without a request, before ended answers are read again
 
 
 class Stop:
@@ -51,7 +51,6 @@ class Worker:
             try:
                 if not self._receive():
                     break
-                self._settle()
                 if scheduler.main and scheduler.running and not scheduler.is_far_ahead:
                     self._round(scheduler.main)
                     self._settle()
@@ -88,14 +87,15 @@ class Worker:
             self._retiming.answered()
 
     def _receive(self) -> bool:
-        """Take messages from the inbox. Waits if there is nothing else to do. False at the end."""
-        scheduler = self.scheduler
+        """Take messages from the inbox, and settle. Waits if there is nothing else to do. False at the end."""
+        scheduler, has_news = self.scheduler, False
         while scheduler.is_far_ahead or not self._inbox.empty():
             try:
                 sent = self._inbox.get(timeout=self._rest)
             except Empty:
                 self._use_rest()
                 continue
+            has_news = True
             if isinstance(sent, Stop):
                 return False
             if isinstance(sent, Settle):
@@ -113,6 +113,8 @@ class Worker:
                 continue
             if any(answer.delivery.abandoned for answer in scheduler.running):
                 break
+        if has_news:
+            self._settle()
         return True
 
     @property
@@ -127,7 +129,7 @@ class Worker:
         job = next((job for job in jobs if job.is_due), None)
         if job is None:
             return self._retiming.rest
-        return 0.0 if job.has_begun else _REST
+        return 0.0 if job.has_begun else _IDLE_SECONDS
 
     def _use_rest(self) -> None:
         """Copy a part of a prefix cache for its file, read or draft a part of an ended answer again, check a prefix."""

@@ -1,4 +1,7 @@
-"""Drafters: they propose tokens."""
+"""Drafters: they propose tokens.
+
+Internal: apps import what docs/api.md lists.
+"""
 
 from outrider.drafters.assistant_model import AssistantModel
 from outrider.drafters.draft_model import DraftModel

@@ -72,7 +72,7 @@ def _place(context: Sequence[int], length: int) -> tuple[int, int]:
     return key % _NUM_PLACES, key
 
 
-_SURE = 0.95  # highest chance of a copied token
+_MAX_COPY_CHANCE = 0.95  # highest chance of a copied token
 MOST_INDEXED = 2048  # tokens that one call of `propose` adds to indexes; some 4 µs each, for which all answers wait
 _LEAST_INDEXED = 64  # of each sequence; more than a round commits
 _NUM_ORDERS = 4  # contexts, ever shorter, that a chance is blended from; shorter ones add little
@@ -206,7 +206,7 @@ class _Own:
             escape = _escape(followers, match.length - shorter.length)
             chance += reached * (1 - escape) * followers.times / followers.total
             token_id, reached, match = followers.token_id, reached * escape, shorter
-        return token_id or 0, min(chance, _SURE)
+        return token_id or 0, min(chance, _MAX_COPY_CHANCE)
 
     def take(self, token_id: int) -> None:
         """Append a token of the draft."""
@@ -226,7 +226,7 @@ class _Other:
             return 0, 0.0
         followers = self._references.followers(self._match)
         chance = (1 - _escape(followers, self._match.length)) * followers.times / followers.total
-        return followers.token_id, min(chance, _SURE)
+        return followers.token_id, min(chance, _MAX_COPY_CHANCE)
 
     def take(self, token_id: int) -> None:
         """Append a token of the draft."""
@@ -244,7 +244,7 @@ class _Said:
     def guess(self) -> tuple[int, float]:
         """A candidate and its chance of acceptance; chance 0 if nothing is known."""
         token_id, chance = self._next_tokens.guess(self._context)
-        return token_id, min(chance, _SURE)
+        return token_id, min(chance, _MAX_COPY_CHANCE)
 
     def take(self, token_id: int) -> None:
         """Append a token of the draft."""

@@ -1,1 +1,4 @@
-"""What apps call: engines, their chats, scoring and transcription."""
+"""What apps call: engines, their chats, scoring and transcription.
+
+Internal: apps import what docs/api.md lists.
+"""

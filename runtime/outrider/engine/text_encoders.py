@@ -22,7 +22,7 @@ _WHAT: dict[TextEncoderKind, str] = {"embedding": "an embedding model", "rerank"
 
 @dataclass(frozen=True)
 class Embeddings:
-    """vectors: float32 [texts, width], each of length 1. num_tokens: that were read, special ones among them."""
+    """Texts as vectors: float32 [texts, width], each of length 1. num_tokens: all that were read."""
 
     vectors: NDArray[np.float32]
     num_tokens: int
@@ -38,7 +38,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """ranked: the documents, the most relevant first. num_tokens: that were read."""
+    """Documents by their relevance, the most relevant first. num_tokens: that were read."""
 
     ranked: list[Ranked]
     num_tokens: int

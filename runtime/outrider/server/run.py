@@ -15,7 +15,7 @@ from outrider.errors import OptionError
 from outrider.server.models import Models
 from outrider.system.files import why
 
-_SPARE = 5  # seconds from the end of the grace time, in which answers notice that their clients are gone
+_NOTICE_SECONDS = 5  # seconds from the end of the grace time, in which answers notice that their clients are gone
 
 
 class _Server(uvicorn.Server):
@@ -99,7 +99,11 @@ def run(
     AppStatus.enable_automatic_graceful_drain = False  # streams are finished, not cut
     level = "info" if access_log else "error"
     config = uvicorn.Config(
-        app, access_log=access_log, log_level=level, timeout_graceful_shutdown=grace + _SPARE, server_header=False
+        app,
+        access_log=access_log,
+        log_level=level,
+        timeout_graceful_shutdown=grace + _NOTICE_SECONDS,
+        server_header=False,
     )
     server = _Server(config, app.state.service.models, ready, ending, grace)
     server.run(sockets=list(listening))

@@ -1,1 +1,4 @@
-"""From logits to tokens: sampling, verifiers and grammars."""
+"""From logits to tokens: sampling, verifiers and grammars.
+
+Internal: apps import what docs/api.md lists.
+"""

@@ -18,7 +18,7 @@ class FixedShape:
     max_tokens: int  # of prompt and answer
 
 
-_MOST = 64  # the most that rows are rounded up to
+_MAX_ROUNDED_ROWS = 64  # the most that rows are rounded up to
 _MOST_DUMMIES = 8
 
 
@@ -30,8 +30,8 @@ class Rounding:
     multiple: int = 1
 
     def __post_init__(self) -> None:
-        if not (1 <= self.least <= _MOST and 1 <= self.multiple <= _MOST):
-            raise ValueError(f"rows are rounded up to numbers from 1 to {_MOST}")
+        if not (1 <= self.least <= _MAX_ROUNDED_ROWS and 1 <= self.multiple <= _MAX_ROUNDED_ROWS):
+            raise ValueError(f"rows are rounded up to numbers from 1 to {_MAX_ROUNDED_ROWS}")
 
     @property
     def is_none(self) -> bool:
@@ -68,8 +68,8 @@ class RowRule:
     most: int = 0
 
     def __post_init__(self) -> None:
-        if self.most and self.most < _MOST:  # what rows are rounded up to fits in a call
-            raise ValueError(f"a call has at least {_MOST} rows")
+        if self.most and self.most < _MAX_ROUNDED_ROWS:  # what rows are rounded up to fits in a call
+            raise ValueError(f"a call has at least {_MAX_ROUNDED_ROWS} rows")
         if not 0 <= self.dummy_rows <= _MOST_DUMMIES:
             raise ValueError(f"there are from 0 to {_MOST_DUMMIES} dummy rows")
 

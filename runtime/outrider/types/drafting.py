@@ -69,7 +69,7 @@ class DraftRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request for a draft: up to `limit` tokens for one sequence, none behind one of `eos_token_ids`.
+    """A request for a draft: up to `limit` tokens for one sequence, none after one of `eos_token_ids`.
 
     rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
     called for the sequence. trees: whether the draft may be a tree. observer: is told of the model calls for the draft.

@@ -2,12 +2,11 @@
 
     head, config = start_head("eagle3", teacher, data)
     save(head, config, Path("my-eagle3"), fit(head, data, num_steps=4000))
-    head = load(Path("my-eagle3"), main_embedding, main_lm_head)     # a torch module
+    head = load(Path("my-eagle3"), main_embedding)     # a torch module
 
 `outrider distill` makes the data and does all of this; see `outrider_export.distill`.
 
-Kinds: eagle3, eagle and mtp (`recurrent`), medusa, hydra and blockwise (`heads`), `dflash` and `dspark`. The torch
-modules are also the reference that other implementations are compared with.
+Kinds: `eagle3` and `medusa`; `outrider_export.distill.draft` has draft models.
 """
 
 from __future__ import annotations

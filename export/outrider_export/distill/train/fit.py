@@ -21,7 +21,7 @@ import torch
 from outrider.errors import ExportError
 from outrider_export.distill.train.checkpoint import Checkpoint
 from outrider_export.distill.train.files import build, new_config
-from outrider_export.distill.train.places import Accuracy, Candidates, LossStep, Reach
+from outrider_export.distill.train.places import Accuracy, Reach
 from outrider_export.distill.train.status import Evaluation, TrainingStatus, Watch
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
 # On a GPU, whose kernels are too short otherwise, batches are up to eight times as large: once for so many bytes.
 MOST_BATCHES, GPU_MEMORY = 8, 8_000_000_000
-TOKENS_IN_BATCH = {"dflash": 1024, "dspark": 1024, "draft": 1024}
-LEARNING_RATE = {"dflash": 1.5e-3, "dspark": 1.5e-3, "draft": 4e-5}  # others: 1e-3
+TOKENS_IN_BATCH = {"draft": 1024}
+LEARNING_RATE = {"draft": 4e-5}  # others: 1e-3
 FURTHER_RATE = 4e-4  # of a head that was trained before
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
@@ -54,19 +54,14 @@ class Stopped(BaseException):  # as KeyboardInterrupt: no handler of errors is t
     """The caller has asked to stop, and the checkpoint is written."""
 
 
-def start_head(
-    kind: str, teacher: Teacher, data: Data, *, mask_token_id: int | None = None, seed: int = 0
-) -> tuple[Any, dict[str, Any]]:
+def start_head(kind: str, teacher: Teacher, data: Data, *, seed: int = 0) -> tuple[Any, dict[str, Any]]:
     """A new head with its starting weights, and its config.json."""
     draft_vocab_size = min(DRAFT_VOCAB_SIZE, teacher.num_tokens)
-    config = new_config(kind, teacher.shape, draft_vocab_size=draft_vocab_size, mask_token_id=mask_token_id)
+    config = new_config(kind, teacher.shape, draft_vocab_size=draft_vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = build(config, teacher.embedding.float(), teacher.lm_head.float())
-        if "draft_vocab_size" in config:
-            head.start(teacher, torch.from_numpy(data.frequent_tokens(draft_vocab_size, teacher.num_tokens)))
-        else:
-            head.start(teacher)
+        head = build(config, teacher.embedding.float())
+        head.start(teacher, torch.from_numpy(data.frequent_tokens(draft_vocab_size, teacher.num_tokens)))
     return head, config
 
 
@@ -134,11 +129,7 @@ class Training:
         self.head, self.data = head.to(self.device), data
         self.num_steps, self.seed, self.share = num_steps, seed, share
         self.rate = learning_rate or LEARNING_RATE.get(head.kind, 1e-3)
-        vocab_size = head.vocab_size
-        frequent = data.frequent_tokens(min(DRAFT_VOCAB_SIZE, vocab_size), vocab_size)
-        self._frequent = torch.from_numpy(frequent).to(self.device)
         self._optimizer = torch.optim.AdamW(_groups(head), lr=self.rate, betas=(0.9, 0.95), fused=True)
-        self._generator = torch.Generator().manual_seed(seed)
         self._reach = Reach(head.num_places)
         self.step, self.epoch, self._place = 0, 0, 0
         self.num_tokens, self.loss, self.seconds = 0, 0.0, 0.0
@@ -179,9 +170,8 @@ class Training:
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate * schedule(self.step / self.num_steps)
         self.head.train()
-        candidates = Candidates.draw(self._frequent, self.head.vocab_size, self._generator)
         with self._autocast():
-            loss = self.head.loss(batch, LossStep(candidates, self._reach, self._generator))
+            loss = self.head.loss(batch, self._reach)
         value = float(loss.detach())
         if not math.isfinite(value):
             raise ExportError(
@@ -236,7 +226,6 @@ class Training:
             "of": self._identity,
             "weights": self._weights,
             "optimizer": self._optimizer.state_dict(),
-            "generator": self._generator.get_state(),
             "reach": self._reach.acceptance,
             "counts": [self.step, self.epoch, self._place, self.num_tokens],
             "means": [self.loss, self.seconds],
@@ -257,7 +246,6 @@ class Training:
             )
         self.head.load_state_dict(state["weights"], strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
         self._reach.acceptance = state["reach"]
         self.step, self.epoch, self._place, self.num_tokens = state["counts"]
         self.loss, self.seconds = state["means"]

@@ -117,27 +117,22 @@ class MLP(Module):
 class Attention(Module):
     """Grouped-query attention with rotary positions: the projections, and what happens between them."""
 
-    def __init__(self, shape: Shape, input_size: int, *, head_norms: bool = False) -> None:
+    def __init__(self, shape: Shape, input_size: int) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = linear(input_size, shape.num_heads * shape.head_size)
         self.k_proj = linear(input_size, shape.num_kv_heads * shape.head_size)
         self.v_proj = linear(input_size, shape.num_kv_heads * shape.head_size)
         self.o_proj = linear(shape.num_heads * shape.head_size, shape.hidden_size)
-        if head_norms:
-            self.q_norm = RMSNorm(shape.head_size, shape.norm_epsilon)
-            self.k_norm = RMSNorm(shape.head_size, shape.norm_epsilon)
 
     def queries(self, x: Any, positions: Any) -> Any:
         """x [B, T, input], positions int64 [T] or [B, T]. Returns [B, H, T, d]."""
         q = self.q_proj(x).unflatten(-1, (-1, self.shape.head_size))
-        q = self.q_norm(q) if "q_norm" in self._modules else q
         return rotate(q.transpose(1, 2), positions, self.shape.rope_theta)
 
     def keys_values(self, x: Any, positions: Any) -> tuple[Any, Any]:
         """As `queries`: keys and values, [B, K, T, d] each."""
         k = self.k_proj(x).unflatten(-1, (-1, self.shape.head_size))
-        k = self.k_norm(k) if "k_norm" in self._modules else k
         v = self.v_proj(x).unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
         return rotate(k.transpose(1, 2), positions, self.shape.rope_theta), v
 

@@ -5,38 +5,21 @@ A place is how far a draft token is from the text: place 1 is the first draft to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-# Tokens drawn at random beside the frequent ones, for heads that use the main model's whole output matrix: without them
-# nothing would keep rare tokens' logits down.
-NUM_RARE = 2048
 TEXT_WEIGHT = 0.3  # of the cross-entropy on the text's token; the rest is the main model's distribution
 _ROWS = 128  # of logits in a piece of the loss
-_SWAY = 0.02  # weight of the latest batch in the running acceptance
-_START = 0.5  # acceptance before anything was seen
+_LATEST_WEIGHT = 0.02  # weight of the latest batch in the running acceptance
+_FIRST_ACCEPTANCE = 0.5  # acceptance before anything was seen
 
 
-class Candidates(NamedTuple):
-    """The tokens over which a loss is taken. All of the vocabulary would cost most of a head's training time."""
-
-    token_ids: Any  # int64 [candidates], ascending
-    columns: Any  # int64 [vocab]: each token's place among them; -1 for others
-
-    @staticmethod
-    def of(token_ids: Any, vocab_size: int) -> Candidates:
-        """token_ids: int64 [candidates], each once."""
-        columns = torch.full((vocab_size,), -1, device=token_ids.device)
-        columns[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
-        return Candidates(token_ids, columns)
-
-    @staticmethod
-    def draw(frequent: Any, vocab_size: int, generator: Any) -> Candidates:
-        """frequent: int64 [n], and NUM_RARE others of the vocabulary. generator: on the CPU, for any device."""
-        rare = torch.randint(vocab_size, (min(NUM_RARE, vocab_size),), generator=generator)
-        return Candidates.of(torch.cat([frequent, rare.to(frequent.device)]).unique(), vocab_size)
+def columns_of(token_ids: Any, vocab_size: int) -> Any:
+    """int64 [vocab_size]: each token's place among token_ids, int64 [n], each of which is there once; -1 for others."""
+    columns = torch.full((vocab_size,), -1, device=token_ids.device)
+    columns[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
+    return columns
 
 
 class Targets(NamedTuple):
@@ -119,7 +102,7 @@ class Reach:
     """
 
     def __init__(self, num_places: int) -> None:
-        self.acceptance = torch.full((num_places,), _START)  # float32, on the CPU
+        self.acceptance = torch.full((num_places,), _FIRST_ACCEPTANCE)  # float32, on the CPU
 
     @property
     def weights(self) -> list[float]:
@@ -131,33 +114,8 @@ class Reach:
         """Count a batch. right, valid: bool [N, places], as `Accuracy.add`."""
         alive = _alive(right, valid)
         count, hits = alive.sum(0).cpu(), (alive & right).sum(0).cpu()
-        sway = _SWAY * (count > 0)
+        sway = _LATEST_WEIGHT * (count > 0)
         self.acceptance = self.acceptance + sway * (hits / count.clamp(min=1) - self.acceptance)
-
-
-@dataclass
-class LossStep:
-    """What a loss needs besides the batch. generator: on the CPU, for draws that are the same on every device."""
-
-    candidates: Candidates
-    reach: Reach
-    generator: Any
-
-
-def blocks_loss(logits: Any, targets: Targets, valid: Any, step: LossStep) -> Any:
-    """A scalar: `draft_loss` of drafts that one call makes, the mean of each place, weighted by its `Reach`.
-
-    logits: [N, candidates] of the N tokens that are in valid, bool [B, drafts, places].
-    """
-    columns = step.candidates.columns
-    losses = torch.zeros(valid.shape, device=logits.device)
-    losses[valid] = draft_loss(logits, targets, columns)
-    means = losses.sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)
-    right = torch.zeros_like(valid)
-    right[valid] = logits.argmax(-1) == columns[targets.token_ids]
-    total = (means * torch.tensor(step.reach.weights, device=logits.device)).sum()
-    step.reach.follow(right.flatten(0, 1), valid.flatten(0, 1))
-    return total
 
 
 class Accuracy:

@@ -89,7 +89,7 @@ def on_interrupt(handler: Callable[..., None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-_MOST = 1 << 16  # bytes
+_MAX_BYTES = 1 << 16  # bytes
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?")  # arrows and other keys
 
 
@@ -125,7 +125,7 @@ if sys.platform == "win32":
 
     def _typed_on_windows() -> str:
         typed = ""
-        while msvcrt.kbhit() and len(typed) < _MOST:
+        while msvcrt.kbhit() and len(typed) < _MAX_BYTES:
             character = msvcrt.getwch()
             if character in "\x00\xe0":  # the first of two of a key without a character
                 msvcrt.getwch()
@@ -147,7 +147,7 @@ else:
         try:
             yield lambda: without_keys(found.decode("utf-8", "ignore"))
         finally:
-            while len(found) < _MOST and select.select([descriptor], [], [], 0)[0]:
+            while len(found) < _MAX_BYTES and select.select([descriptor], [], [], 0)[0]:
                 if not (piece := os.read(descriptor, 1 << 12)):
                     break
                 found += piece

@@ -16,7 +16,7 @@ from outrider.decoding.observer import DraftStage
 from outrider.decoding.trace.events import REQUESTS, Lane, TraceFile
 from outrider.types import Call, CompiledModel, Draft, Outcome
 
-_LATELY = 16  # commits that tokens per second are counted over
+_NUM_RECENT_COMMITS = 16  # commits that tokens per second are counted over
 _now = time.perf_counter
 
 
@@ -219,7 +219,7 @@ class _Counts:
 
     def __init__(self) -> None:
         self._num_drafted = self._num_accepted = 0
-        self._commits: deque[tuple[float, int]] = deque(maxlen=_LATELY + 1)
+        self._commits: deque[tuple[float, int]] = deque(maxlen=_NUM_RECENT_COMMITS + 1)
 
     def add(self, at: float, num_tokens: int, num_drafted: int, num_accepted: int) -> tuple[float, float]:
         """Count a commit. Returns the accepted share of draft tokens so far, and recent tokens per second."""

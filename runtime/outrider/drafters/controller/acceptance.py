@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 # Bins of confidence. They are narrow near 1, where small differences decide how long a draft should be.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _PRIOR_WEIGHT = 4.0  # observations that a drafter's own confidence counts for
-_MOST = 1 / (1 - 0.998) + 1  # largest possible count
+_MAX_COUNT = 1 / (1 - 0.998) + 1  # largest possible count
 _MEMORY = 0.998  # weight of earlier observations after another one
 
 
@@ -34,7 +34,7 @@ class Acceptance:
         if not self.accepted and not self.seen:  # a file that has one of them alone is of another version
             self.accepted, self.seen = [0.0] * num_bins, [0.0] * num_bins
         counts = list(zip(self.accepted, self.seen, strict=True))
-        if len(counts) != num_bins or not all(0 <= accepted <= seen <= _MOST for accepted, seen in counts):
+        if len(counts) != num_bins or not all(0 <= accepted <= seen <= _MAX_COUNT for accepted, seen in counts):
             raise ValueError(f"there are {num_bins} counts of accepted tokens, and as many of verified ones")
 
     def chance(self, confidence: float) -> float:

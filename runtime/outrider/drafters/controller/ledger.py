@@ -18,7 +18,7 @@ BOUND_ROUNDS = 8.0  # plain rounds that an account is at most above or below 0
 FIRST_ROUNDS = 4.0  # plain rounds that a model may lose at first
 CREDIT_ROUNDS = 1.0  # plain rounds that a new answer may lose to a drafter that is known to pay
 _OUTLIER = 3.0  # times as long as expected: such a round has waited for other work, or has compiled kernels
-_SWAY = 0.1  # weight of the latest plain round
+_LATEST_WEIGHT = 0.1  # weight of the latest plain round
 _RECENT = 0.9  # weight of earlier rounds after another one: the rate is that of about ten rounds
 
 
@@ -165,10 +165,10 @@ class Ledger:
             seconds = self._ratio * expected + last.decided
         elif last.is_plain:
             self._num_plain += 1
-            self._follow((seconds - last.decided) / last.plain, max(_SWAY, 1 / self._num_plain))
+            self._follow((seconds - last.decided) / last.plain, max(_LATEST_WEIGHT, 1 / self._num_plain))
         elif not self._num_plain:
             self._num_rounds += 1
-            self._follow((seconds - last.decided) / expected, max(_SWAY, 1 / self._num_rounds))
+            self._follow((seconds - last.decided) / expected, max(_LATEST_WEIGHT, 1 / self._num_rounds))
         plain = self._ratio * last.plain / last.together
         for drafter in self._saved:
             self._add(drafter, ALLOWANCE * plain * last.together, plain)

@@ -11,8 +11,8 @@ from outrider.system.saved import SavedValue
 from outrider.types import Draft, Verifier
 
 _SECONDS = 5.0  # between two writes of the file
-_HEARSAY = 10.0  # most observations that greedy decoding's share counts for in sampling
-_UNSAID = 0.5  # the confidence of a drafter that gives none
+_MAX_GREEDY_COUNT = 10.0  # most observations that greedy decoding's share counts for in sampling
+_DEFAULT_CONFIDENCE = 0.5  # the confidence of a drafter that gives none
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Record:
 
 def confidences_of(draft: Draft) -> Sequence[float]:
     """The confidences of a draft, or a default for each token."""
-    return draft.confidences or [_UNSAID] * len(draft)
+    return draft.confidences or [_DEFAULT_CONFIDENCE] * len(draft)
 
 
 class Records:
@@ -105,7 +105,7 @@ class Records:
         for name in () if model in record.models else (self._name("Greedy", adapter), "Greedy"):
             if (greedy := self.found.get(name)) and model in greedy.models:
                 known = greedy.models[model].share
-                record.models[model] = ModelRecord(share=replace(known, weight=min(known.weight, _HEARSAY)))
+                record.models[model] = ModelRecord(share=replace(known, weight=min(known.weight, _MAX_GREEDY_COUNT)))
                 break
         return record.of_model(model)
 

@@ -16,7 +16,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
-from outrider.models.backends.attention import check_paged, check_windows
+from outrider.models.backends.attention import check_paged, check_recognised, check_windows
 from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
 from outrider.models.backends.taps import (
@@ -97,6 +97,7 @@ def to_paged_attention(model: ov.Model) -> None:
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
+        check_recognised(model)
         raise BundleError(
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error

@@ -35,8 +35,10 @@ ABOUT = "about.json"  # says what a folder's files belong to
 _MAGIC = b"outrider keys and values 3\n"  # with the version of the format; files of another one are deleted
 _LONGEST = 1 << 20  # bytes of a header
 _HALF_LIFE = 3 * 86_400.0  # seconds, after which a use counts half
-_EARLIER = 1e-3  # seconds for each token before it, by which a file counts as used earlier: ends go before beginnings
-_SPARE = 1_000_000_000  # bytes of the disk that are left to others
+_SECONDS_PER_TOKEN = (
+    1e-3  # seconds for each token before it, by which a file counts as used earlier: ends go before beginnings
+)
+_FREE_BYTES = 1_000_000_000  # bytes of the disk that are left to others
 _OLD = 3_600.0  # seconds, after which a temporary file belongs to nobody
 
 
@@ -220,12 +222,12 @@ class ChunkFiles:
         header = _Header(self._identity, chunk.parent, text, len(content), crc, chunk.is_state)
         head = _MAGIC + _line(msgspec.json.encode(header))
         now = time.time()
-        if not self._make_room(chunk, len(head) + len(content), now - _EARLIER * chunk.begin):
+        if not self._make_room(chunk, len(head) + len(content), now - _SECONDS_PER_TOKEN * chunk.begin):
             return
         path = self._path(chunk.key)
         write_whole(path, head + content.tobytes(), private=True)
         with contextlib.suppress(FileNotFoundError):  # another process has deleted it at once
-            os.utime(path, (now, now - _EARLIER * chunk.begin))
+            os.utime(path, (now, now - _SECONDS_PER_TOKEN * chunk.begin))
         with self._mutex:
             for key, each in list(self._children.get(chunk.parent, {}).items()):
                 if each == chunk.token_ids[: len(each)] and key != chunk.key and not chunk.is_state:
@@ -241,7 +243,7 @@ class ChunkFiles:
         """Count a use of a file."""
         path, now = self._path(chunk.key), time.time()
         with contextlib.suppress(OSError):
-            ranks = np.array([path.stat().st_mtime, now - _EARLIER * chunk.begin]) / _HALF_LIFE
+            ranks = np.array([path.stat().st_mtime, now - _SECONDS_PER_TOKEN * chunk.begin]) / _HALF_LIFE
             os.utime(path, (now, _HALF_LIFE * float(np.logaddexp2(*ranks))))
 
     def _path(self, key: str) -> Path:
@@ -308,7 +310,7 @@ class ChunkFiles:
         If the folder has more than it may, files of any rank are deleted.
         """
         found = list(files_in(self._root))
-        size, free = sum(file.size for file in found), shutil.disk_usage(self.folder).free - _SPARE
+        size, free = sum(file.size for file in found), shutil.disk_usage(self.folder).free - _FREE_BYTES
         if num_bytes <= min(self._max_bytes - size, free):
             return True
         ranks = self._ranks([*found, File(self._path(new.key), num_bytes, rank, rank)], new)
@@ -316,7 +318,7 @@ class ChunkFiles:
         lower = sum(file.size for file in files if ranks[file.path] < ranks[self._path(new.key)])
         fits = num_bytes <= min(self._max_bytes - size, free) + lower
         if num_bytes <= self._max_bytes - size + lower and not fits:
-            raise OSError(errno.ENOSPC, f"less than {_SPARE / 1e9:g} GB of the disk is free")
+            raise OSError(errno.ENOSPC, f"less than {_FREE_BYTES / 1e9:g} GB of the disk is free")
         while files and (size > self._max_bytes or (fits and num_bytes > min(self._max_bytes - size, free))):
             file = files.popleft()
             self._delete(file.path)

@@ -28,7 +28,7 @@ log = logging.getLogger("outrider")
 
 PREFIXES = saved.FOLDER / "prefixes"  # the folder of "auto"
 _TOKENS = 128  # of a chunk, at most
-_LEAST = 64  # tokens that are worth a file, and to be read from one
+_MIN_FILE_TOKENS = 64  # tokens that are worth a file, and to be read from one
 _MOST_TEXTS = 16  # that wait to be copied
 _MOST_BYTES = 64_000_000  # copies that wait to be written
 _MOST_FETCHED = 1_000_000_000  # bytes that were read for prompts which have not begun yet
@@ -239,7 +239,7 @@ class PrefixStore:
             return None
         keys = embed_keys((prompt.with_marked_answers() if model.marks_answers else prompt).token_ids, prompt.embeds)
         chain = model.files.chain(keys, prompt.scope, model.size)
-        least = model.prefixes.num_cached(keys, prompt.scope) + _LEAST
+        least = model.prefixes.num_cached(keys, prompt.scope) + _MIN_FILE_TOKENS
         num_common = chain[-1][0].begin + chain[-1][1] if chain else 0
         if num_common < least:
             return None
@@ -259,7 +259,7 @@ class PrefixStore:
         for chunk, count in chain:
             if chunk.begin >= end:
                 break
-            if chunk.begin + count > least - _LEAST:
+            if chunk.begin + count > least - _MIN_FILE_TOKENS:
                 content = model.files.read(chunk) if room > found.num_bytes else None
                 if content is None:
                     if again and room > found.num_bytes:
@@ -277,7 +277,7 @@ class PrefixStore:
 
     def note(self, role: str, keys: Sequence[int], scope: bytes) -> None:
         """Save a text that is in the prefix cache now, as soon as there is time. In the thread that made its calls."""
-        if len(keys) < _LEAST or role not in self._models:
+        if len(keys) < _MIN_FILE_TOKENS or role not in self._models:
             return
         model = self._models[role]
         self._send(_Text(model, keys, scope, model.prefixes.state_ends(keys, scope)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-_MOST = 0.99
+_MAX_WORTH = 0.99
 Children = Mapping[str, Mapping[str, tuple[int, ...]]]  # tokens of files, by the parent and the key
 
 
@@ -36,7 +36,7 @@ def state_worths(children: Children, parents: Mapping[str, str], sizes: Mapping[
         elif key in sizes:
             num_tokens, num_bytes = num_tokens + len(token_ids), num_bytes + sizes[key]
     bytes_per_token = num_bytes / max(num_tokens, 1)
-    return {key: min(each * bytes_per_token, _MOST) / (1 + (key in followed)) for key, each in found.items()}
+    return {key: min(each * bytes_per_token, _MAX_WORTH) / (1 + (key in followed)) for key, each in found.items()}
 
 
 def _saved(children: Children, parents: Mapping[str, str], parent: str, token_ids: tuple[int, ...]) -> tuple[int, str]:

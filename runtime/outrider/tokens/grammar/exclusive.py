@@ -9,7 +9,7 @@ from itertools import combinations, starmap
 from typing import Any
 from urllib.parse import unquote
 
-_MOST = 64  # schemas, of which each pair is compared
+_MAX_SCHEMAS = 64  # schemas, of which each pair is compared
 _MOST_KEYS = 16  # of which the values are compared
 _MOST_VALUES = 256
 _MOST_PARTS = 32  # of one schema
@@ -21,7 +21,7 @@ _TYPES = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "bool
 
 def exclude_each_other(schemas: list[Any], root: Any) -> bool:
     """Whether no value follows two of these: by type, by value, by a property's values, or by a property's name."""
-    if len(schemas) > _MOST:
+    if len(schemas) > _MAX_SCHEMAS:
         return False
     return all(starmap(_exclude, combinations([_Schema(parts_of(each, root), root) for each in schemas], 2)))
 

@@ -30,7 +30,7 @@ _LEAST_SHARE = 0.01  # least time of a call at any context, as a share of its ti
 # Limits of valid values. No measurement exceeds them; beyond them, calculations may overflow.
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_TIMES, _MOST_TOKENS = 1e-9, 1e6, 1e9, 1 << 30
 _MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
-_SWAY = 0.1  # weight of the latest call in the scale
+_LATEST_WEIGHT = 0.1  # weight of the latest call in the scale
 _MOST_LONGER = 1.5  # times as long as expected: what a call that took longer counts for, as it may have waited
 UNKNOWN = 0.7  # the doubt of a cost that does not say how sure it is: a factor of two
 ONE_ROUND = 0.1  # the doubt of what was measured at one load only, at least
@@ -128,7 +128,7 @@ class PassCost:
         """Adapt the scale to calls that were expected to take `expected` seconds, and took `seconds`."""
         # Outliers count for little: calls that waited, or compiled kernels. Nothing makes a call shorter.
         if seconds > 0:
-            self.scale *= min(seconds / expected, _MOST_LONGER) ** _SWAY
+            self.scale *= min(seconds / expected, _MOST_LONGER) ** _LATEST_WEIGHT
 
     def observe(self, rows: Sequence[int], context: float, seconds: float, padded: int = 0) -> None:
         """Learn from a call that took `seconds`; a cost that does not learn takes no notice.

@@ -18,7 +18,7 @@ from outrider.types import Backend, Chunk, CompiledModel, Exactness, PaddedBacke
 # chosen by the whole tiles in a number, of which some are read in `compare_quickly`.
 ROWS = (*range(1, 18), 20, 23, 24, 31, 32)
 _SQUARE = [(rows, rows) for rows in ROWS]  # calls of as many rows of logits
-_FEW = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
+_ANSWER_ROWS = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
 _ESTIMATED = (1, 2, 3, 4, 5, 6, 8)  # numbers of rows that tell about the least padding
 _PROBED = (1, 2, 3, 4, 8, 16, 32)  # numbers of rows that tell two settings' groups apart
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
@@ -28,7 +28,7 @@ TRIAL_TOKENS = 4096  # most tokens of cache that this takes
 _TRIAL_SEQUENCES = 9  # eight of them at a time, and some that are published
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
-_MANY = range(64, 209, 16)  # numbers of rows in calls with a piece of a prompt
+_PIECE_ROWS = range(64, 209, 16)  # numbers of rows in calls with a piece of a prompt
 
 
 def allocate_for_trials(backend: CompiledModel, max_tokens: int = TRIAL_TOKENS) -> None:
@@ -119,7 +119,7 @@ def _rules(backend: PaddedBackend, groups: Sequence[Sequence[int]]) -> Iterator[
             # Attention gets at least two rows. The matrix products may need more padding, or none.
             apart = RowRule(sequence=Rounding(2), logits=logits, apart=True)
             backend.use(Exactness(rule=apart))
-            few = _groups(backend, [(rows, rows) for rows in _FEW])
+            few = _groups(backend, [(rows, rows) for rows in _ANSWER_ROWS])
             of_products = 1 if len(few) == 1 else _least(_groups(backend, _SQUARE))
             if of_products is not None:
                 yield replace(apart, call=Rounding(of_products))
@@ -159,10 +159,10 @@ def _most_rows(backend: Backend) -> int:
                 return backend.submit(chunks).wait().row(0).full().tobytes()
 
         few = row_among(ROWS[-1])
-        if row_among(_MANY[-1]) == few:
+        if row_among(_PIECE_ROWS[-1]) == few:
             return 0
-        below = bisect.bisect_left(_MANY, True, key=lambda count: row_among(count) != few)
-        return _MANY[below - 1] if below else 0
+        below = bisect.bisect_left(_PIECE_ROWS, True, key=lambda count: row_among(count) != few)
+        return _PIECE_ROWS[below - 1] if below else 0
 
 
 def _groups(backend: Backend, calls: Sequence[tuple[int, int]], *, generated: bool = False) -> list[tuple[int, ...]]:
