@@ -138,7 +138,7 @@ def main(folder: str, *kinds: str) -> None:
             found, wrong = remembered(bundle, texts, str(place / "bundles" / f"{kind}-{form}-prefixes"))
             cells = [kind, form, f"{loss:.3f}", f"{divergence:.4f}", *found]
             cells += [f"{wrong}/{2 * len(DISTANCES) * NUM_ASKED}"]
-            if form == "int8":  # the default
+            if form != "fp32":
                 differ, count, rounds = long_texts(bundle, texts)
                 cells += [f"{differ}/{count}", ", ".join(f"{name} {each:.2f}" for name, each in rounds.items())]
             print(f"| {' | '.join(cells)} |", flush=True)

@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 import heads
 import outrider
 import tiny
-from exports import error_of, logits_of_ir, reader_of_ir
+from exports import Recorder, error_of, logits_of_ir, reader_of_ir
+from fuzzing import damaged, few_or_many, fuzz
+from gguf_hybrids import add_module, add_tokenizer
 from llamacpp_orders import add_grouped_experts, add_latent_sizes, add_sizes, add_varied_sizes, latent_rows, rewritten
 from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
@@ -31,6 +33,7 @@ from outrider.models.backends.taps import hidden_states_of
 from outrider_export import export_bundle
 from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
+from outrider_export.describe.plan import make_plan
 from outrider_export.direct import fp8
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
 from outrider_export.direct.codes import rounded
@@ -44,9 +47,13 @@ from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
 from outrider_export.heads import own
+from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.peft_adapter import Change, LoraAdapter
+from outrider_export.sources.source import locate
+from qwen_module import write_qwen
 from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
+from toys import in_threads
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 STATEFUL = [
@@ -412,8 +419,8 @@ def merged_experts(folder: Path) -> dict[str, Any]:
             for part, half in halves.items():
                 made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
         elif found := re.fullmatch(r"(.*\.feed_forward\.experts\.)(gate_up|down)_proj", name):  # Llama 4
-            halves = np.split(values, 2, axis=2) if found[2] == "gate_up" else [values]
-            for part, half in zip(("gate", "up") if len(halves) > 1 else ("down",), halves, strict=True):
+            pieces = np.split(values, 2, axis=2) if found[2] == "gate_up" else [values]
+            for part, half in zip(("gate", "up") if len(pieces) > 1 else ("down",), pieces, strict=True):
                 made[f"{found[1]}{part}_proj.weight"] = np.ascontiguousarray(half.swapaxes(1, 2))
         elif name.endswith(".sinks"):
             made[f"{name}.weight"] = values
@@ -428,10 +435,13 @@ def merged_experts(folder: Path) -> dict[str, Any]:
     return made
 
 
-def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, old: bool = False) -> None:
+def write_gguf(
+    folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, old: bool = False, pre: str = "", **keys: Any
+) -> None:
     """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32.
 
-    old: latent attention as llama.cpp had it first.
+    old: latent attention as llama.cpp had it first. pre: the name of its tokenizer's expression, which comes along with
+    an MTP module, if the checkpoint has one. keys: of the tokenizer's metadata.
     """
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
     decoder, form = found.decoder, FORMS[name]
@@ -442,7 +452,13 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
     kinds: list[str] = block_kinds(config) or [layer.state.kind if layer.state else "" for layer in decoder.layers]
     names = gguf.get_tensor_name_map(architecture, len(kinds))
     writer = gguf.GGUFWriter(path, in_gguf)
-    writer.add_block_count(len(kinds))
+    tensors = merged_experts(folder)
+    module = {weight: tensors.pop(weight).astype(np.float32) for weight in [*tensors] if weight.startswith("mtp.")}
+    writer.add_block_count(len(kinds) + bool(module))
+    if module:
+        add_module(writer, module, len(kinds))
+    if pre:
+        add_tokenizer(writer, folder, pre, **keys)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
@@ -501,7 +517,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
         for i in range(len(decoder.layers)):
             for part, weight in (("q", config["qk_scale_factor"]), ("k", 1)):
                 writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", np.full(decoder.head_size, weight, np.float32))
-    for weight, array in merged_experts(folder).items():
+    for weight, array in tensors.items():
         values = array.astype(np.float32)
         if (
             (form.gguf.startswith(("gemma", "nemotron")) and form.norm_offset) or form.gguf == "muse-glimmer"
@@ -528,7 +544,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32, *, ol
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part
-            if numbers.ndim > 1 and kind is not Kind.F32:
+            if numbers.ndim > 1 and kind is not Kind.F32 and numbers.shape[-1] % 32 == 0:  # convolutions stay
                 writer.add_tensor(target, gguf.quantize(numbers, kind), raw_dtype=kind)
             else:
                 writer.add_tensor(target, numbers)
@@ -634,7 +650,7 @@ def with_module(plain: Path, path: Path, kind: str, tokenizer: Path) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     for name, field in fields.items():
         if name.startswith((f"{architecture}.", "tokenizer.")):
-            tiny._add(writer, name, field.contents())
+            tiny.add_key(writer, name, field.contents())
     writer.kv_data[0][f"{architecture}.block_count"].value = 5
     writer.add_nextn_predict_layers(1)
     for tensor in reader.tensors:
@@ -758,6 +774,49 @@ def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(damaged)
     with pytest.raises(ExportError, match=r"model\.gguf has no granitehybrid\.ssm\.state_size in its metadata"):
         open_weights(tmp_path / "model.gguf", is_gguf=True)
+
+
+@pytest.fixture(scope="module")
+def qwen_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole GGUF file of Qwen3.5, with its MTP module and its tokenizer."""
+    folder = tmp_path_factory.mktemp("qwen")
+    write_qwen(folder / "checkpoint")
+    write_gguf(folder / "checkpoint", folder / "qwen.gguf", "qwen3_5_text", pre="qwen2")
+    return folder / "qwen.gguf"
+
+
+def test_a_gguf_file_with_an_mtp_module_drafts_from_the_first_answer(qwen_file: Path, tmp_path: Path) -> None:
+    told = Recorder()
+    made = export_bundle(
+        qwen_file, output=tmp_path / "bundle", weights="fp32", draft_weights="fp32", draft_vocab="all", progress=told
+    )
+    assert "Its own MTP module comes along as drafter 'mtp'. --draft none leaves it out." in told.notes
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+    with outrider.load(made.folder, cache_size=0.02) as engine:
+        first = engine.generate("The quick brown fox", **options)
+        assert first.stats.num_draft_tokens > 3
+        assert first.token_ids == engine.generate("The quick brown fox", drafter=None, **options).token_ids
+        prompts = "def quicksort(items)", "It's 2024, isn't it?"
+        expected = {each: engine.generate(each, drafter=None, **options).token_ids for each in prompts}
+        found: dict[str, list[int]] = {}
+        options |= {"drafter": "mtp", "num_assistant_tokens": 3}
+        in_threads(lambda each: found.update({each: engine.generate(each, **options).token_ids}), prompts)
+        assert found == expected
+
+
+@few_or_many
+def test_damaged_files_with_states_are_refused_in_a_line(qwen_file: Path, tmp_path: Path, num_examples: int) -> None:
+    whole, path = qwen_file.read_bytes(), tmp_path / "damaged.gguf"
+    end = min(each.begin for each in read_header(qwen_file).tensors.values())
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        plan = make_plan("main", locate(path), "openvino", "int8")
+        open_weights(path, is_gguf=True)
+        module = find_own(plan, Recorder())
+        assert module is None or module.read(plan.geometry)
+
+    fuzz(read, whole, damaged(whole) | damaged(whole[:end]).map(lambda header: header + whole[end:]), num_examples)
 
 
 def test_the_weights_of_a_model_in_several_files_are_those_of_one(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import outrider
 from exports import Recorder
+from gguf_hybrids import add_module
 from heads import DECODER, HEAD_SIZE, TOKENS, config_of, tensors_of
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import Geometry
@@ -178,11 +179,10 @@ def write_module(folder: Path, kind: str = "mtp qwen", **changed: tuple[int, ...
 
 def write_module_gguf(path: Path, kind: str = "mtp qwen", blocks: int = 5) -> Located:
     """The same in a GGUF file, as llama.cpp's converter writes it: norms have their whole weights."""
-    text, stored = config_of(kind)["text_config"], {ours: theirs for theirs, ours in own._GGUF_NAMES.items()}
+    text = config_of(kind)["text_config"]
     has_experts = "num_experts" in text
     writer = gguf.GGUFWriter(path, "qwen35moe" if has_experts else "qwen35")
     writer.add_block_count(blocks)
-    writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
     writer.add_embedding_length(64)
     if has_experts:
         writer.add_expert_count(text["num_experts"])
@@ -197,16 +197,7 @@ def write_module_gguf(path: Path, kind: str = "mtp qwen", blocks: int = 5) -> Lo
     writer.add_layer_norm_rms_eps(DECODER["rms_norm_eps"])
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(HEAD_SIZE // 2)
-    for name, values in tensors_of(kind).items():
-        module = name.removeprefix("mtp.").removesuffix(".weight")
-        parts = {module: values + np.float32(1) if "norm" in module else values}
-        if module.endswith("gate_up_proj"):
-            halves = np.split(values, 2, axis=1)
-            parts = {module.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
-        elif module.endswith("shared_expert_gate"):
-            parts = {module: values[0]}
-        for part, each in parts.items():
-            writer.add_tensor(f"blk.4.{stored[part]}.weight", np.ascontiguousarray(each))
+    add_module(writer, tensors_of(kind), 4)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

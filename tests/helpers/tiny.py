@@ -160,6 +160,30 @@ def random_q4_k(array: Any) -> Any:
     return blocks.reshape(len(array), -1)
 
 
+def tokenizer_keys(tokenizer: dict[str, Any], pre: str, size: int) -> dict[str, Any]:
+    """A GGUF file's metadata of what tokenizer.json has. size: of the vocabulary, padding included."""
+    tokens = {token_id: (token, 1) for token, token_id in tokenizer["model"]["vocab"].items()}
+    for token in tokenizer["added_tokens"]:
+        tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)
+    tokens |= {i: (token, 6) for i, (token, _) in tokens.items() if token.startswith("<0x")}
+    rows = [tokens.get(i, (f"[PAD{i}]", 5)) for i in range(size)]
+    unknown = tokenizer["model"]["unk_token"]
+    rows = [(token, 2 if token == unknown else kind) for token, kind in rows]
+    has_scores = bool(tokenizer["model"]["byte_fallback"])
+    return {
+        "tokenizer.ggml.model": "llama" if has_scores else "gpt2",
+        "tokenizer.ggml.pre": "default" if has_scores else pre,
+        "tokenizer.ggml.tokens": [token for token, _ in rows],
+        "tokenizer.ggml.token_type": [kind for _, kind in rows],
+        "tokenizer.ggml.merges": None if has_scores else [" ".join(merge) for merge in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(rows))] if has_scores else None,
+        "tokenizer.ggml.eos_token_id": 402,
+        "tokenizer.ggml.padding_token_id": 400,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
 def write_gguf(
     path: Path,
     checkpoint: Path,
@@ -179,14 +203,6 @@ def write_gguf(
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(path, "qwen2", split_max_tensors=per_file)
-    tokens = {token_id: (token, 1) for token, token_id in tokenizer["model"]["vocab"].items()}
-    for token in tokenizer["added_tokens"]:
-        tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)
-    tokens |= {i: (token, 6) for i, (token, _) in tokens.items() if token.startswith("<0x")}
-    rows = [tokens.get(i, (f"[PAD{i}]", 5)) for i in range(config["vocab_size"])]
-    unknown = tokenizer["model"]["unk_token"]
-    rows = [(token, 2 if token == unknown else kind) for token, kind in rows]
-    has_scores = bool(tokenizer["model"]["byte_fallback"])
     values: dict[str, Any] = {
         "general.file_type": int(gguf.LlamaFileType[FILE_TYPES.get(quantisation, f"MOSTLY_{quantisation}")]),
         "qwen2.block_count": config["num_hidden_layers"],
@@ -197,19 +213,9 @@ def write_gguf(
         "qwen2.attention.head_count_kv": config["num_key_value_heads"],
         "qwen2.rope.freq_base": 10000.0,
         "qwen2.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "tokenizer.ggml.model": "llama" if has_scores else "gpt2",
-        "tokenizer.ggml.pre": "default" if has_scores else pre,
-        "tokenizer.ggml.tokens": [token for token, _ in rows],
-        "tokenizer.ggml.token_type": [kind for _, kind in rows],
-        "tokenizer.ggml.merges": None if has_scores else [" ".join(merge) for merge in tokenizer["model"]["merges"]],
-        "tokenizer.ggml.scores": [-float(i) for i in range(len(rows))] if has_scores else None,
-        "tokenizer.ggml.eos_token_id": 402,
-        "tokenizer.ggml.padding_token_id": 400,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": TEMPLATE,
     }
-    for key, value in (values | metadata).items():
-        _add(writer, key, value)
+    for key, value in (values | tokenizer_keys(tokenizer, pre, config["vocab_size"]) | metadata).items():
+        add_key(writer, key, value)
     for weight, array in load_file(checkpoint / "model.safetensors").items():
         if (name := gguf_name_of(weight)) is None:
             continue
@@ -226,7 +232,7 @@ def write_gguf(
     writer.close()
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
+def add_key(writer: Any, key: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool):

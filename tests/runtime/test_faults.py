@@ -76,7 +76,7 @@ OF: dict[str, dict[str, dict[str, Any]]] = {
     "openvino": {"head": HEAD, "adapter": HEAD | SEEDED | {"adapter": "pirate"}},
     "onnx": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
     "pair": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
-    "states": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
+    "states": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED, "grammar": EIGHT["grammar"]},
     "onnx heads": {"head": HEAD, "sampled": MODEL | SEEDED},
 }
 

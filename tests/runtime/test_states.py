@@ -1,5 +1,6 @@
 """Models whose layers keep states, on OpenVINO: the same text and bits as plain decoding, whatever is rejected."""
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,13 @@ from openvino import opset13 as ops
 
 import outrider
 from hybrids import KINDS, save_hybrid
-from outrider.bundle import Bundle, Format
-from outrider.bundle.manifest import ModelEntry
+from outrider.bundle import Bundle, Format, read_bundle
+from outrider.bundle.hashes import list_files
+from outrider.bundle.manifest import ModelEntry, write_manifest
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
 from outrider.models.backends import load_model
-from outrider.models.backends.paged_graph import connect_positions
+from outrider.models.backends.paged_graph import connect_positions, to_paged_attention
 from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
 from outrider.models.kv.block_tree import Block
@@ -30,7 +32,7 @@ from outrider.models.tuning import candidates
 from outrider.models.tuning.candidates import settings_for
 from outrider.models.tuning.measure.readings import compare_readings, compare_states
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.testing import ToyTokenizer
+from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from outrider_bench.verify.certify import check_states
@@ -486,6 +488,31 @@ def test_prompts_and_drafts_in_one_call(engine: outrider.Engine) -> None:
         slot.close()
 
 
+def test_answers_are_scored_as_they_were_generated(engine: outrider.Engine) -> None:
+    prompt = random_ids(90, 30)
+    plain = engine.generate(prompt, drafter=None, **OPTIONS)
+    wanted = [each.logprob for each in plain.logprobs or ()]
+    assert len(wanted) == 40
+    assert engine.score(prompt, plain.token_ids) == wanted
+
+
+def test_a_draft_model_with_states_drafts_for_a_model_without_in_onnx(tmp_path: Path) -> None:
+    hybrid = save_hybrid(tmp_path / "hybrid", "gdn").manifest.drafters[0]
+    bundle = save_toy_bundle(tmp_path / "dense", formats=("onnx", "openvino"), padded=False)
+    shutil.copytree(tmp_path / "hybrid" / hybrid.model.folder, bundle.folder / "with_states")
+    drafter = msgspec.structs.replace(hybrid, model=msgspec.structs.replace(hybrid.model, folder="with_states"))
+    write_manifest(
+        bundle.folder,
+        msgspec.structs.replace(bundle.manifest, drafters=(drafter,), files=list_files(bundle.folder)),
+    )
+    with load_toy(read_bundle(bundle.folder)) as engine:
+        prompts = [random_ids(91 + i, 30) for i in range(2)]
+        expected = answers_of(engine, prompts, drafter=None)
+        found = answers_of(engine, prompts, drafter=hybrid.name, num_assistant_tokens=4)
+    assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+    assert all(each.stats.num_draft_tokens > 20 for each in found)
+
+
 @pytest.mark.parametrize(
     ("form", "device", "said"),
     [("onnx", "CPU", "in ONNX.*outrider export MODEL"), ("openvino", "NPU", "on an NPU.*main_device='CPU'")],
@@ -507,6 +534,23 @@ def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypat
         part = ModelSpec("main", *main_of(save_hybrid(tmp_path / kind, kind)))
         monkeypatch.setattr(ModelSpec, "is_small", False)
         assert {each.precision for each in settings_for(part)} == precisions
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_in_a_form_that_is_not_paged_is_named(kind: str, tmp_path: Path) -> None:
+    bundle = save_hybrid(tmp_path / "bundle", kind)
+    model = ov.Core().read_model(bundle.model_path(bundle.manifest.main))
+    states = [
+        node
+        for node in model.get_ops()
+        if node.get_type_name() == "ReadValue" and node.get_output_partial_shape(0)[2].is_static
+    ]
+    readers = list(states[-1].output(0).get_target_inputs())
+    halved = ops.multiply(states[-1], ops.constant(np.float32(0.5)))
+    for each in readers:
+        each.replace_source_output(halved.output(0))
+    with pytest.raises(outrider.BundleError, match=r"^The model keeps a state \[.*, in a form that OpenVINO does not"):
+        to_paged_attention(model)
 
 
 def test_positions_that_a_graph_counts_itself_are_connected() -> None:

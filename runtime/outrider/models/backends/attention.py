@@ -32,8 +32,7 @@ def check_trimmable(model: ov.Model) -> None:
         BundleError: with the first other state.
     """
     for node in _states(model):
-        shape = node.get_output_partial_shape(0)
-        if shape.rank.is_dynamic or shape.rank.get_length() != 4 or shape[2].is_static:
+        if not _has_tokens(node):
             raise BundleError(f"The model keeps a state {_named(node)} besides keys and values: {STATES}. {_ANOTHER}")
 
 
@@ -46,10 +45,31 @@ def check_paged(model: ov.Model) -> None:
         BundleError: with the first state that is left.
     """
     for node in _states(model):
-        raise BundleError(
-            f"The model keeps a state {_named(node)} besides keys and values, in a form that OpenVINO does not page: "
-            f"{STATES}. {_ANOTHER}"
-        )
+        raise _not_paged(node)
+
+
+def check_recognised(model: ov.Model) -> None:
+    """Check that a decoder which OpenVINO gave no paged cache keeps no state besides keys and values.
+
+    Raises:
+        BundleError: with the first such state that is left.
+    """
+    for node in _states(model):
+        if not _has_tokens(node):
+            raise _not_paged(node)
+
+
+def _not_paged(node: ov.Node) -> BundleError:
+    return BundleError(
+        f"The model keeps a state {_named(node)} besides keys and values, in a form that OpenVINO does not page: "
+        f"{STATES}. {_ANOTHER}"
+    )
+
+
+def _has_tokens(node: ov.Node) -> bool:
+    """Whether a state is as large as there are tokens, as keys and values are."""
+    shape = node.get_output_partial_shape(0)
+    return bool(shape.rank.is_static and shape.rank.get_length() == 4 and shape[2].is_dynamic)
 
 
 def _states(model: ov.Model) -> list[ov.Node]:

@@ -16,7 +16,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
-from outrider.models.backends.attention import check_paged, check_windows
+from outrider.models.backends.attention import check_paged, check_recognised, check_windows
 from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
 from outrider.models.backends.taps import (
@@ -45,13 +45,13 @@ def read_decoder(
     adapters: Adapters | None = None,
     attended: int = 0,
     windows: Sequence[int] | None = None,
-    embeds: bool = False,
+    embeds: int = 0,
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
     path: of the model's file, or the model, which is changed in place. adapters: that it is to apply; attended:
-    see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: whether
-    it is to read given embeddings; see `add_embeds`.
+    see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: in how
+    many parts it is to read given embeddings, see `add_embeds`; 0: not at all.
 
     Raises:
         BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
@@ -61,7 +61,7 @@ def read_decoder(
     if windows is not None:
         check_windows(model, windows)
     if embeds:
-        add_embeds(model)
+        add_embeds(model, embeds)
     tap(model, features)
     gather_rows(model)
     if adapters is not None:
@@ -97,6 +97,7 @@ def to_paged_attention(model: ov.Model) -> None:
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
+        check_recognised(model)
         raise BundleError(
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
