@@ -183,6 +183,11 @@ These architectures are refused before weights are downloaded or packages asked 
 |---|---|---|
 {refused}
 
+Ling and Ring (`bailing_moe` and its successors), MiMo (`mimo`) and openPangu are not refused and have no entry, because
+Transformers 5.5 has no code by which one could be judged. llama.cpp runs Ling, Ring and the dense openPangu, vLLM runs
+MiMo. Their publishers' code is exported with `.[export]` and `--trust-remote-code` if optimum-intel knows it, and is
+compared as above.
+
 ## Layers with a state
 
 A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values of which a rejected draft
@@ -211,7 +216,7 @@ tokens with each drafter, in int8.
 | small model | int8: KL divergence from fp32, nats | int4 | tokens of a round, by drafter | long texts that differ from plain decoding's |
 |---|---|---|---|---|
 | LFM2 | 0.0013 | 0.186 | `auto` 1.18, `ngram` 1.20, `suffix` 2.12 | 0 of 3 |
-| Qwen3.5 | 0.0003 | QWEN4 | `auto` 1.82, `mtp` 1.96, `ngram` 1.21, `suffix` 2.08 | 0 of 4 |
+| Qwen3.5 | 0.0003 | – | `auto` 1.82, `mtp` 1.96, `ngram` 1.21, `suffix` 2.08 | 0 of 4 |
 | Granite 4.0-H | 0.0001 | 0.011 | `auto` 1.17, `ngram` 1.17, `suffix` 2.14 | 0 of 3 |
 
 Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
@@ -248,6 +253,22 @@ their text part is converted, and the bundle reads text only. The 12B's classes 
   experts. Queries are not scaled down before the softmax, so errors of any rounding are larger than elsewhere.
 - A LoRA adapter can be merged into such a model, and cannot be attached to it. ONNX Runtime does not run it.
 - Google's [assistants](drafters.md#gemma-4s-assistants) draft for it, and DSpark drafters.
+
+## Gemma 3n
+
+E2B and E4B, from checkpoints and GGUF files (`gemma3n`): the text part, as of Gemma 4. Each token has four residual
+streams (AltUp), of which a layer computes one, and small matrices that are not rounded predict and correct the others.
+The first ten layers let pass the largest 5 % of their gates' numbers. Of the last 15 layers of E4B and 10 of E2B none
+has keys and values. Tokens of images and sounds, which have no embeddings by layer, have those of token 0, as in
+Transformers. Heads do not read such a model, and a LoRA adapter can be merged into it but not attached.
+
+## Llama 4
+
+Scout and Maverick, from checkpoints and GGUF files (`llama4`): the text part. Three of four layers attend within chunks
+of 8,192 tokens, and a paged cache supports only sliding windows. Within the first chunk both are full attention, so
+**the context ends there**: the export says so, and `outrider inspect` shows the length. The other layers do not rotate,
+and their queries grow with the position. One expert of a token is computed beside the shared one, and what it reads is
+scaled. Models without chunks (MobileLLM-R1) have their whole context, from checkpoints.
 
 ## Latent attention
 
@@ -303,7 +324,7 @@ different random tokens; "after a text" is a call after a text of 256 tokens.
 | int8 | after a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
 
 Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too
-low. """
+low. """  # noqa: E501  (rows of tables)
 
 
 API_HEAD = """\

@@ -21,7 +21,7 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.fit import check_fit
 from outrider.bundle.manifest import FileEntry
 from outrider.drafters import AssistantModel
-from outrider.errors import BundleError, DeviceError, ExportError
+from outrider.errors import BundleError, DeviceError, DeviceWarning, ExportError, OptionError
 from outrider.models.backends.heads import load_assistant
 from outrider.models.tuning.model_spec import specs_of
 from outrider_export import export_bundle, pack
@@ -312,3 +312,16 @@ def test_a_cache_that_it_cannot_read_is_refused(
         with pytest.raises(DeviceError, match=said):
             load_assistant(spec.path, spec.head, main, spec.arguments(None))
         monkeypatch.undo()
+
+
+def test_auto_leaves_out_one_that_cannot_read_the_cache(clustered: Made) -> None:
+    options = EXACT | {"cache_precision": "u8"}
+    with pytest.warns(DeviceWarning, match=r"The drafter 'assistant' is left out: cache_precision is 'u8'") as told:
+        engine = outrider.load(clustered.bundle.folder, **options)
+    with engine:
+        assert len([each for each in told if each.category is DeviceWarning]) == 1
+        assert engine.generate(prompt_of(1, 20), max_new_tokens=4).token_ids
+        with pytest.raises(OptionError, match="drafter='assistant' was left out, as it does not run beside this main"):
+            engine.generate(prompt_of(1, 20), drafter="assistant")
+    with pytest.raises(DeviceError, match="cache_precision is 'u8', and an assistant reads"):
+        outrider.load(clustered.bundle.folder, drafter="assistant", **options)

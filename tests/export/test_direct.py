@@ -136,7 +136,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
-    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks else count + 2)
+    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks or decoder.streams else count + 2)
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
@@ -213,6 +213,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dense granite": ("granitemoehybrid", {"num_local_experts": 0, "mamba_conv_bias": False, "mamba_proj_bias": True}),
     "rotated granite": ("granitemoehybrid", {"position_embedding_type": "rope", "time_step_limit": [0.5, 0.8]}),
     "as many heads of keys as of values": ("qwen3_5_text", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+    "llama 4, dense, without chunks": (
+        "llama4_text",
+        {
+            "num_local_experts": 0, "moe_layers": [], "layer_types": ["full_attention"] * 4, "use_qk_norm": False,
+            "attn_temperature_tuning": False, "no_rope_layers": [1] * 4,
+        },
+    ),
     "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
     "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
@@ -288,6 +295,16 @@ def test_later_names_of_states_mean_the_same() -> None:
     assert [layer.state for layer in describe(config | {"layer_types": later}).layers] == states
     assert states.count(None) == 1
     assert block_kinds({"layers_block_type": later}) == ["mamba", "mamba", "full_attention", "mamba"]
+
+
+def test_numbers_that_configurations_say_otherwise() -> None:
+    """MiniMax M2 says how many numbers of a head rotate, and Hunyuan's experts are said by layer."""
+    minimax = {"model_type": "minimax_m2", **CONFIGS["minimax_m2"]}
+    assert describe(minimax | {"rotary_dim": 16}).rotary_size == 16
+    hunyuan = {"model_type": "hunyuan_v1_moe", **CONFIGS["hunyuan_v1_moe"]}
+    assert describe(hunyuan | {"num_experts": [4, 4]}).experts == describe(hunyuan).experts
+    with pytest.raises(NotDirect, match="int"):
+        describe(hunyuan | {"moe_topk": [1, 2]})
 
 
 @pytest.mark.parametrize(
@@ -400,8 +417,15 @@ def merged_experts(folder: Path) -> dict[str, Any]:
             halves = {"gate": values[:, ::2], "up": values[:, 1::2]} if found[2] == "gate_up" else {"down": values}
             for part, half in halves.items():
                 made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
+        elif found := re.fullmatch(r"(.*\.feed_forward\.experts\.)(gate_up|down)_proj", name):  # Llama 4
+            pieces = np.split(values, 2, axis=2) if found[2] == "gate_up" else [values]
+            for part, half in zip(("gate", "up") if len(pieces) > 1 else ("down",), pieces, strict=True):
+                made[f"{found[1]}{part}_proj.weight"] = np.ascontiguousarray(half.swapaxes(1, 2))
         elif name.endswith(".sinks"):
             made[f"{name}.weight"] = values
+        elif found := re.fullmatch(r"(model\..*altup_.*projections)\.\d\.weight", name):  # of all streams in one
+            target = f"{found[1]}.weight"
+            made[target] = np.concatenate([made.get(target, values[:0][None]).reshape(-1, *values.shape), values[None]])
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 made[f"{name.partition('block')[0]}mlp.experts.{part}_proj.weight"] = half
@@ -454,14 +478,16 @@ def write_gguf(
     add_sizes(writer, decoder, config)
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    writer.add_layer_norm_rms_eps(decoder.eps)
+    (writer.add_layer_norm_eps if form.norm == "layer" else writer.add_layer_norm_rms_eps)(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
     if experts := decoder.experts:
         writer.add_expert_count(experts.count)
         writer.add_expert_used_count(experts.active)
-        if "moe_intermediate_size" in config:
+        if "moe_intermediate_size" in config or form.chunked:
             writer.add_expert_feed_forward_length(experts.size)
-        if form.grouped:
+        if form.chunked:
+            writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+        elif form.grouped:
             add_grouped_experts(writer, decoder, config, old=old)
         else:
             writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
@@ -492,9 +518,9 @@ def write_gguf(
                 writer.add_tensor(f"blk.{i}.attn_{part}_norm.weight", np.full(decoder.head_size, weight, np.float32))
     for weight, array in tensors.items():
         values = array.astype(np.float32)
-        if ((form.gguf.startswith("gemma") and form.norm_offset) or form.gguf == "muse-glimmer") and weight.endswith(
-            "norm.weight"
-        ):
+        if (
+            (form.gguf.startswith(("gemma", "nemotron")) and form.norm_offset) or form.gguf == "muse-glimmer"
+        ) and weight.endswith("norm.weight"):
             values = values + (weight != "model.norm.weight" or form.gguf != "muse-glimmer")
         if (
             form.gguf_interleaved
@@ -524,9 +550,10 @@ def write_gguf(
     finish(writer)
 
 
-_WITH_PATTERN = ("exaone4", "muse_glimmer_text", "olmo3")  # whose files say which layers have windows
+_WITH_PATTERN = ("exaone4", "exaone_moe", "muse_glimmer_text", "olmo3")  # whose files say which layers have windows
 # What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
 _IN_GGUF: dict[str, dict[str, Any]] = {
+    "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},
     "gemma2": {"query_pre_attn_scalar": 32},
     "gemma3_text": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
     "qwen2": {"use_sliding_window": False},

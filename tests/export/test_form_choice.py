@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import pytest
 
 from exports import Recorder
@@ -56,10 +57,11 @@ class FakeTrial:
     ) -> list[FormSpeed]:
         taken = {form: self.times[" ".join(form)] for form in forms}
         share = 1.0 if self.role == "main" else 0.25
-        found = {form: {1: share * one / 1000, 8: share * many / 1000} for form, (one, many) in taken.items()}
+        found = {
+            form: {n: share * float(np.interp(n, (1, 8), both)) / 1000 for n in rows} for form, both in taken.items()
+        }
         return [
-            FormSpeed(*form, {n: each[n] for n in rows}, dict.fromkeys(cuts, each[1] / 2), 1, "")
-            for form, each in found.items()
+            FormSpeed(*form, seconds, dict.fromkeys(cuts, seconds[1] / 2), 1, "") for form, seconds in found.items()
         ]
 
     def slice_kl(self, forms: Sequence[FormSpeed]) -> list[FormSpeed]:

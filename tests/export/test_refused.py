@@ -57,11 +57,11 @@ def test_nothing_is_written_for_a_refused_architecture(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model_type": "llama4_text"}, "'llama4_text' is not supported"),
+        ({"model_type": "mpt"}, "'mpt' is not supported"),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "holds a BertForMaskedLM; Outrider runs causal"),
         (
             {"architectures": ["GlmImageForConditionalGeneration"], "vision_config": {}},
-            "images are laid out in another",
+            "images are laid out in a way",
         ),
         ({"quantization_config": {"quant_method": "awq"}}, r"is quantised already \(awq\)"),
     ],

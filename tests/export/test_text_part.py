@@ -11,11 +11,13 @@ from safetensors.numpy import load_file, save_file
 from exports import Recorder, error_of, logits_of_ir
 from outrider.errors import ExportError
 from outrider_export.describe.geometry import geometry_of_config
+from outrider_export.describe.parts import report_of
 from outrider_export.describe.plan import check_route
 from outrider_export.direct.convert import convert
+from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import locate, read_config, text_part
-from shapes import CONFIGS, logits_of
+from shapes import CONFIGS, logits_of, make_model
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 VISION = {
@@ -91,6 +93,45 @@ def test_gemma_4_is_read_without_images_and_sounds(published: str, tmp_path: Pat
     assert [*done["layers"]["kv_shapes"]] == [(2, 16), (2, 32), (2, 16), (2, 32), (0, 0), (0, 0)]
     found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
     assert error_of(found, logits_of(model, TOKENS)) < 5e-5
+
+
+def test_gemma_3n_is_read_without_images_and_sounds(tmp_path: Path) -> None:
+    """Its text part as it is published; Transformers saves it by the same names of tensors."""
+    model = make_model("gemma3n_text")
+    model.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    said = {"architectures": ["Gemma3nForConditionalGeneration"], "model_type": "gemma3n", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(said | {"vision_config": {}}), encoding="utf-8")
+    job = {"model": str(tmp_path), "gguf": False, "weights": "fp32", "format": "openvino"}
+    done = convert(job | {"output": str(tmp_path / "ir")}, Recorder())
+    assert [*done["layers"]["kv_shapes"]] == [(2, 16), (2, 16), (2, 16), (0, 0), (0, 0)]
+    found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+def test_llama_4_is_read_without_images_up_to_its_first_chunk(tmp_path: Path) -> None:
+    """As it is published; the length is announced, and is the bundle's."""
+    model = make_model("llama4_text", attention_chunk_size=128)
+    model.save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    said = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(said | {"vision_config": {}}), encoding="utf-8")
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({f"language_model.{name}": each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    assert report_of(tmp_path).missing == []
+    told = Recorder()
+    job = {"model": str(tmp_path), "gguf": False, "weights": "fp32", "format": "openvino"}
+    done = convert(job | {"output": str(tmp_path / "ir")}, told)
+    assert done["layers"]["context_length"] == 128
+    assert any("Its context length is 128: see 'Llama 4' in docs/models.md" in note for note in told.notes)
+    found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+def test_experts_that_read_scaled_rows_are_one_a_token() -> None:
+    config = {"model_type": "llama4_text", **CONFIGS["llama4_text"], "num_experts_per_tok": 2}
+    with pytest.raises(NotDirect, match="num_experts_per_tok=2, and what an expert reads can be scaled for one only"):
+        describe(config)
 
 
 def test_a_text_part_with_a_class_of_its_own_hides_no_images(tmp_path: Path) -> None:

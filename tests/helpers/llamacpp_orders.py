@@ -1,15 +1,17 @@
 """Recurrent layers as llama.cpp's converter writes them to GGUF: names, orders and signs of a checkpoint's tensors.
 
-Facts from its conversion/qwen.py, granite.py, mamba.py and nemotron.py. Gemma 4's layers, too, by conversion/gemma.py.
+Facts from its conversion/qwen.py, granite.py, mamba.py and nemotron.py. Layers of Gemma 3n and 4, too, by
+conversion/gemma.py.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import gguf
 import numpy as np
 
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.states import GatedDeltaNet, SelectiveSSM
 
 
@@ -35,7 +37,7 @@ def add_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any])
 
 
 def add_varied_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any]) -> None:
-    """The metadata of Gemma 4's layers."""
+    """The metadata of the layers of Gemma 3n and 4."""
     sliding = [bool(layer.window) for layer in decoder.layers]
     sizes = dict(zip(sliding, (layer.sizes for layer in decoder.layers), strict=True))
     writer.add_sliding_window_pattern(sliding)
@@ -43,9 +45,15 @@ def add_varied_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str
     heads = [sizes[each].num_kv_heads for each in sliding]
     writer.add_head_count_kv(heads if len({*heads}) > 1 else heads[0])
     writer.add_key_length(sizes[False].head_size)
-    writer.add_key_length_swa(sizes[True].head_size)
     writer.add_shared_kv_layers(config["num_kv_shared_layers"])
     writer.add_embedding_length_per_layer_input(decoder.layer_input_size)
+    if decoder.streams:
+        writer.add_altup_num_inputs(decoder.streams.count)
+        writer.add_altup_active_idx(decoder.streams.active)
+        cutoffs = [layer.cutoff for layer in decoder.layers]
+        writer.add_activation_sparsity_scale([-math.inf if each is None else each for each in cutoffs])
+        return
+    writer.add_key_length_swa(sizes[True].head_size)
     writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
     rope = config["rope_parameters"]["full_attention"]
     turned = int(rope["partial_rotary_factor"] * sizes[False].head_size / 2)
@@ -82,8 +90,11 @@ def add_grouped_experts(
     experts = decoder.experts
     if experts is None:
         return
+    if decoder.form.name == "minimax_m2":
+        return
     writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
-    writer.add_expert_shared_count(config.get("n_shared_experts") or config["moe_num_shared_experts"])
+    shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
+    writer.add_expert_shared_count(next(config[key] for key in shared if config.get(key)))
     if decoder.form.name == "ernie4_5_moe":  # of which its converter writes no more
         return
     writer.add_expert_weights_scale(config["routed_scaling_factor"])
@@ -110,6 +121,8 @@ def latent_rows(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str,
 def rewritten(name: str, values: Any, decoder: Decoder) -> Iterator[tuple[str, Any]]:
     """A tensor of a checkpoint as llama.cpp names and stores it; names are still the checkpoint's."""
     name = name.replace("model.language_model.", "model.")
+    if name.endswith("correct_output_scale"):
+        name += ".weight"
     if name.endswith("layer_scalar"):
         name += ".weight"
     if decoder.form.varied and name.endswith((".router.scale", ".router.per_expert_scale")):

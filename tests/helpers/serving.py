@@ -47,7 +47,7 @@ class Live:
     """A server in a thread, on a port of its own."""
 
     def __init__(self, app: Starlette) -> None:
-        self.service = app.state.service
+        self.app, self.service = app, app.state.service
         self._socket = listen("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

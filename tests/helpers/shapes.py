@@ -62,6 +62,12 @@ _GEMMA4 = _LLAMA | {
     "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 448, "final_logit_softcapping": 3.0,
     "tie_word_embeddings": True,
 }  # fmt: skip
+_GEMMA3N = _LLAMA | {
+    "num_hidden_layers": 5, "layer_types": [_SLIDE, _FULL, _SLIDE, _SLIDE, _FULL], "sliding_window": WINDOW,
+    "head_dim": 16, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 448,
+    "final_logit_softcapping": 3.0, "tie_word_embeddings": True, "laurel_rank": 16,
+    "intermediate_size": [96, 64, 96, 96, 96], "activation_sparsity_pattern": [0.8, 0.4, 0.0, 0.0, 0.0],
+}  # fmt: skip
 
 # What Transformers' configuration of each architecture is made with.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -81,6 +87,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
     },
     "exaone4": _MIXED | {"sliding_window_pattern": 4},
+    "exaone_moe": _MIXED
+    | {key: each for key, each in _GROUPED_MOE.items() if key not in ("n_routed_experts", "n_shared_experts")}
+    | {"num_hidden_layers": 4, "num_experts": NUM_EXPERTS, "num_shared_experts": 2, "n_group": 1},
     "falcon": _IDS
     | {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "multi_query": True,
@@ -91,6 +100,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _LLAMA
     | _GEMMA
     | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
+    "gemma3n_text": _GEMMA3N,
     "gemma4_text": _GEMMA4,
     "glm": _LLAMA | {"head_dim": 32},
     "glm4": _LLAMA | {"head_dim": 32},
@@ -110,10 +120,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_head": 16,
         "mamba_n_groups": 2, "mamba_d_state": 12, "layer_types": ["mamba", "mamba", "attention", "mamba"],
     },
+    "helium": _ALL_HEADS | {"head_dim": 16},
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
+    "hunyuan_v1_moe": _LLAMA | {"head_dim": 16, "num_experts": NUM_EXPERTS, "moe_topk": [NUM_ACTIVE] * 2},
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
     "llama": _LLAMA,
+    "llama4_text": _FOUR
+    | {
+        "head_dim": 16, "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": NUM_EXPERTS,
+        "interleave_moe_layer_step": 2, "attention_chunk_size": 256, "floor_scale": 16, "attn_scale": 0.5,
+    },
+    "minimax_m2": _LOCAL_MOE | {"head_dim": 32, "intermediate_size": 48},
     "ministral": _SLIDING | {"head_dim": 16},
     "ministral3": _LLAMA
     | {
@@ -130,6 +148,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 32, "sliding_window": WINDOW, "final_logit_softcapping": 3.0, "output_multiplier": 0.4,
         "post_norm_eps": 0.01, "pad_token_id": 0,
     },
+    "nemotron": _LLAMA | {"head_dim": 16},
     "nemotron_h": {name: value for name, value in _LLAMA.items() if name != "num_hidden_layers"}
     | {
         "head_dim": 24, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 12,
@@ -157,6 +176,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": _FOUR | _DELTA_NET | _SHARED_MOE,
     "seed_oss": _LLAMA | {"head_dim": 16},
     "smollm3": _FOUR | {"no_rope_layer_interval": 2},
+    "solar_open": {key: each for key, each in _GROUPED_MOE.items() if key != "first_k_dense_replace"}
+    | {"routed_scaling_factor": 1.5, "n_group": 1},
     "stablelm": _LLAMA | {"partial_rotary_factor": 0.5},
     "starcoder2": _SLIDING,
     "youtu": {key: _LATENT[key] for key in _LATENT if "expert" not in key and "first" not in key},

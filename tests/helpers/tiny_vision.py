@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from heads import tensors_of
 from outrider.bundle import Bundle, VisionEntry, list_files, read_bundle, write_manifest
 from tiny import SPECIAL, train_tokenizer
 
@@ -46,7 +47,8 @@ def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
     config = SmolVLMConfig(
         text_config={
             "model_type": "llama", "vocab_size": NUM_TOKENS, "hidden_size": 64, "num_key_value_heads": 2,
-            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, **shape,
+            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400,
+            "architectures": ["VLlama3ForCausalLM"], **shape,
         },
         vision_config={"hidden_size": 32, "image_size": SIDE, "patch_size": 4, **shape},
         image_token_id=tokenizer.token_to_id("<image>"), scale_factor=2, pad_token_id=400,
@@ -63,6 +65,124 @@ def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
     wrapped.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
     (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}), encoding="utf-8")
+
+
+INTERNVL_TOKENS = ("<img>", "<IMG_CONTEXT>", "</img>", *(f"<extra_{i}>" for i in range(9)))
+INTERNVL_PROCESSOR: dict[str, Any] = {
+    "crop_to_patches": False, "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True,
+    "image_mean": [0.485, 0.456, 0.406], "image_processor_type": "GotOcr2ImageProcessorFast",
+    "image_std": [0.229, 0.224, 0.225], "max_patches": 6, "min_patches": 1, "resample": 3,
+    "rescale_factor": 0.00392156862745098, "size": {"height": SIDE, "width": SIDE},
+}  # fmt: skip
+
+
+def write_internvl_checkpoint(folder: Path, seed: int = 0) -> None:
+    """An InternVL of two layers in each half, random, in the layout of OpenGVLab's `-hf` files."""
+    import torch
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerFast
+
+    tokenizer = internvl_tokenizer()
+    shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = InternVLConfig(
+        text_config={
+            "model_type": "qwen2", "vocab_size": NUM_TOKENS, "hidden_size": 64, "num_key_value_heads": 2,
+            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400,
+            "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False, **shape,
+        },
+        vision_config={"hidden_size": 32, "image_size": [SIDE, SIDE], "patch_size": [4, 4], **shape},
+        image_token_id=tokenizer.token_to_id("<IMG_CONTEXT>"), image_seq_length=4, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = InternVLForConditionalGeneration(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name and "lambda" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "vision" in name else 0.15)
+    model.generation_config.eos_token_id = [402, 400]
+    model.save_pretrained(folder)
+    template = PARTS_TEMPLATE.replace("<image>", "<IMG_CONTEXT>\n")
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(INTERNVL_PROCESSOR), encoding="utf-8")
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}), encoding="utf-8")
+
+
+QWEN_TOKENS = (
+    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", *(f"<extra_{i}>" for i in range(8)),
+)  # fmt: skip
+QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+def write_qwen_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
+    """A random Qwen-VL of two layers, in the layout of Qwen's files. family: one of `QWEN_FAMILIES`."""
+    import torch
+    from safetensors.numpy import load_file, save_file
+    from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+    tokenizer = qwen_tokenizer()
+    is_new, patch = family.startswith("qwen3"), 4
+    ids = {
+        f"{name}_token_id": tokenizer.token_to_id(token)
+        for name, token in zip(("vision_start", "vision_end", "image", "video"), QWEN_TOKENS, strict=False)
+    }
+    text = {
+        "vocab_size": NUM_TOKENS, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}, **ids,
+        "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, "tie_word_embeddings": False,
+    }  # fmt: skip
+    of_family: dict[str, dict[str, Any]] = {
+        "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+        "qwen2_5_vl": {"intermediate_size": 48, "fullatt_block_indexes": [1], "window_size": 16},
+        "qwen3_vl": {"intermediate_size": 48, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]},
+        "qwen3_5": {"intermediate_size": 48, "num_position_embeddings": 25},
+    }
+    vision: dict[str, Any] = {
+        "depth": 3, "num_heads": 2, "patch_size": patch, "spatial_merge_size": 2, "temporal_patch_size": 2,
+        "hidden_size": 32, "out_hidden_size": 64,
+    } | of_family[family]  # fmt: skip
+    if family == "qwen3_5":
+        text |= {
+            "intermediate_size": 96, "num_hidden_layers": 4, "mtp_num_hidden_layers": 1,
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 2,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5,
+            },
+        }  # fmt: skip
+    whole = {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **ids}
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **whole)).float().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name and "ln_q" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "visual" in name else 0.15)
+    model.generation_config.eos_token_id = [402, 400]
+    model.save_pretrained(folder)
+    if family == "qwen3_5":  # Transformers 5.5 saves the encoder under another name than it is published with
+        weights = load_file(folder / "model.safetensors")
+        named = {name.replace("language_model.visual.", "visual."): each for name, each in weights.items()}
+        save_file(named | tensors_of("mtp qwen"), folder / "model.safetensors")
+    template = PARTS_TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
+    pixels = {"shortest_edge": 256, "longest_edge": 4096}
+    images = {
+        **PROCESSOR, "resample": 3, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2,
+        "image_processor_type": "Qwen2VLImageProcessor",
+        **({"size": pixels} if is_new else {"min_pixels": 256, "max_pixels": 4096}),
+    }  # fmt: skip
+    images = {name: value for name, value in images.items() if name not in ("max_image_size", "do_image_splitting")}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images), encoding="utf-8")
+
+
+def qwen_tokenizer() -> Any:
+    """The tests' tokenizer with Qwen's tokens around images."""
+    return train_tokenizer(special=(*SPECIAL, *QWEN_TOKENS))
+
+
+def internvl_tokenizer() -> Any:
+    """The tests' tokenizer with InternVL's tokens around images."""
+    return train_tokenizer(special=(*SPECIAL, *INTERNVL_TOKENS))
 
 
 def vision_tokenizer() -> Any:

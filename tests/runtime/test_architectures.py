@@ -55,6 +55,7 @@ def test_layers_decide_where_the_name_does_not() -> None:
     assert refusal_of("qwen3_5_text", ["full_attention", "linear_attention"]) is None
     assert "its layer_types have 'recurrent', and known are" in str(refusal_of("new", ["full_attention", "recurrent"]))
     assert "chunks" in str(refusal_of("new", ["chunked_attention"]))
+    assert refusal_of("llama4_text", ["chunked_attention", "full_attention"]) is None
     assert refusal_of("nemotron_h", ["mamba", "mlp", "attention"]) is None
     said = str(refusal_of("nemotron_h", ["mamba", "moe"]))
     assert said.startswith(

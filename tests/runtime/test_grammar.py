@@ -322,7 +322,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
         ({"tools": [{"function": {"name": "f", "x": {1}}}]}, "is not a list of functions"),
         ({"tool_choice": "f"}, "tool_choice='f' is not one of auto, none, required"),
         ({"tool_choice": "required"}, "needs tools, and none are given"),
-        ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex cannot be combined with forced calls of tools"),
+        ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex cannot be combined with tools"),
         (
             {"tools": [{"function": {"name": "f"}}], "tool_choice": "f", "ignore_eos": True},
             "ignore_eos=True continues after",
@@ -332,6 +332,14 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
 def test_options_that_do_not_fit(options: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         GenerationConfig(**options)
+
+
+def test_grammars_of_llama_cpp_are_read() -> None:
+    given = 'root ::= my-rule | "no"\nmy-rule ::= [a-z]+ "!"'
+    source = GrammarSource.of(GenerationConfig(grammar=given))
+    assert source == GrammarSource("grammar", 'start: MY_RULE\n     | "no"\n\nMY_RULE: /[a-z]/+ "!"')
+    for other in ('start: "::="', "root ::= (", 'root ::= "a"' * 9999, "root ::= " + "(" * 9999):
+        assert GrammarSource.of(GenerationConfig(grammar=other)) == GrammarSource("grammar", other)
 
 
 def test_options_that_fit() -> None:

@@ -216,6 +216,18 @@ def test_calls_of_gpt_oss_follow_their_schemas(harmony: Marked, free: bool) -> N
     assert not harmony.allows(source, f'{CALL}<|message|>{{"day": "Mon"}}<|call|>', spelled=True) or free
 
 
+def test_a_schema_beside_tools_of_gpt_oss(harmony: Marked) -> None:
+    form = ToolFormat.of_template(harmony.chat_template)
+    assert form is not None
+    tokenizer = cast("TextTokenizer", harmony)
+    made = source_of_calls(form, TOOLS, None, tokenizer, free=True, schema={"enum": ["Mon", "Tue"]})
+    source = harmony.reasoning("<|start|>assistant").before(made)
+    for thoughts in ("", f"{ANALYSIS}A.{NEXT}"):
+        assert harmony.allows(source, f'{thoughts}{CALL}<|message|>{{"day": "Mon"}}<|call|>')
+        assert harmony.allows(source, f'{thoughts}{FINAL}"Tue"')
+        assert not harmony.allows(source, f"{thoughts}{FINAL}Tuesday")
+
+
 def test_an_answer_of_gpt_oss_follows_a_grammar_after_its_analyses(harmony: Marked) -> None:
     source = harmony.reasoning("<|start|>assistant").before(GrammarSource("regex", "yes|no"))
     for text in (

@@ -322,6 +322,23 @@ def test_a_free_answer_follows_the_schemas_once_it_calls(
     assert state.is_complete(tokenizer.encode(call)) == once
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_an_answer_beside_tools_follows_its_schema_or_calls(tmp_path: Path, form: ToolFormat) -> None:
+    tokenizer, grammars = made_with(form, tmp_path, special=True)
+    source = source_of_calls(form, TOOLS, None, tokenizer, free=True, schema={"enum": ["sun", "rain"]})
+
+    def allowed(text: str) -> bool:
+        token_ids = tokenizer.encode(text)
+        return grammars.new_state(source).num_allowed(token_ids) == len(token_ids)
+
+    call = call_in(form, "get_weather", city="Paris", days="3")
+    assert allowed('"rain"')
+    assert not allowed("rain")
+    assert allowed(call)
+    assert not allowed(call.replace("Paris", "Oslo"))
+    assert not allowed(f'"rain"{call}')
+
+
 def call_in(form: ToolFormat, name: str, **arguments: str) -> str:
     """A call as the template writes it. arguments: texts of enums and numbers."""
     values = {key: int(value) if value.isascii() and value.isdigit() else value for key, value in arguments.items()}
@@ -518,9 +535,23 @@ def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch:
         assert plain.token_ids == drafted.token_ids
     engine.generate(MESSAGES, tools=strict, parallel_tool_calls=False, max_new_tokens=2)
     engine.generate(MESSAGES, tools=TOOLS, max_new_tokens=2)
-    assert made == [{"once": False, "free": True}] * 4 + [{"once": True, "free": True}]
+    free = {"free": True, "schema": None}
+    assert made == [{"once": False, **free}] * 4 + [{"once": True, **free}]
     with pytest.raises(outrider.OptionError, match="ignore_eos=True continues after the end, and tools defines"):
         engine.generate(MESSAGES, tools=strict, ignore_eos=True)
+
+
+def test_a_schema_beside_tools(engine: outrider.Engine) -> None:
+    """A random model may do either; forced calls leave no text that a schema could be for."""
+    schema = {"enum": ["sun", "rain"]}
+    for options in ({}, {"temperature": 1.0, "seed": 4}):
+        given: dict[str, Any] = {"tools": TOOLS, "json_schema": schema, "max_new_tokens": 300, **options}
+        plain = engine.generate(MESSAGES, drafter=None, **given)
+        assert plain.token_ids == engine.generate(MESSAGES, drafter="suffix", **given).token_ids
+        content, calls = HERMES.parse(plain.text)
+        assert bool(calls) != (content in ('"sun"', '"rain"'))
+    forced = engine.generate(MESSAGES, tools=TOOLS, tool_choice="stop", max_new_tokens=300, json_schema=schema)
+    assert [call.name for call in HERMES.parse(forced.text)[1]] == ["stop"]
 
 
 @pytest.mark.parametrize("by_grammar", [True, False])

@@ -108,8 +108,8 @@ def _convert(
             module = encoder_decoder.MODULE
             job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
         if plan.vision is not None:
-            module = "outrider_export.with_torch.convert_vision"
-            job["vision"] = str(target.new / plan.vision.folder)
+            module = module if plan.direct else "outrider_export.with_torch.convert_vision"
+            job |= {"vision": str(target.new / plan.vision.folder), "layout": plan.vision.layout}
         done = run_child(module, job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}

@@ -129,7 +129,7 @@ def export_bundle(
                 make_plan(role, source, form, asked, trust_remote_code=trust_remote_code)
                 for role, source, form, asked in fetched
             ]
-            if merged is not None and (plans[0].encoder or plans[0].vision):
+            if merged is not None and (plans[0].encoder or (plans[0].vision and not plans[0].direct)):
                 raise ExportError(
                     f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that "
                     "are decoders of text alone. Export it without --adapter."

@@ -21,7 +21,8 @@ from typing import Any
 from outrider.bundle.architectures import REFUSED
 from outrider.errors import ExportError
 from outrider_export.direct.describe import ACTIVATIONS, NotDirect, describe_as, settled
-from outrider_export.direct.forms import FORMS, Form
+from outrider_export.direct.form import Form
+from outrider_export.direct.forms import FORMS
 from outrider_export.direct.latent import KV_A, KV_B, KV_NORM, QUERIES
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.states import STATES
@@ -214,14 +215,16 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
         yield DecoderPart("norm", 'mean and variance (`norm` is "layer")' if is_layer else "no eps of a norm", is_layer)
     yield _rotation(config)
     yield _attention(config)
-    yield from _layers(config)
+    yield from _layers(config, form)
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
     yield DecoderPart("activation", activation, activation in ACTIVATIONS)
     yield from _experts(config)
     if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
         yield DecoderPart("multipliers and caps", factors, True)
     for key, what in _MISSING.items():
-        if config.get(key) and config[key] != 1:
+        if key == "attention_chunk_size" and form.chunked:
+            yield DecoderPart(what, f"the context ends with the first one ({config.get(key, 'none')})", True)
+        elif config.get(key) and config[key] != 1:
             yield DecoderPart(what, f"{key} is {config[key]}", False)
 
 
@@ -249,11 +252,12 @@ def _attention(config: Mapping[str, Any]) -> DecoderPart:
     return DecoderPart("attention", f"{heads} heads{size}, {shared} of keys and values{cap}", True)
 
 
-def _layers(config: Mapping[str, Any]) -> Iterator[DecoderPart]:
+def _layers(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
     kinds = config.get("layer_types") or []
     counted = {str(kind): kinds.count(kind) for kind in kinds} if isinstance(kinds, list) else {}
     window = config.get("sliding_window")
     known = ("full_attention", "attention", "sliding_attention", *STATES)
+    known += ("chunked_attention",) if form.chunked else ()
     if counted:
         said = ", ".join(f"{count} {kind}" for kind, count in counted.items())
         said += f", window {window}" if window and "sliding_attention" in counted else ""

@@ -1,8 +1,12 @@
 """The vision half of a checkpoint that reads images: which layouts are known, and what its configurations say of it.
 
-The layout is Idefics3's, which SmolVLM has, too: square tiles, a SigLIP encoder, a pixel shuffle and one matrix, and a
-Llama with plain positions, where a tile's embeddings take the place of the image token's (Laurençon et al. 2024,
-"Building and better understanding vision-language models: insights and future directions").
+In all of them an encoder reads square tiles, and a tile's embeddings take the place of the image token's in a model of
+text with plain positions:
+
+- Idefics3's layout, which SmolVLM has, too: each tile has a name, its row and column (Laurençon et al. 2024, "Building
+  and better understanding vision-language models: insights and future directions").
+- InternVL's, in the files of Transformers (`-hf`): the tiles of an image stand in one row (Chen et al. 2024, "How far
+  are we to GPT-4V?").
 """
 
 from __future__ import annotations
@@ -10,19 +14,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.manifest import ImageLayout, VisionEntry
 from outrider.errors import ExportError
 from outrider.system.files import shown
 from outrider_export.sources.source import IMAGE_MODELS, architectures_of, read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 FOLDER = "vision"
-_LANCZOS = 1
+_LANCZOS, _BICUBIC = 1, 3
 _STANDARD = (0.5, 0.5, 0.5)
-_TOKENS = {
-    "image_token": "<image>",
-    "fake_image_token": "<fake_token_around_image>",
-    "global_image_token": "<global-img>",
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# By the manifest's name, the tokenizer's name for the token, and the usual token.
+_TOKENS: dict[ImageLayout, dict[str, tuple[str, str]]] = {
+    "idefics3": {
+        "image_token": ("image_token", "<image>"),
+        "around_token": ("fake_image_token", "<fake_token_around_image>"),
+        "global_token": ("global_image_token", "<global-img>"),
+    },
+    "internvl": {
+        "image_token": ("context_image_token", "<IMG_CONTEXT>"),
+        "around_token": ("start_image_token", "<img>"),
+        "end_token": ("end_image_token", "</img>"),
+    },
 }
 
 
@@ -34,64 +47,103 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     Raises:
         ExportError: when images are laid out in a way that Outrider does not know.
     """
-    if not {*architectures_of(config)} & {*IMAGE_MODELS}:
+    layout = next((IMAGE_MODELS[name] for name in architectures_of(config) if name in IMAGE_MODELS), None)
+    if layout is None:
         return None
     whole = read_json(folder / "processor_config.json")
     images = read_json(folder / "preprocessor_config.json") or whole.get("image_processor", {})
     if not images:
         raise ExportError(f"{folder} has no preprocessor_config.json. Download it with the checkpoint.")
-    encoder, scale = config.get("vision_config", {}), config.get("scale_factor", 2)
+    encoder = config.get("vision_config", {})
     try:
-        tile_size, patch = int(encoder["image_size"]), int(encoder["patch_size"])
+        tile_size, patch = _edge(encoder["image_size"]), _edge(encoder["patch_size"])
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder}/config.json has no vision_config with its {error}.") from error
-    tokens_per_tile = (tile_size // patch) ** 2 // scale**2
-    longest = images.get("size", {}).get("longest_edge", 4 * tile_size)
+    sizes, checks = (_of_internvl if layout == "internvl" else _of_idefics3)(config, images, whole, tile_size, patch)
     for what, found, known in (
         ("do_resize", images.get("do_resize", True), True),
         ("do_rescale", images.get("do_rescale", True), True),
         ("do_normalize", images.get("do_normalize", True), True),
-        ("max_image_size", images.get("max_image_size", {}).get("longest_edge", tile_size), tile_size),
-        ("image_seq_len", whole.get("image_seq_len", tokens_per_tile), tokens_per_tile),
+        *checks,
     ):
         if found != known:
             raise ExportError(
                 f"{folder} prepares images with {what}={shown(found)}, and Outrider knows {what}={known} only for its "
                 f"encoder of {tile_size} pixels."
             )
-    tokens = _tokens(folder)
+    tokens = _tokens(folder, layout)
     image_token_id = vocabulary.find(tokens["image_token"])
     if image_token_id is None or image_token_id != config.get("image_token_id", image_token_id):
         raise ExportError(
             f"{folder}/config.json has image_token_id={config.get('image_token_id')}, and {tokens['image_token']} is "
             f"{image_token_id} in its tokenizer: they do not belong together."
         )
-    mean, std = (tuple(images.get(name) or _STANDARD) for name in ("image_mean", "image_std"))
-    return VisionEntry(
-        folder=FOLDER,
-        weights="int8" if weights == "int4" else weights,
-        tile_size=tile_size,
-        tokens_per_tile=tokens_per_tile,
-        longest_edge=longest,
-        splits=images.get("do_image_splitting", True),
-        image_token_id=image_token_id,
-        image_token=tokens["image_token"],
-        around_token=tokens["fake_image_token"],
-        global_token=tokens["global_image_token"],
-        mean=mean,
-        std=std,
-        rescale_factor=images.get("rescale_factor", 1 / 255),
-        resample=images.get("resample", _LANCZOS),
-    )
+    is_internvl = layout == "internvl"
+    usual_mean, usual_std = CLIP if is_internvl else (_STANDARD, _STANDARD)
+    fields = {
+        "folder": FOLDER,
+        "weights": "int8" if weights == "int4" else weights,
+        "layout": layout,
+        "tile_size": tile_size,
+        "image_token_id": image_token_id,
+        "global_token": "",
+        "mean": tuple(images.get("image_mean") or usual_mean),
+        "std": tuple(images.get("image_std") or usual_std),
+        "rescale_factor": images.get("rescale_factor", 1 / 255),
+        "resample": images.get("resample", _BICUBIC if is_internvl else _LANCZOS),
+    }
+    return VisionEntry(**(fields | sizes | tokens))
 
 
-def _tokens(folder: Path) -> dict[str, str]:
-    """The tokens around images, by the tokenizer's names for them."""
+_Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
+
+
+def _of_idefics3(
+    config: dict[str, Any], images: dict[str, Any], whole: dict[str, Any], tile_size: int, patch: int
+) -> tuple[dict[str, Any], _Checks]:
+    """The fields of the manifest that the layout needs, and what its files may say."""
+    count = (tile_size // patch) ** 2 // config.get("scale_factor", 2) ** 2
+    longest = images.get("size", {}).get("longest_edge", 4 * tile_size)
+    sizes = {"tokens_per_tile": count, "longest_edge": longest, "splits": images.get("do_image_splitting", True)}
+    return sizes, [
+        ("max_image_size", images.get("max_image_size", {}).get("longest_edge", tile_size), tile_size),
+        ("image_seq_len", whole.get("image_seq_len", count), count),
+    ]
+
+
+def _of_internvl(
+    config: dict[str, Any], images: dict[str, Any], whole: dict[str, Any], tile_size: int, patch: int
+) -> tuple[dict[str, Any], _Checks]:
+    """As `_of_idefics3`. Its processor always cuts images, whatever `crop_to_patches` says."""
+    count = int((tile_size // patch * config.get("downsample_ratio", 0.5)) ** 2)
+    fewest, most = images.get("min_patches", 1), images.get("max_patches", 12)
+    sizes = {
+        "tokens_per_tile": count, "longest_edge": most * tile_size, "splits": most > 1, "num_tiles": (fewest, most),
+    }  # fmt: skip
+    square = {"height": tile_size, "width": tile_size}
+    return sizes, [
+        ("size", images.get("size", square), square),
+        ("image_seq_length", whole.get("image_seq_length", count), count),
+        ("vision_feature_layer", config.get("vision_feature_layer", -1), -1),
+        ("vision_feature_select_strategy", config.get("vision_feature_select_strategy", "default"), "default"),
+    ]
+
+
+def _edge(size: Any) -> int:
+    """Of a square, whose size may be given as a list."""
+    width, height = size if isinstance(size, list) else (size, size)
+    if width != height:
+        raise ValueError(f"square tiles (it has {shown(size)})")
+    return int(width)
+
+
+def _tokens(folder: Path, layout: ImageLayout) -> dict[str, str]:
+    """The tokens around images, by the manifest's names for them."""
     config = read_json(folder / "tokenizer_config.json")
     extra = config.get("extra_special_tokens")
     named = {**config, **(extra if isinstance(extra, dict) else {})}
     found = {}
-    for name, usual in _TOKENS.items():
-        token = named.get(name, usual)
+    for name, (theirs, usual) in _TOKENS[layout].items():
+        token = named.get(theirs, usual)
         found[name] = token["content"] if isinstance(token, dict) else token
     return found

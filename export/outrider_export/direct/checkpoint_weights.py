@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.direct import fp8, mxfp4
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
 from outrider_export.direct.weights import Indices, Rows, StoredMatrix, Weights, flat
 from outrider_export.sources.safetensors import Tensor, tensors_of
@@ -31,9 +31,11 @@ class CheckpointWeights(Weights):
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.forms.cut`
-        if self.decoder.form.clamped and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
-            return self._clamped(stored)
-        tensor = self._tensors.get(stored) or self._tensors.get(name)
+        by_columns = self.decoder.form.clamped or self.decoder.form.by_columns
+        if by_columns and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
+            return self._by_columns(stored)
+        plain = stored.replace(".shared_expert.", ".")  # of layers without experts, in Llama 4
+        tensor = self._tensors.get(stored) or self._tensors.get(plain) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
             return None
         if tensor.kind == fp8.KIND and len(tensor.shape) == 2:
@@ -71,8 +73,8 @@ class CheckpointWeights(Weights):
 
         return StoredMatrix(shape, tensor.size + scales.size, read)
 
-    def _clamped(self, name: str) -> StoredMatrix | None:
-        """All matrices of clamped experts: in MXFP4, or [experts, columns, rows]."""
+    def _by_columns(self, name: str) -> StoredMatrix | None:
+        """All matrices of experts: [experts, columns, rows], or in MXFP4."""
         blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
         if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
             groups = scales.shape[2]

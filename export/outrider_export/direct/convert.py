@@ -1,31 +1,36 @@
 """Child process: a GGUF file or a checkpoint folder of a Llama-like decoder to OpenVINO IR or ONNX, without PyTorch.
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
-`output`, the folder for openvino_model or model.onnx; `adapter`, the folder of a LoRA adapter that is merged into it,
-if any; `is_draft`, whether it is a draft model: it has to be fast, so int4 has nothing in 8 bits but the matrices of
-tokens.
+`output`, the folder for openvino_model or model.onnx; `vision`, the folder for its encoder of images, if any;
+`adapter`, the folder of a LoRA adapter that is merged into it, if any; `is_draft`, whether it is a draft model: it has
+to be fast, so int4 has nothing in 8 bits but the matrices of tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ExportError
 from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.direct.checkpoint_weights import CheckpointWeights
-from outrider_export.direct.describe import Decoder, describe
+from outrider_export.direct.decoder import Decoder
+from outrider_export.direct.describe import describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
+from outrider_export.direct.rope import axes_of
 from outrider_export.direct.save import save
+from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.direct.weights import HEAD, Weights
 from outrider_export.onnx.files import MODEL, import_onnx
 from outrider_export.onnx.inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.peft_adapter import read_adapter
-from outrider_export.sources.source import read_config, read_json, text_part
+from outrider_export.sources.source import configuring, read_config, read_json, text_part
 
 _ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 
@@ -40,10 +45,15 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output.mkdir(parents=True)
     limit = decoder.context_length or (decoder.long_from if job["format"] == "onnx" else 0)
     if limit:
-        progress.note(f"Its context length is {limit:,}: see 'LongRoPE' in docs/models.md.")
+        section = "Llama 4" if decoder.chunk else "LongRoPE"
+        progress.note(f"Its context length is {limit:,}: see '{section}' in docs/models.md.")
     elif decoder.long_from:
         progress.note(f"Texts of more than {decoder.long_from:,} tokens are rotated otherwise: see docs/models.md.")
-    if not job["gguf"] and text_part(whole := read_json(Path(job["model"]) / "config.json")) != whole:
+    whole = {} if job["gguf"] else read_json(Path(job["model"]) / "config.json")
+    if job.get("vision"):
+        with configuring(Path(job["model"]) / "config.json"):
+            decoder = _in_grids(decoder, whole)
+    elif text_part(whole) != whole:
         progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
@@ -54,8 +64,22 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         packed = pack(weights, job["weights"], path, progress.advance, keep_finer=keep_finer)
         progress.phase("write")
         save(*build(decoder, weights, packed), output / "openvino_model.xml")
+    if job.get("vision"):
+        write_encoder(Path(job["model"]), whole["vision_config"], Path(job["vision"]), job["weights"])
     layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
     return {"tied_embeddings": HEAD not in matrices, "layers": layers}
+
+
+def _in_grids(decoder: Decoder, whole: Mapping[str, Any]) -> Decoder:
+    """The decoder with positions along three axes. whole: the checkpoint's configuration."""
+    config = text_part({**whole})
+    parameters = config.get("rope_parameters") or config["rope_scaling"]
+    interleaved = str(whole["model_type"]).startswith("qwen3")
+    ropes = {
+        kind: replace(rope, axes=axes_of(parameters, len(rope.frequencies), interleaved=interleaved))
+        for kind, rope in decoder.ropes.items()
+    }
+    return replace(decoder, ropes=ropes)
 
 
 def _write_onnx(weights: Weights, job: dict[str, Any], output: Path, progress: Progress) -> None:

@@ -6,21 +6,23 @@ Source: Transformers 5.5, configuration_*.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.blocks import MLP, Blocks, block_kinds
-from outrider_export.direct.experts import Experts, experts_of
-from outrider_export.direct.forms import FORMS, Form
-from outrider_export.direct.latent import Latent, dense_layers, latent_of, scale_of
+from outrider_export.direct.decoder import Decoder, Layer
+from outrider_export.direct.experts import experts_of
+from outrider_export.direct.form import Form
+from outrider_export.direct.forms import FORMS
+from outrider_export.direct.latent import dense_layers, latent_of, scale_of
 from outrider_export.direct.rope import Rope, rope_of
 from outrider_export.direct.sizes import FULL, LayerSizes, varied_sizes
 from outrider_export.direct.states import STATES, State
+from outrider_export.direct.streams import cutoffs_of, streams_of
 
-FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 SLIDING = "sliding_attention"
-_OF_LAYERS = "model.layers."
+_CHUNKED = "chunked_attention"
 _ATTENTION = (SLIDING, FULL, "attention")
 ACTIVATIONS = {
     "silu": "silu",
@@ -32,120 +34,6 @@ ACTIVATIONS = {
 _UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
 _SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None.
-
-    state: what it keeps instead of keys and values; None for attention, which has the others. experts: None for a dense
-    feed-forward part. feeds: whether it has a feed-forward part.
-    """
-
-    window: int
-    rope: str | None
-    state: State | None
-    experts: Experts | None
-    sizes: LayerSizes
-    feeds: bool = True
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """A decoder without its weights.
-
-    eps: of norms. after_eps: of those after attention and feed-forward part. attention_scale: of products of queries
-    and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
-    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step: queries
-    are multiplied by 1 + growth · ln(1 + ⌊position / step⌋). context_length: in tokens, where it is not config.json's.
-    long_from: texts with more tokens rotate by `Rope.long`; 0 if none does.
-    num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
-    of the embedding that each layer has of its own; 0 if there is none. blocks: the numbers of the layers' parts in
-    files, where these are not those of the layers.
-    """
-
-    form: Form
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    mlp_size: int
-    eps: float
-    after_eps: float
-    activation: str
-    ropes: Mapping[str, Rope]
-    layers: tuple[Layer, ...]
-    attention_scale: float
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float = 0.0
-    query_growth: float = 0.0
-    query_step: int = 1
-    tied: bool = False
-    context_length: int | None = None
-    long_from: int = 0
-    layer_input_size: int = 0
-    blocks: Blocks | None = None
-
-    def in_file(self, name: str) -> str:
-        """A tensor's or a module's name with the number that its part has in files."""
-        if self.blocks is None or not name.startswith(_OF_LAYERS):
-            return name
-        layer, part = name.removeprefix(_OF_LAYERS).split(".", 1)
-        feeds = part.startswith(("mlp.", f"{self.form.norms.before_mlp}."))
-        number = self.blocks.number(int(layer), feeds=feeds)
-        return name if number is None else f"{_OF_LAYERS}{number}.{part}"
-
-    def of_file(self, name: str) -> str:
-        """The opposite: a module's name with the number of its layer."""
-        if self.blocks is None or not name.startswith(_OF_LAYERS):
-            return name
-        number, part = name.removeprefix(_OF_LAYERS).split(".", 1)
-        layer = self.blocks.layer(int(number)) if number.isdecimal() else None
-        return name if layer is None else f"{_OF_LAYERS}{layer}.{part}"
-
-    def feed_forward_of(self, layer: Layer) -> tuple[str, ...]:
-        """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
-        if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
-            return ()
-        return FEED_FORWARD[1:] if self.form.ungated else FEED_FORWARD
-
-    @property
-    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
-        """By layer with attention, the heads of its own keys and values and their size, (0, 0) if it has none.
-
-        () if all are alike.
-        """
-        sizes = [layer.sizes for layer in self.layers if layer.state is None]
-        found = tuple((each.num_kv_heads, each.head_size) if each.keys_of is None else (0, 0) for each in sizes)
-        return found if len({*found}) > 1 else ()
-
-    @property
-    def latent(self) -> Latent | None:
-        """What keys and values are made of; None for products of the residual stream."""
-        return self.layers[0].sizes.latent
-
-    @property
-    def windows(self) -> list[int]:
-        """The sliding window of each layer with attention, in tokens; 0 for none."""
-        return [layer.window for layer in self.layers if layer.state is None]
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """The kind of state of each layer, "" for attention; () if all layers have attention."""
-        kinds = tuple("" if layer.state is None else layer.state.kind for layer in self.layers)
-        return kinds if any(kinds) else ()
-
-    @property
-    def experts(self) -> Experts | None:
-        """Those of the first layer that has a mixture."""
-        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
-
-    @property
-    def rotary_size(self) -> int:
-        """How many numbers of each head are rotated."""
-        return 2 * len(next(iter(self.ropes.values())).frequencies)
 
 
 class NotDirect(Exception):
@@ -179,8 +67,17 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
         config["layer_types"] = ["mamba" if each == "linear_attention" else each for each in config["layer_types"]]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
-    if form.varied:
+    if form.chunked:
+        _settle_chunks(config)
+    if form.name == "minimax_m2" and "rotary_dim" in config:
+        config["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
+    for key in ("num_experts", "num_experts_per_tok"):  # which Hunyuan's say by layer
+        if isinstance(each := config.get(key), list) and len({*each}) == 1:
+            config[key] = each[0]
+    if form.name == "gemma4_text":
         _settle(config)
+    if isinstance(sizes := config.get("intermediate_size"), list) and form.varied and sizes:
+        config |= {"intermediate_size": max(sizes), "intermediate_sizes": sizes}
     return config
 
 
@@ -210,6 +107,19 @@ def _settle(config: dict[str, Any]) -> None:
         config["layer_types"] = [*kinds[:-1], FULL]
     if not config.get("enable_moe_block"):
         config["num_experts"] = 0
+
+
+def _settle_chunks(config: dict[str, Any]) -> None:
+    """Have a configuration of Llama 4 name its layers as those of others: within a chunk, they attend to all tokens."""
+    kinds = config.get("layer_types")
+    if kinds and _CHUNKED not in kinds:
+        config.pop("attention_chunk_size", None)
+    config.pop("layer_types", None)
+    if (of_experts := config.get("moe_layers")) is not None:
+        every = range(int(config["num_hidden_layers"]))
+        config |= {"decoder_sparse_step": 1, "mlp_only_layers": [i for i in every if i not in of_experts]}
+    if not config["decoder_sparse_step"]:
+        config |= {"decoder_sparse_step": 1, "num_experts": 0}
 
 
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
@@ -250,9 +160,16 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     rotated = full_size if latent is None else latent.rotated
     ropes, limit = _ropes(form, config, {FULL: rotated, SLIDING: head_size})
     has_long = ropes[FULL].long is not None
+    streams = streams_of(config) if form.streams else None
+    cutoffs = cutoffs_of(config, len(states)) if form.streams else [None] * len(states)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
-    growth, step = _query_growth(config)
+    growth, step, offset = _query_growth(form, config)
+    chunk = int(config.get("attention_chunk_size", 0)) if form.chunked else 0
+    if chunk < int(config["max_position_embeddings"]):
+        limit = chunk or limit
+    if form.chunked and not config.get("use_qk_norm", True):
+        form = replace(form, normed_after_rope=False, normed_heads=False)
     return Decoder(
         form=form,
         hidden_size=hidden,
@@ -265,14 +182,15 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         activation=activation,
         ropes=ropes,
         layers=tuple(
-            Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds)
-            for window, rope, state, mixture, each, feeds in zip(
+            Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds, cutoff)
+            for window, rope, state, mixture, each, feeds, cutoff in zip(
                 windows,
                 _rotations(form, config, windows),
                 states,
                 experts,
                 of_layers,
                 feeding,
+                cutoffs,
                 strict=True,
             )
         ),
@@ -283,11 +201,15 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
         query_growth=growth,
         query_step=step,
+        query_offset=offset,
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=None if has_long else limit,
+        chunk=chunk,
         long_from=limit if has_long and limit else 0,
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
+        layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if form.streams else 0,
+        streams=streams,
     )
 
 
@@ -300,14 +222,19 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
     return size
 
 
-def _query_growth(config: Mapping[str, Any]) -> tuple[float, int]:
-    """How queries grow with their position, as Llama 4 and Ministral 3; 0 and 1 where they do not."""
+def _query_growth(form: Form, config: Mapping[str, Any]) -> tuple[float, int, int]:
+    """How queries grow with their position, as Llama 4 and Ministral 3: growth, step and offset; see `Decoder`."""
+    if form.chunked:
+        growth, step = float(config["attn_scale"]), int(config["floor_scale"])
+        if growth < 0 or step < 1:
+            raise ValueError(f"attn_scale={growth} with floor_scale={step}")
+        return (growth if config["attn_temperature_tuning"] else 0.0), step, 1
     rope = config.get("rope_parameters") or {}
     growth = float(rope.get("llama_4_scaling_beta") or 0.0)
     step = int(rope["original_max_position_embeddings"]) if growth else 1
     if growth < 0 or step < 1:
         raise ValueError(f"llama_4_scaling_beta={growth} with original_max_position_embeddings={step}")
-    return growth, step
+    return growth, step, 0
 
 
 def _states(config: Mapping[str, Any]) -> list[State | None]:

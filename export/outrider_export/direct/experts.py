@@ -49,6 +49,8 @@ def experts_of(
     )
     if not (0 < active <= count <= _MOST_EXPERTS and 0 < size <= MOST_WIDTH):
         raise ValueError(f"{active} of {count} experts with {size} numbers")
+    if router == "input" and active != 1:
+        raise ValueError(f"num_experts_per_tok={active}, and what an expert reads can be scaled for one only")
     is_sigmoid = router == "sigmoid"
     groups, active_groups = _groups_of(config, is_sigmoid) if grouped else (1, 1)
     if count % groups or not 0 < active_groups <= groups or active > count // groups * active_groups:

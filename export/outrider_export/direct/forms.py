@@ -2,115 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from outrider_export.direct.experts import CHOICE
-
-
-@dataclass(frozen=True)
-class Norms:
-    """The names of a layer's norms in a checkpoint; "" where there is none.
-
-    before_*: of what attention and feed-forward part read; after_*: of what they add to the residual stream.
-    """
-
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
-
+from outrider_export.direct.form import Form, Norms
 
 _AROUND = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-
-
-@dataclass(frozen=True)
-class Form:
-    """An architecture, by its `model_type` in config.json.
-
-    Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
-
-    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are
-    rotated, so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files
-    have. norm: "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint,
-    but those of `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width.
-    norm_embedding: they have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`).
-    fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
-    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th;
-    of −n, layers are counted from the last. rotated: which layers rotate queries and keys: "all", "none",
-    "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with
-    a window rotate by frequencies of their own: by `rope_local_base_freq`, or by the same base without scaling.
-    normed_after_rope: norms of queries and keys come after their rotation. normed_heads: queries and keys have
-    norms, without weights if the file has none. gated: what attention finds is multiplied by a sigmoid, whose rows
-    in `q_proj` follow each head's. gate: a matrix of its own (`self_attn.output_gate`) gives that sigmoid.
-    in_blocks: attention, states and feed-forward parts are numbered each on their own, see `Blocks`. ungated:
-    feed-forward parts are down(act(up)), by the square of ReLU, too. names: what checkpoints call modules that have
-    other names here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys:
-    what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
-    "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
-    in their sizes, as `sizes` says, values have a norm without weights, and each layer's output is scaled. latent: keys
-    and values are made of a short row of each token, see `Latent`. grouped: experts may be in groups, their weights
-    scaled, and some layers dense, as DeepSeek's.
-    defaults: what Transformers takes for keys that config.json lacks.
-    """
-
-    name: str
-    gguf: str = ""
-    interleaved: bool = False
-    gguf_interleaved: bool = False
-    norms: Norms = field(default_factory=Norms)
-    norm: str = "rms"
-    norm_offset: float = 0.0
-    plain_norms: tuple[str, ...] = ()
-    scale_embedding: bool = False
-    norm_embedding: bool = False
-    fused: bool = False
-    fused_mlp: bool = False
-    windows: str | int = "none"
-    rotated: str = "all"
-    local_theta: bool = False
-    normed_after_rope: bool = False
-    normed_heads: bool = False
-    gated: bool = False
-    in_blocks: bool = False
-    ungated: bool = False
-    gate: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    router: str = ""
-    shared: str = ""
-    clamped: bool = False
-    varied: bool = False
-    latent: bool = False
-    grouped: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-
-    def in_checkpoint(self, name: str) -> str:
-        """The name in checkpoints of a module, or of a tensor."""
-        if (renamed := _renamed(name, self.names)) != name:
-            return renamed
-        module, _, kind = name.rpartition(".")
-        return f"{_renamed(module, self.names)}.{kind}" if kind in ("weight", "bias") else name
-
-    def offset_of(self, name: str) -> float:
-        """What is added to a tensor of a checkpoint: to norms, but not to those inside of recurrences."""
-        is_norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
-        return self.norm_offset if is_norm and name not in self.plain_norms else 0.0
-
-    def of_checkpoint(self, name: str) -> str:
-        """The name here of a module that is called so in checkpoints."""
-        return _renamed(name, {theirs: ours for ours, theirs in self.names.items()})
-
-
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    *before, part = name.split(".", 3) if name.startswith("model.layers.") else [name]
-    return ".".join([*before, names.get(part, part)])
-
-
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _NAMES_OF_LFM2 = {
@@ -203,6 +103,11 @@ _OF_GEMMA4: dict[str, Any] = {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     },
 }  # fmt: skip
+_OF_GEMMA3N = _OF_GEMMA | {
+    "attention_multiplier": 1.0, "sliding_window": 512, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    "final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 15, "altup_num_inputs": 4, "altup_active_idx": 0, "laurel_rank": 64,
+}  # fmt: skip
 _SANDWICH = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _OF_GLM: dict[str, Any] = {"head_dim": 128, "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7}
 _OF_MUSE_GLIMMER: dict[str, Any] = {
@@ -242,6 +147,25 @@ _OF_GLM4_MOE_LITE = _OF_LATENT | {
     "num_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_dense_layers": 1,
     "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
 }  # fmt: skip
+_NAMES_OF_HUNYUAN = {"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"}
+_NAMES_OF_HUNYUAN_MOE = {
+    **_NAMES_OF_HUNYUAN, **_EXPERTS, "mlp.router": "mlp.gate.wg",
+    **{f"mlp.{name}_proj": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
+}  # fmt: skip
+_OF_SOLAR_OPEN: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "intermediate_size": 10_240, "num_experts": 128,
+    "n_shared_experts": 1, "moe_intermediate_size": 1280, "num_dense_layers": 0, "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}  # fmt: skip
+_OF_EXAONE_MOE: dict[str, Any] = {
+    "sliding_window": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "n_shared_experts": 1,
+    "moe_intermediate_size": 1024, "num_dense_layers": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
+_OF_MINIMAX_M2: dict[str, Any] = {
+    "head_dim": 128, "rope_theta": 5e6, "num_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 0,
+    "norm_topk_prob": True,
+}  # fmt: skip
 _OF_GLM4_MOE: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "num_experts": 128, "n_shared_experts": 1,
     "moe_intermediate_size": 1408, "num_dense_layers": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
@@ -253,6 +177,19 @@ _KEYS_OF_ERNIE_MOE = {
 _OF_ERNIE_MOE: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True, "num_experts": 64, "num_experts_per_tok": 6,
     "n_shared_experts": 2, "moe_intermediate_size": 1536, "num_dense_layers": 1, "norm_topk_prob": True,
+}  # fmt: skip
+_NAMES_OF_LLAMA4 = {
+    **{f"mlp.{name}_proj": f"feed_forward.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    "mlp.router": "feed_forward.router", "mlp.experts.gate_up_proj.weight": "feed_forward.experts.gate_up_proj",
+    "mlp.experts.down_proj.weight": "feed_forward.experts.down_proj",
+}  # fmt: skip
+_KEYS_OF_LLAMA4 = _LOCAL | {
+    "intermediate_size": "intermediate_size_mlp", "decoder_sparse_step": "interleave_moe_layer_step",
+}  # fmt: skip
+_OF_LLAMA4: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "num_experts": 16, "num_experts_per_tok": 1,
+    "n_shared_experts": 1, "decoder_sparse_step": 1, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
+    "attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192,
 }  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
@@ -281,6 +218,12 @@ FORMS: dict[str, Form] = {
             "exaone4", "exaone4", norms=_AFTER, windows=4, rotated="sliding",
             defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},
         ),
+        Form(
+            "exaone_moe", "exaone-moe", windows=4, rotated="sliding", router="sigmoid", shared="added", grouped=True,
+            names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.e_score_correction_bias"},
+            keys={"n_shared_experts": "num_shared_experts", "num_dense_layers": "first_k_dense_replace"},
+            defaults=_OF_EXAONE_MOE,
+        ),
         Form("gemma", "gemma", **_GEMMA, defaults=_OF_GEMMA),
         Form(
             "gemma2", "gemma2", norms=_AROUND, windows=2, **_GEMMA,
@@ -296,6 +239,11 @@ FORMS: dict[str, Form] = {
         ),
         Form("glm4_moe", "glm4moe", router="sigmoid", **_GROUPED, defaults=_OF_GLM4_MOE),
         Form("glm4_moe_lite", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_GLM4_MOE_LITE),
+        Form(
+            "gemma3n_text", "gemma3n", norms=_AROUND, windows=5, local_theta=True, scale_embedding=True, varied=True,
+            streams=True, names={"altup.correct_output_scale.weight": "altup.correct_output_scale"},
+            defaults=_OF_GEMMA3N,
+        ),
         Form(
             "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
             names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",
@@ -316,10 +264,15 @@ FORMS: dict[str, Form] = {
             keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"}, router="top_softmax", shared="added",
             defaults=_OF_GRANITE_HYBRID,
         ),
+        Form("helium", interleaved=True, defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
         Form(
-            "hunyuan_v1_dense", "hunyuan-dense", normed_after_rope=True,
-            names={"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"},
+            "hunyuan_v1_dense", "hunyuan-dense", normed_after_rope=True, names=_NAMES_OF_HUNYUAN,
             defaults={"rms_norm_eps": 1e-5},
+        ),
+        Form(
+            "hunyuan_v1_moe", "hunyuan-moe", normed_after_rope=True, names=_NAMES_OF_HUNYUAN_MOE,
+            keys={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"}, router="softmax",
+            shared="added", defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": True},
         ),
         Form(
             "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
@@ -331,12 +284,25 @@ FORMS: dict[str, Form] = {
             defaults=_OF_LFM2 | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True},
         ),
         Form("llama", "llama", gguf_interleaved=True),
+        Form(
+            "llama4_text", "llama4", interleaved=True, gguf_interleaved=True, rotated="no_rope_layers", chunked=True,
+            normed_after_rope=True, normed_heads=True, names=_NAMES_OF_LLAMA4, keys=_KEYS_OF_LLAMA4, router="input",
+            shared="added", grouped=True, by_columns=True, defaults=_OF_LLAMA4,
+        ),
+        Form(
+            "minimax_m2", "minimax-m2", router="sigmoid", grouped=True, keys=_LOCAL, defaults=_OF_MINIMAX_M2,
+            names=_NAMES_OF_MIXTRAL | {f"{CHOICE}.bias": "block_sparse_moe.e_score_correction_bias"},
+        ),
         Form("ministral", windows="all", defaults={"sliding_window": 4096}),
         Form("ministral3", "mistral3", gguf_interleaved=True, windows="all", defaults=_OF_MINISTRAL3),
         Form("mistral", windows="all", defaults={"sliding_window": 4096}),
         Form(
             "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
             defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+        ),
+        Form(
+            "nemotron", "nemotron", norm="layer", norm_offset=1.0, ungated=True, keys={"layer_norm_eps": "norm_eps"},
+            defaults={"hidden_act": "relu2", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
         ),
         Form(
             "nemotron_h", "nemotron_h", rotated="none", in_blocks=True, ungated=True, names=_NAMES_OF_NEMOTRON_H,
@@ -385,6 +351,10 @@ FORMS: dict[str, Form] = {
         Form(
             "smollm3", "smollm3", gguf_interleaved=True, rotated="no_rope_layers",
             defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+        ),
+        Form(
+            "solar_open", router="sigmoid", shared="added", grouped=True, names=_NAMES_OF_DEEPSEEK,
+            keys={"num_experts": "n_routed_experts"}, defaults=_OF_SOLAR_OPEN,
         ),
         Form("stablelm", norm="layer", defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         Form("youtu", "deepseek2", **_LATENT, defaults=_OF_LATENT | {"tie_word_embeddings": True}),

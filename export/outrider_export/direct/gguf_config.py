@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_export.direct.blocks import MLP
-from outrider_export.direct.describe import SLIDING, Decoder, NotDirect, describe
+from outrider_export.direct.decoder import Decoder
+from outrider_export.direct.describe import SLIDING, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
@@ -30,6 +31,7 @@ _KEYS = {
     "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
     "rope_theta": "rope.freq_base",
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
@@ -52,6 +54,7 @@ _KEYS = {
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "full_attention_interval": "full_attention_interval",
     "temperature_scale": "attention.temperature_scale",
+    "interleave_moe_layer_step": "interleave_moe_layer_step",
 }
 _ROPE_KEYS = {
     "rope_type": "type",
@@ -82,6 +85,9 @@ _RECURRENCES = {
     "granitemoehybrid": _MAMBA, "nemotron_h": _MAMBA,
     "qwen3_5_text": _DELTA_NET, "qwen3_5_moe_text": _DELTA_NET, "qwen3_next": _DELTA_NET,
 }  # fmt: skip
+# Whose weights of experts llama.cpp divides by their sum always.
+_NORMALISED = ("qwen3_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2")
+_NO_NORMS = 128  # experts of the Llama 4 that has no norms of queries and keys
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
 
@@ -141,8 +147,14 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         config |= latent_config(header)
     if config.get("num_experts") and not form.router:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
-    if form.name in ("qwen3_moe", "ernie4_5_moe"):  # llama.cpp divides by the sum of weights always
+    if form.name in _NORMALISED:
         config["norm_topk_prob"] = True
+    if form.chunked:
+        if config["sliding_window"] == 0:
+            raise NotDirect("attention.sliding_window=0")
+        config["use_qk_norm"] = config["num_experts"] != _NO_NORMS
+        config["intermediate_size_mlp"] = config["intermediate_size"]
+        config["intermediate_size"] = config["moe_intermediate_size"]
     if form.name == "olmo2" and config["sliding_window"]:
         form = FORMS["olmo3"]
     config |= _windows_of(header)

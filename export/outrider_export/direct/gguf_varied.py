@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of Gemma 4's layers, as its config.json does; see `sizes`.
+"""What a GGUF file's metadata says of the layers of Gemma 3n and 4, as config.json does; see `sizes`.
 
 Source: keys as llama.cpp's conversion/gemma.py writes them.
 """
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider_export.direct.describe import SLIDING, NotDirect
+from outrider_export.direct.forms import BY_GGUF
 from outrider_export.direct.sizes import FULL
 from outrider_export.sources.gguf_file import GGUFHeader, is_array
 
@@ -29,6 +30,8 @@ def varied_config(header: GGUFHeader) -> dict[str, Any]:
     ]
     if len(kinds) != header.num_layers:
         raise NotDirect(f"{_PATTERN} of {len(kinds)} layers for {header.num_layers}")
+    if BY_GGUF[header.architecture].streams:
+        return _config_of_streams(header, kinds)
     heads = {kind: _alike("attention.head_count_kv", _by_layer(header, "attention.head_count_kv"), kinds, kind)
              for kind in (SLIDING, FULL)}  # fmt: skip
     shared = of("attention.shared_kv_layers", 0)
@@ -40,7 +43,6 @@ def varied_config(header: GGUFHeader) -> dict[str, Any]:
     wide = [(2 if i >= header.num_layers - shared else 1) * sizes[0] for i in range(header.num_layers)]
     if sizes != wide and sizes != [sizes[0]] * header.num_layers:
         raise NotDirect("feed_forward_length that differs from layer to layer")
-    theta = {FULL: ("rope.freq_base", 1e6), SLIDING: ("rope.freq_base_swa", 1e4)}
     head_size = of("attention.key_length_swa", least=1)
     return {
         "layer_types": kinds, "head_dim": head_size, "global_head_dim": of("attention.key_length", least=1),
@@ -48,11 +50,38 @@ def varied_config(header: GGUFHeader) -> dict[str, Any]:
         "num_kv_shared_layers": shared, "intermediate_size": sizes[0], "use_double_wide_mlp": sizes == wide,
         "hidden_size_per_layer_input": of("embedding_length_per_layer_input", 0),
         "enable_moe_block": bool(of("expert_count", 0)),
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": header.metadata.get(header.of_architecture(key), default)}
-            for kind, (key, default) in theta.items()
-        },
+        "rope_parameters": _rotations(header),
     }  # fmt: skip
+
+
+def _config_of_streams(header: GGUFHeader, kinds: list[str]) -> dict[str, Any]:
+    """The keys of Gemma 3n, whose layers differ in their feed-forward parts only."""
+
+    def of(key: str, default: int | None = None, least: int = 0) -> int:
+        return header.integer(header.of_architecture(key), default, least)
+
+    found: dict[str, Any] = {
+        "layer_types": kinds, "head_dim": of("attention.key_length", least=1),
+        "num_key_value_heads": of("attention.head_count_kv", least=1),
+        "num_kv_shared_layers": of("attention.shared_kv_layers", 15),
+        "intermediate_size": _by_layer(header, "feed_forward_length"),
+        "hidden_size_per_layer_input": of("embedding_length_per_layer_input", least=1),
+        "altup_num_inputs": of("altup.num_inputs", 4), "altup_active_idx": of("altup.active_idx", 0),
+        "rope_parameters": _rotations(header),
+    }  # fmt: skip
+    if (left := header.tensors.get("blk.0.laurel_l.weight")) is not None:
+        found["laurel_rank"] = left.shape[0]
+    if (key := header.of_architecture("activation_sparsity_scale")) in header.metadata:
+        found["activation_sparsity_scale"] = [*header.floats(key)][: header.num_layers]
+    return found
+
+
+def _rotations(header: GGUFHeader) -> dict[str, Any]:
+    theta = {FULL: ("rope.freq_base", 1e6), SLIDING: ("rope.freq_base_swa", 1e4)}
+    return {
+        kind: {"rope_type": "default", "rope_theta": header.metadata.get(header.of_architecture(key), default)}
+        for kind, (key, default) in theta.items()
+    }
 
 
 _PATTERN = "attention.sliding_window_pattern"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from outrider.errors import ExportError
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.experts import (
     CHOICE,
     DOWN,
@@ -21,6 +21,18 @@ from outrider_export.direct.experts import (
     UP,
 )
 from outrider_export.direct.states import GatedDeltaNet
+from outrider_export.direct.streams import (
+    BEGIN,
+    CORRECTED_SCALE,
+    CORRECTION,
+    END,
+    LAUREL_LEFT,
+    LAUREL_NORM,
+    LAUREL_RIGHT,
+    PREDICTION,
+    ROUTER_NORM,
+    STREAM_ROUTER,
+)
 from outrider_export.direct.weights import (
     EMBEDDING,
     FINAL_NORM,
@@ -61,10 +73,14 @@ _PARTS = {
     LAYER_GATE: "inp_gate", LAYER_PROJECTION: "proj", "post_per_layer_input_norm": "post_norm",
     "output_scale": "layer_output_scale", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    LAUREL_LEFT: "laurel_l", LAUREL_RIGHT: "laurel_r", LAUREL_NORM: "laurel_post_norm",
+    STREAM_ROUTER: "altup_router", ROUTER_NORM: "altup_router_norm", PREDICTION: "altup_predict_coef",
+    CORRECTION: "altup_correct_coef", CORRECTED_SCALE: "altup_correct_scale",
     "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
 }  # fmt: skip
 _WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the last part of a name
 _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.scale"}  # whole names
+_OF_STREAMS = {BEGIN: "altup_proj.weight", END: "altup_unembd_proj.weight"}  # those of all streams in one tensor
 _SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
@@ -91,6 +107,9 @@ class GGUFWeights(Weights):
         """See `Weights`."""
         name = self.decoder.in_file(name)
         module, _, kind = name.rpartition(".")
+        group, _, number = module.rpartition(".")
+        if group in _OF_STREAMS:
+            return self._of_stream(_OF_STREAMS[group], int(number)) if kind == "weight" else None
         if module in _MODULES:
             found = f"{_MODULES[module]}.{kind}"
             if module == FINAL_NORM and found not in self._header.tensors:
@@ -105,6 +124,15 @@ class GGUFWeights(Weights):
         if isinstance(state, GatedDeltaNet) and self._header.architecture not in _BY_KEY_HEAD:
             stored = _by_key_head(stored, module.rsplit(".", 1)[-1], kind, state)
         return _logarithms(stored) if kind == "A_log" else stored
+
+    def _of_stream(self, name: str, number: int) -> StoredMatrix | None:
+        """One of the matrices in a tensor."""
+        if name not in self._header.tensors:
+            return None
+        whole, size = stored_in(self._header, name), self.decoder.hidden_size
+        rows = np.arange(whole.shape[0])[number * size : (number + 1) * size]
+        shape = (len(rows), *whole.shape[1:])
+        return StoredMatrix(shape, whole.num_bytes * len(rows) // whole.shape[0], lambda part: whole.read(rows[part]))
 
     def _part_of(self, layer: str, part: str) -> str | None:
         """What a file calls a part of a layer: of the shared expert where there are others, too."""

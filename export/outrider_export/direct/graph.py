@@ -12,15 +12,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import openvino as ov
-from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
 
-from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints, parameter, result
-from outrider_export.direct.describe import Decoder, Layer
-from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER, ROUTER_SCALE, SHARED_GATE, Experts
+from outrider_export.direct.altup import AltUp
+from outrider_export.direct.decoder import Decoder, Layer
+from outrider_export.direct.feed_forward import FeedForward
 from outrider_export.direct.gguf_minima import with_sums
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
@@ -71,6 +70,9 @@ class _Builder:
         self.caches: dict[int, list[ov.Node]] = {}  # keys and values of each layer that has its own
         self.widened: dict[str, ov.Node] = {}  # what is multiplied, with sums, by its name without
         self.inputs: ov.Node | None = None  # of all layers, where each has its own
+        self.feed_forward = FeedForward(decoder, weights, self._project, self._matrix, self._norm)
+        streams = decoder.streams
+        self.altup = None if streams is None else AltUp(decoder, streams, weights, self._project, self._product)
 
     def model(self) -> ov.Model:
         decoder = self.decoder
@@ -83,8 +85,10 @@ class _Builder:
         if decoder.layer_input_size:
             found = ops.matmul(stream, self._matrix(LAYER_INPUTS), False, True)
             self.inputs = all_inputs(decoder, self.weights, self.input_ids, self._matrix(LAYER_EMBEDDING), found)
+        stream = stream if self.altup is None else self.altup.begun(stream)
         for i, layer in enumerate(decoder.layers):
             stream = self._layer(i, layer, stream)
+        stream = stream if self.altup is None else self.altup.ended(stream)
         last = self._norm(FINAL_NORM, stream)
         matrix = self._matrix(HEAD) if HEAD in self.packed else embedding
         logits = _scaled(self._biased(HEAD, ops.matmul(last, matrix, False, True)), decoder.logit_scale)
@@ -98,31 +102,41 @@ class _Builder:
         return model
 
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
+        if self.altup is not None:
+            predicted = self.altup.predicted(i, stream)
+            every = self.altup.corrected(i, predicted, self._computed(i, layer, self.altup.active(predicted)))
+            return self.altup.added(every, self._own_input(i, self.altup.scaled(i, every)))
+        stream = self._computed(i, layer, stream)
+        if self.inputs is not None:
+            stream = ops.add(stream, self._own_input(i, stream))
+        factor = self.weights.numbers_if_any(layer_name(i, "output_scale.weight"), 1)
+        return stream if factor is None else ops.multiply(stream, floats(factor.reshape(1, 1, 1)))
+
+    def _computed(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
+        """The residual stream after attention, or a state, and the feed-forward part."""
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
-        attended = self._mixed(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
-        attended = self._norm(layer_name(i, norms.after_attention), attended, self.decoder.after_eps)
+        read = self._norm(layer_name(i, norms.before_attention), stream)
+        attended = self._norm(layer_name(i, norms.after_attention), self._mixed(i, layer, read), self.decoder.after_eps)
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
+        if self.altup is not None:
+            stream = self.altup.with_laurel(i, stream, read)
         if not layer.feeds:
             return stream
         read = self._norm(layer_name(i, norms.before_mlp), stream)
-        if layer.experts is None:
-            fed = self._feed_forward(i, read)
-        elif layer.experts.shared == "beside":
-            fed = self._beside(i, layer.experts, read, stream)
-        else:
-            fed = self._mixture(i, layer.experts, read)
-            fed = ops.add(fed, self._shared(i, layer.experts, read)) if layer.experts.shared else fed
+        fed = self.feed_forward.of(i, layer, read, stream)
         fed = self._norm(layer_name(i, norms.after_mlp), fed, self.decoder.after_eps)
         stream = ops.add(stream, _scaled(fed, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
-        if self.inputs is not None:
-            gate = self._activated(self._project(i, LAYER_GATE, stream))
-            read = ops.multiply(gate, input_of(i, self.inputs))
-            added = self._norm(layer_name(i, "post_per_layer_input_norm"), self._project(i, LAYER_PROJECTION, read))
-            stream = ops.add(stream, added)
-        factor = self.weights.numbers_if_any(layer_name(i, "output_scale.weight"), 1)
-        return stream if factor is None else ops.multiply(stream, floats(factor.reshape(1, 1, 1)))
+        return stream
+
+    def _own_input(self, i: int, stream: ov.Node) -> ov.Node:
+        """What layer i makes of its own embeddings of the tokens."""
+        if self.inputs is None:
+            raise AssertionError("the decoder has no embeddings by layer")
+        gate = self.feed_forward.activated(self._project(i, LAYER_GATE, stream))
+        read = ops.multiply(gate, input_of(i, self.inputs))
+        return self._norm(layer_name(i, "post_per_layer_input_norm"), self._project(i, LAYER_PROJECTION, read))
 
     def _mixed(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
         """What a layer reads of earlier tokens, by attention or from its state."""
@@ -156,7 +170,7 @@ class _Builder:
         elif decoder.form.gate:
             gate = self._project(i, OUTPUT_GATE, x)
         queries = self._placed(i, "q", projected, heads, layer)
-        if self.growth is not None:
+        if self.growth is not None and (layer.rope is None or not decoder.form.chunked):
             queries = ops.multiply(queries, self.growth)
         if sizes.keys_of is None:
             self.caches[i] = self._keys_and_values(i, layer, x)
@@ -214,6 +228,8 @@ class _Builder:
         if not self.decoder.form.normed_after_rope:
             return self._rotated(self._heads(self._normed(i, kind, x, num_heads, size), num_heads, size), layer, size)
         rotated = self._rotated(self._heads(x, num_heads, size), layer, size)
+        if self.decoder.form.normed_heads:
+            return rotated if layer.rope is None else rms_norm(rotated, None, self.decoder.eps)
         return self._norm(layer_name(i, f"self_attn.{kind}_norm"), rotated)
 
     def _gated(self, projected: ov.Node) -> tuple[ov.Node, ov.Node]:
@@ -226,57 +242,11 @@ class _Builder:
         )
         return queries, gate
 
-    def _feed_forward(self, i: int, x: ov.Node) -> ov.Node:
-        if self.decoder.form.ungated:
-            return self._project(i, "mlp.down_proj", self._activated(self._project(i, "mlp.up_proj", x)))
-        gate = self._activated(self._project(i, "mlp.gate_proj", x))
-        return self._project(i, "mlp.down_proj", ops.multiply(gate, self._project(i, "mlp.up_proj", x)))
-
-    def _activated(self, gate: ov.Node) -> ov.Node:
-        if self.decoder.activation == "silu":
-            return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
-        if self.decoder.activation == "relu2":
-            return ops.multiply(ops.relu(gate), ops.relu(gate))
-        return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
-
-    def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
-        bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
-        return self._experts(i, experts, x, Router(ops.constant(self._router(i)), bias, choice))
-
-    def _router(self, i: int) -> NDArray[np.float32]:
-        return self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))
-
-    def _beside(self, i: int, experts: Experts, x: ov.Node, stream: ov.Node) -> ov.Node:
-        """A dense part and experts, each with norms of its own; see `Experts.shared`."""
-        before, after, after_dense = (layer_name(i, name) for name in BESIDE)
-        columns = self.weights.numbers(f"{layer_name(i, ROUTER_SCALE)}.weight", experts.hidden)
-        scales = self.weights.numbers(f"{layer_name(i, EXPERT_SCALES)}.weight", experts.count)
-        matrix = (self._router(i) * columns * np.float32(experts.hidden**-0.5)).astype(np.float32)
-        router = Router(ops.constant(matrix), scales=scales, read=rms_norm(stream, None, self.decoder.eps))
-        made = self._experts(i, experts, self._norm(before, stream), router)
-        return ops.add(self._norm(after_dense, self._feed_forward(i, x)), self._norm(after, made))
-
-    def _experts(self, i: int, experts: Experts, x: ov.Node, router: Router) -> ov.Node:
-        def matrix(part: str) -> ov.Node:
-            return self._matrix(layer_name(i, part), experts.count)
-
-        if not experts.clamped:
-            return mixture(experts, x, router, matrix, self._activated)
-        return clamped_mixture(
-            experts, x, router, matrix, lambda part: self.weights.bias_of_experts(layer_name(i, part), experts)
-        )
-
-    def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
-        """What the expert gives that all tokens have."""
-        made = self._feed_forward(i, x)
-        if experts.shared == "added":
-            return made
-        gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
-        return ops.multiply(made, ops.sigmoid(ops.matmul(x, floats(gate.reshape(1, -1)), False, True)))
-
     def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
         """The product with a matrix of layer i, with its bias."""
-        name = layer_name(i, part)
+        return self._product(layer_name(i, part), x)
+
+    def _product(self, name: str, x: ov.Node) -> ov.Node:
         if self.packed[name].sums:
             x = self._with_sums(x, *self.packed[name].shape[1:])
         return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
@@ -343,6 +313,8 @@ class _Builder:
     def _growth(self) -> ov.Node:
         """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
         positions = ops.convert(unsqueezed(self.position_ids, 1, 3), "f32")
+        if self.decoder.query_offset:
+            positions = ops.add(positions, ops.constant(np.float32(self.decoder.query_offset)))
         steps = ops.floor(ops.divide(positions, ops.constant(np.float32(self.decoder.query_step))))
         grown = _scaled(ops.log(ops.add(steps, ops.constant(np.float32(1)))), self.decoder.query_growth)
         return ops.add(grown, ops.constant(np.float32(1)))

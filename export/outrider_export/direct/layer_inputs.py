@@ -1,4 +1,4 @@
-"""Embeddings that each layer of a decoder has of its own for each token, as Gemma 4's smaller models.
+"""Embeddings that each layer of a decoder has of its own for each token, as Gemma 3n and Gemma 4's smaller models.
 
     inputs = all_inputs(decoder, weights, input_ids, table, projected)    # [batch, tokens, layers, width]
     input_of(3, inputs)                                                   # [batch, tokens, width]
@@ -13,7 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.models.backends.taps import ints
-from outrider_export.direct.describe import Decoder
+from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.weights import LAYER_NORM, Weights
 
@@ -26,6 +26,9 @@ def all_inputs(decoder: Decoder, weights: Weights, input_ids: ov.Node, table: ov
     [batch, tokens, layers · width].
     """
     count, width = len(decoder.layers), decoder.layer_input_size
+    if decoder.layer_vocabulary:  # tokens of images and sounds, which are after the others, have those of token 0
+        has_own = ops.less(input_ids, ops.constant(np.full((1, 1), decoder.layer_vocabulary, np.int64)))
+        input_ids = ops.select(has_own, input_ids, ops.constant(np.zeros((1, 1), np.int64)))
     first = ops.multiply(ops.unsqueeze(input_ids, ints(2)), ops.constant(np.full((1, 1, 1), count, np.int64)))
     rows = ops.add(first, ops.constant(np.arange(count, dtype=np.int64).reshape(1, 1, count)))
     looked_up = ops.gather(table, ops.convert(rows, "i32"), ops.constant(np.int32(0)))

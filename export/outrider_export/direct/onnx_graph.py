@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider_export.direct.describe import Decoder, Layer
+    from outrider_export.direct.decoder import Decoder, Layer
     from outrider_export.direct.onnx_pack import OnnxMatrix
     from outrider_export.direct.rope import Rope
     from outrider_export.direct.weights import Weights

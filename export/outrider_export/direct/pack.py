@@ -25,6 +25,7 @@ from outrider_export.direct import mxfp4
 from outrider_export.direct.codes import pack as pack_codes
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
+from outrider_export.direct.streams import LAUREL_LEFT, LAUREL_RIGHT
 from outrider_export.direct.weights import (
     EMBEDDING,
     HEAD,
@@ -175,6 +176,7 @@ def matrices_of(weights: Weights) -> list[str]:
             *(attention_of(layer) if layer.state is None else layer.state.matrices),
             *([OUTPUT_GATE] if layer.state is None and decoder.form.gate else ()),
             *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
+            *((LAUREL_LEFT, LAUREL_RIGHT) if decoder.streams else ()),
             *decoder.feed_forward_of(layer),
             *(() if layer.experts is None else layer.experts.shapes),
         )
@@ -182,7 +184,8 @@ def matrices_of(weights: Weights) -> list[str]:
     # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
     own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
     of_layers = [LAYER_EMBEDDING, LAYER_INPUTS] if decoder.layer_input_size else []
-    return [EMBEDDING, *of_layers, *layers, *([HEAD] if own_head else [])]
+    of_streams = decoder.streams.matrices if decoder.streams else []
+    return [EMBEDDING, *of_layers, *of_streams, *layers, *([HEAD] if own_head else [])]
 
 
 def _kind_of(name: str, kind: str, matrix: Matrix, form: OwnForm) -> tuple[str, int, int | None]:

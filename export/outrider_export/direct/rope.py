@@ -22,12 +22,14 @@ class Rope:
     """How queries and keys are rotated.
 
     frequencies: float32 [n], radians a position; the first 2n numbers of each head are rotated. scale: of sines and
-    cosines. long: the frequencies of long texts; None if they are no others.
+    cosines. long: the frequencies of long texts; None if they are no others. axes: along which axis of its position
+    each frequency rotates, int [n]; None if positions have one.
     """
 
     frequencies: Frequencies
     scale: float = 1.0
     long: Frequencies | None = None
+    axes: tuple[int, ...] | None = None
 
 
 def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope:
@@ -38,6 +40,7 @@ def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope
         ValueError: for an unknown `rope_type`, or more numbers than a head has.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = "default" if kind == "mrope" else kind  # of texts: see `axes_of`
     if kind not in (*_KINDS, "proportional") or (kind == "dynamic" and not parameters.get("alpha")):
         raise ValueError(f"RoPE of the kind {kind!r}")
     share = parameters.get("partial_rotary_factor") or 1.0
@@ -49,6 +52,21 @@ def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope
     exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     plain: Frequencies = (1.0 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
     return _KINDS[kind](plain, {"max_position_embeddings": context, **parameters})
+
+
+def axes_of(parameters: Mapping[str, Any], count: int, *, interleaved: bool) -> tuple[int, ...]:
+    """The axis of each of `count` frequencies where tokens of images have positions along three (M-RoPE).
+
+    interleaved: whether the axes take turns, as in Qwen3-VL; otherwise each has a section.
+
+    Source: Transformers 5.5, `apply_multimodal_rotary_pos_emb` (Qwen2-VL) and `apply_interleaved_mrope` (Qwen3-VL).
+    """
+    sections = [int(each) for each in parameters["mrope_section"]]
+    if interleaved:
+        return tuple(j % 3 if j % 3 and j < 3 * sections[j % 3] else 0 for j in range(count))
+    if sum(sections) != count:
+        raise ValueError(f"sections of RoPE {sections} for {count} frequencies")
+    return tuple(axis for axis, length in enumerate(sections) for _ in range(length))
 
 
 def _proportional(parameters: Mapping[str, Any], head_size: int) -> Rope:
@@ -77,7 +95,7 @@ def _llama3(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
     """Long waves are stretched by `factor`, short ones are not, those between are mixed."""
     factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = parameters["original_max_position_embeddings"] * plain / (2 * math.pi)  # within the original context
-    share = np.clip((turns - low) / (high - low), 0, 1)
+    share = np.clip((turns - low) / ((high - low) or 1e-9), 0, 1)
     return Rope(((1 - share) * plain / factor + share * plain).astype(np.float32))
 
 

@@ -1,9 +1,9 @@
-"""Sizes of a decoder's layers, which Gemma 4's layers do not have in common.
+"""Sizes of a decoder's layers, which the layers of Gemma 3n and 4 do not have in common.
 
-Its layers with full attention have larger heads than those with a sliding window, and of its last ones none has keys
-and values: they read those of the last layer of their kind that has.
+Gemma 4's layers with full attention have larger heads than those with a sliding window. Of the last layers of both,
+none has keys and values: they read those of the last layer of their kind that has.
 
-Source: Transformers 5.5, models/gemma4/modeling_gemma4.py.
+Source: Transformers 5.5, models/gemma3n/modeling_gemma3n.py and models/gemma4/modeling_gemma4.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LayerSizes:
 
 
 def varied_sizes(config: Mapping[str, Any], sizes: LayerSizes) -> list[LayerSizes]:
-    """The sizes of Gemma 4's layers. sizes: of those with a sliding window.
+    """The sizes of layers. sizes: of those with a sliding window.
 
     Raises:
         KeyError, TypeError, ValueError: when the configuration says nothing, or what cannot be.
@@ -48,19 +48,22 @@ def varied_sizes(config: Mapping[str, Any], sizes: LayerSizes) -> list[LayerSize
     first_shared = len(kinds) - int(config.get("num_kv_shared_layers", 0))
     if not 0 <= first_shared <= len(kinds):
         raise ValueError(f"num_kv_shared_layers={config['num_kv_shared_layers']!r}")
+    widths = config.get("intermediate_sizes", [sizes.mlp_size] * len(kinds))
+    if len(widths) != len(kinds):
+        raise ValueError(f"intermediate_size of {len(widths)} layers for {len(kinds)}")
     found = []
     for i, kind in enumerate(kinds):
-        each = sizes
+        each = replace(sizes, mlp_size=int(widths[i]))
         if kind == FULL:
             same = bool(config.get("attention_k_eq_v"))
             heads = int(config["num_global_key_value_heads"]) if same else sizes.num_kv_heads
             size = int(config.get("global_head_dim") or sizes.head_size)
-            each = replace(sizes, num_kv_heads=heads, head_size=size, values_are_keys=same)
+            each = replace(each, num_kv_heads=heads, head_size=size, values_are_keys=same)
         if 0 < first_shared <= i:
             before = [j for j in range(first_shared) if kinds[j] == kind]
             if not before:
                 raise ValueError(f"no layer of the kind {kind!r} with keys and values of its own")
-            wide = sizes.mlp_size * (2 if config.get("use_double_wide_mlp") else 1)
+            wide = each.mlp_size * (2 if config.get("use_double_wide_mlp") else 1)
             each = replace(each, keys_of=before[-1], mlp_size=wide)
         found.append(each)
     return found

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.direct.describe import Decoder, Layer
+from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
 from outrider_export.direct.states import GatedDeltaNet, State
+from outrider_export.direct.streams import LAUREL_LEFT, LAUREL_RIGHT
 from outrider_export.sources.peft_adapter import Change, LoraAdapter, check_fits
 from outrider_export.sources.source import name_in_text
 
@@ -278,6 +279,9 @@ class Weights(ABC):
         attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
         queries = 2 * attended if decoder.form.gated else attended
         inputs = decoder.layer_input_size
+        if decoder.streams is not None and (module in decoder.streams.matrices or part.startswith("laurel.")):
+            rank = decoder.streams.rank
+            return {LAUREL_LEFT: (rank, hidden), LAUREL_RIGHT: (hidden, rank)}.get(part, (hidden, hidden))
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:

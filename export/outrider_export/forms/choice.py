@@ -19,7 +19,7 @@ from outrider.system import saved
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.describe.plan import SMALL_DRAFT, check_route, check_weights, parallel_mask
 from outrider_export.diet.draft_cut import SIZES
-from outrider_export.forms.speed import ACCEPTANCE, FORMS, FormSpeed, FormTrial
+from outrider_export.forms.speed import ACCEPTANCE, DRAFT_SHARE, FORMS, ROWS, FormSpeed, FormTrial
 from outrider_export.sources.content import stamps_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ LEAST_WEIGHTS = SMALL_DRAFT
 MOST_SLICE_KL = 0.1
 # Of the portable form's time, at most: other weights are other texts, and another library has other features.
 _GAIN = 0.8
-_ROWS = (1, 8)  # of a call: of plain decoding, and with a draft; both count the same
 # Of a draft model's tokens that are accepted, int4 loses this share against int8: 85 % became 83 % with the 0.5B of
 # the Qwen2.5-Coder pair.
 _LOST_IN_INT4 = 0.025
@@ -68,7 +67,7 @@ class FormChoice:
 
 def may_choose(plan: Plan) -> bool:
     """Whether there is a choice for a model: it can be cut into slices, and is not small."""
-    return plan.direct and plan.encoder is None and plan.num_weights >= LEAST_WEIGHTS
+    return plan.direct and plan.encoder is None and plan.vision is None and plan.num_weights >= LEAST_WEIGHTS
 
 
 def machine_key() -> dict[str, str]:
@@ -119,12 +118,13 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
         has_onnx = machine_key()["onnx"] == "True"
         with FormTrial(plan, Config(), tokenizer) as trial:
             # int4 in OpenVINO is no match for that in ONNX on any processor that was measured.
-            forms = trial.measure([each for each in FORMS if not has_onnx or each != ("openvino", "int4")], _ROWS)
+            forms = trial.measure([each for each in FORMS if not has_onnx or each != ("openvino", "int4")], ROWS)
             _check(trial)
+            draft = DRAFT_SHARE * min(each.seconds[1] for each in forms)  # the same for all
             portable = next(each for each in forms if (each.format, each.weights) == PORTABLE)
             best = portable
-            for each in sorted(forms, key=_score):
-                if _score(each) <= _GAIN * _score(portable):
+            for each in sorted(forms, key=lambda form: _seconds_per_token(form, draft)):
+                if _seconds_per_token(each, draft) <= _GAIN * _seconds_per_token(portable, draft):
                     kept = trial.slice_kl([each])[0] if each.weights == "int4" else each
                     if kept.slice_kl is None or kept.slice_kl <= MOST_SLICE_KL:
                         best = kept
@@ -165,22 +165,23 @@ def _check(trial: FormTrial) -> None:
         raise DeviceError("the machine is too busy to time models. Export again when it is idle.")
 
 
-def _score(form: FormSpeed) -> float:
-    return sum(form.seconds[rows] for rows in _ROWS)
+def _seconds_per_token(form: FormSpeed, draft: float) -> float:
+    """Of plain decoding and of decoding with drafts, together. draft: seconds of a draft token."""
+    return 1 / form.plain + 1 / form.auto(draft)
 
 
 def _why(best: FormSpeed, portable: FormSpeed) -> str:
     if best is portable:
         return "no other form is faster enough here"
-    one, many = (portable.seconds[rows] / best.seconds[rows] for rows in _ROWS)
+    one, many = (portable.seconds[rows] / best.seconds[rows] for rows in (1, ROWS[-1]))
     lost = "" if best.slice_kl is None else f", slice KL {best.slice_kl:.3f}"
-    return f"{one:.2f} times as fast as int8 in OpenVINO here for a token, {many:.2f} times for {_ROWS[1]}{lost}"
+    return f"{one:.2f} times as fast as int8 in OpenVINO here for a token, {many:.2f} times for {ROWS[-1]}{lost}"
 
 
 def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], FormChoice], progress: Progress) -> FormChoice | None:
     """The choice that was saved, or is made now."""
     here = {"versions": versions_of("openvino", "onnxruntime"), **machine_key()}  # other versions have other kernels
-    file = saved.SavedValue(saved.FOLDER / "forms", key | {"model": _stamps(plan), **here}, FormChoice)
+    file = saved.SavedValue(saved.FOLDER / "forms", {**key, "rows": ROWS, "model": _stamps(plan), **here}, FormChoice)
     choice = file.read()
     if choice is None:
         progress.phase(f"measure {plan.role}")

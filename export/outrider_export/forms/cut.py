@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider_export.direct.describe import Decoder, Layer
+    from outrider_export.direct.decoder import Decoder, Layer
     from outrider_export.direct.weights import Indices, StoredMatrix
 
 _ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "smollm3": "SmolLM3ForCausalLM"}

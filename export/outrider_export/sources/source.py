@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from outrider.bundle.manifest import ImageLayout
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError, install, is_installed
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
@@ -32,24 +33,41 @@ OTHER_TEMPLATES = f"{TEMPLATE_FOLDER}/*.jinja"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*)?)?")
 POOLING = "1_Pooling/config.json"  # of sentence-transformers
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
-# Models that read images, as in config.json's architectures, and have the layout of `outrider_export.describe.vision`.
-IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
+# Models that read images, as in config.json's architectures, and how their images are laid out.
+IMAGE_MODELS: dict[str, ImageLayout] = {
+    "SmolVLMForConditionalGeneration": "idefics3",  # of SmolVLM2, too
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "InternVLForConditionalGeneration": "internvl",
+}
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
+    "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
+    "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
+# Of these, a main model in OpenVINO's format reads images, too; see `outrider_export.describe.qwen_vision`.
+GRID_MODELS = {
+    "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
+}  # fmt: skip
 # Other names of text parts' architectures.
-_TEXT_TYPES = {"exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text"}
+_TEXT_TYPES = {
+    "exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+}  # fmt: skip
 # Names of tensors beside a text part: of images, sounds, and a drafter.
 NO_TEXT = (
-    "model.visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "model.multi_modal_",
-    "model.audio_", "model.embed_vision.", "model.embed_audio.",
+    "model.visual.", "visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "vision_model.",
+    "model.multi_modal_", "model.audio_", "model.embed_vision.", "model.embed_audio.", "model.language_model.visual.",
 )  # fmt: skip
 _OF_TEXT = ("model.language_model.", "language_model.model.")
 _OF_MAMBA = "backbone."
@@ -195,8 +213,8 @@ def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
         config["architectures"] = architectures  # not the text model's, which has its own
     elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
         raise ExportError(
-            f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
-            f"of {IMAGE_MODELS[0]} and {IMAGE_MODELS[1]}: of models that read images, Outrider runs these two."
+            f"{name} holds a {(architectures or ['model'])[0]}, whose images are laid out in a way that Outrider does "
+            "not know. docs/vision.md lists models whose images it reads, and what runs others."
         )
     known = "CausalLM", "LMHead", *ENCODER_DECODERS
     if architectures and not reads_images and not any(part in name for name in architectures for part in known):
@@ -220,8 +238,9 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     around = {key: value for key, value in config.items() if not key.endswith(parts)}
     # Whether the output matrix is the embedding is said of the whole.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
-    text: dict[str, Any] = config["text_config"]
-    kind = text.get("model_type")
+    # Older files of Qwen's have the text's keys beside the others.
+    text: dict[str, Any] = {} if "hidden_size" in config and "text_config" not in config else config["text_config"]
+    kind = text.get("model_type") or config.get("model_type")
     return around | text | tied | {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
 
 

@@ -23,6 +23,7 @@ _UNGATED = "its experts have no gate, and OpenVINO would compute all of them for
 _ALIBI = "OpenVINO's paged attention computes its position biases differently than in training"
 _LOCAL = "OpenVINO's paged attention ignores the window of its local attention"
 _CHUNKS = "its layers attend within chunks, and a paged cache supports only sliding windows"
+_TWICE = "each of its layers attends twice, with experts beside both, some of which return what they read"
 _ANOTHER = "choose a model of the table in docs/models.md, such as Llama 3, Qwen3 or Gemma 3"
 
 # By model_type of config.json, and by GGUF's general.architecture where that is another name.
@@ -37,14 +38,17 @@ REFUSED: dict[str, str] = (
         ),
         _RULE,
     )
-    | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "llama4_text": _CHUNKS}
+    | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "longcat_flash": _TWICE}
 )  # fmt: skip
+_ONE_CHUNK = (
+    "llama4_text",
+)  # architectures whose context ends with the first chunk, so that layers attend to all of it
 _OF_LAYERS = {"chunked_attention": _CHUNKS, "moe": _UNGATED}
 # Programs that run them. Sources: llama.cpp's gguf-py/gguf/constants.py and conversion/, vLLM's
 # vllm/model_executor/models/registry.py, Transformers 5.5.
 PEERS: dict[str, str] = {
     **dict.fromkeys(REFUSED, "llama.cpp"),
-    **dict.fromkeys(("minimax", "zamba2"), "vLLM"),
+    **dict.fromkeys(("longcat_flash", "minimax", "zamba2"), "vLLM"),
     **dict.fromkeys(("gpt_neo", "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba"), "Transformers"),
 }
 _BY_RULE = {_UNGATED: "llama.cpp", _CHUNKS: "llama.cpp"}  # for layers of architectures that run otherwise
@@ -59,6 +63,8 @@ def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None
     """
     rule = REFUSED.get(architecture)
     for kind in layer_types:
+        if kind == "chunked_attention" and architecture in _ONE_CHUNK:
+            continue
         if rule is None and kind not in _RUN:
             rule = _OF_LAYERS.get(kind, f"its layer_types have {kind!r}, and known are {', '.join(_RUN)}")
     if rule is None:

@@ -31,6 +31,7 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
+ImageLayout: TypeAlias = Literal["idefics3", "internvl", "qwen"]
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -38,8 +39,11 @@ NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 # Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
 MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
 MOST_TILE = 4_096  # pixels along an edge of what a vision encoder reads
+MOST_TILES = 256  # of an image
+MOST_PARTS = 16  # hidden states that a token of an image is read as
 MOST_DRAFTERS = 64  # each is compiled
 Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
+TileCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)]
 HeadCount = Annotated[int, msgspec.Meta(ge=0, le=MOST_WIDTH)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -171,6 +175,15 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     std: tuple[float, float, float]
     rescale_factor: float  # of a pixel's value, before `mean` is subtracted
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
+    layout: ImageLayout = "idefics3"
+    end_token: str = ""  # InternVL's, behind the tokens of an image; `around_token` is only before them
+    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # InternVL's fewest and most, without the whole image
+    # Of Qwen's, whose images keep their form, and are whole rows and columns of tiles of one token each:
+    num_pixels: tuple[NonNegative, NonNegative] = (0, 0)  # an image's fewest and most; 0 in other layouts
+    patches: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # along a tile's edge
+    window: NonNegative = 0  # patches along the edge of the windows within which some layers attend; 0: there are none
+    num_places: NonNegative = 0  # along an edge of the grid of learned positions; 0: there are none
+    num_parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1  # the embedding, and what later layers add
 
 
 class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

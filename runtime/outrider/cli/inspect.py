@@ -227,6 +227,12 @@ def _images(model: ModelEntry) -> dict[str, str]:
     if vision is None:
         return {}
     cut = f"cut at {vision.longest_edge:,} pixels" if vision.splits else "not cut"
+    if vision.splits and vision.layout == "internvl":
+        cut = f"cut into {vision.num_tiles[1]} tiles at most, and the whole"
+    if vision.layout == "qwen":
+        fewest, most = (count // vision.tile_size**2 for count in vision.num_pixels)
+        size = f"{vision.tile_size} × {vision.tile_size} pixels"
+        return {"images": f"{fewest:,} to {most:,} tokens, each of {size}, {vision.weights}"}
     return {"images": f"{cut}, tiles of {vision.tile_size}, {vision.tokens_per_tile} tokens each, {vision.weights}"}
 
 

@@ -177,11 +177,9 @@ def check_grammar(config: Any) -> None:
     if config.tool_choice == "required" and not config.tools:
         raise OptionError("tool_choice='required' needs tools, and none are given. Give tools, or leave it out.")
     if config.tools and config.tool_choice != "none":
-        if given:
-            raise OptionError(
-                f"{given[0]} cannot be combined with forced calls of tools. Leave it out, or set tool_choice='none'."
-            )
-        free = ["tools"] if config.has_strict_tools else []
+        if others := [name for name in given if name != "json_schema"]:
+            raise OptionError(f"{others[0]} cannot be combined with tools. Leave it out, or set tool_choice='none'.")
+        free = ["tools"] if config.has_strict_tools or given else []
         given = free if config.tool_choice == "auto" else ["tool_choice"]
     if len(given) > 1:
         raise OptionError(f"{given[0]} and {given[1]} are both set, and an answer can follow only one. Leave one out.")

@@ -254,7 +254,7 @@ class GenerationConfig(Section):
         None,
         _schema,
         "JSON schema that the answer follows: a dict or its text. True: any object. At most one of this, `regex` and "
-        '`grammar`; all need `pip install ".[structured]"`',
+        '`grammar`; all need `pip install ".[structured]"`. With `tools`, an answer is JSON or calls',
         flag="",
         peers=(),
     )
@@ -269,7 +269,7 @@ class GenerationConfig(Section):
     grammar: str | None = option(
         None,
         text("a text that is not empty"),
-        "Lark grammar that the answer follows, in llguidance's dialect",
+        "Lark grammar that the answer follows, in llguidance's dialect; or one in llama.cpp's GBNF",
         flag="",
         server=True,
         peers=(),

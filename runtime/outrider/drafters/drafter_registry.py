@@ -90,6 +90,11 @@ class DrafterRegistry:
             return self.models[name]
         if name in self._own:
             return self._own[name]
+        if name in self.bundled and self._loaded_with == "auto":
+            raise OptionError(
+                f"drafter='{name}' was left out, as it does not run beside this main model: a warning said why when it "
+                f"was loaded. Use another drafter, such as 'suffix'."
+            )
         if name in self.bundled:
             raise OptionError(
                 f"drafter='{name}' was left on disk, as this engine was loaded with drafter={self._loaded_with!r}. "

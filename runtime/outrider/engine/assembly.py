@@ -137,7 +137,7 @@ def assemble(
             wait([made])
             admission.allocate(backends)
 
-        loaded, placement = load_models(main, drafts, device, allocate)
+        loaded, placement = load_models(main, drafts, device, allocate, can_leave_out=not named)
     public, tokenizer = made.result()
     config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
 
@@ -146,7 +146,7 @@ def assemble(
     )
     registry = DrafterRegistry(
         loaded,
-        {entry.name: make(entry, loaded[entry.name]) for entry in entries},
+        {entry.name: make(entry, loaded[entry.name]) for entry in entries if entry.name in loaded},
         [entry.name for entry in bundled],
         encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
         loaded_with=wanted,

@@ -297,8 +297,23 @@ class Engine(CompiledBundle):
         chat_template: bool = True,
         **options: Unpack[GenerationOptions],
     ) -> int:
+        """The number of a prompt's tokens. Raises as `encode_prompt`."""
+        return len(self.encode_prompt(prompt, config, chat_template=chat_template, **options))
+
+    def encode_prompt(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        **options: Unpack[GenerationOptions],
+    ) -> list[int]:
         """The tokens of a prompt, with its images'. Raises as `generate`, but for one that does not fit the cache."""
-        return self._preparation.count_tokens(prompt, self._config_of(config, options), chat_template=chat_template)
+        return self._preparation.encode_prompt(prompt, self._config_of(config, options), chat_template=chat_template)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[GenerationOptions]) -> str:
+        """The text that the chat template makes of messages. Raises as `generate`."""
+        return self._preparation.render(messages, self._config_of(None, options))
 
     def chat(
         self,

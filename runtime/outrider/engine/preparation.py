@@ -1,5 +1,6 @@
 """Makes answers for the loop from prompts and options."""
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,7 @@ from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
 from outrider.types import (
     NO_PROMPT,
+    ChatTokenizer,
     Noise,
     Prompt,
     TextTokenizer,
@@ -133,8 +135,8 @@ class Preparation:
         end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids, self._special_stops(config))
         reasoning = Reasoning.of(self.tokenizer, token_ids) if chat_template and encoder is None else None
         source = self._source(config, form)
-        is_free = config.offered_tools and config.tool_choice == "auto"  # its grammar has room for the reasoning
-        if source is not None and reasoning is not None and not is_free:
+        is_free = config.offered_tools and config.tool_choice == "auto" and config.json_schema is None
+        if source is not None and reasoning is not None and not is_free:  # whose grammar has room for it
             source = reasoning.before(source)
         if not (compiles or source is None or self.grammars.is_quick(source)):
             raise Uncompiled(source)
@@ -188,12 +190,17 @@ class Preparation:
             answer.fetched += self._fetch(self.prefixes, answer)
         return answer
 
-    def count_tokens(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> int:
-        """The tokens of a prompt as `request` lays it out."""
+    def encode_prompt(self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True) -> list[int]:
+        """The tokens of a prompt as `answer` lays it out."""
         given = self._laid_out(config)
         if not isinstance(prompt, Prompt):
             prompt = self._with_images(prompt, chat_template, given) or prompt
-        return len(self._encode(prompt, chat_template, given))
+        return self._encode(prompt, chat_template, given)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], config: GenerationConfig) -> str:
+        """The text of messages as `answer` lays them out."""
+        given = self._laid_out(config) | ({"parts": True} if self.vision else {})
+        return cast("ChatTokenizer", self.tokenizer).render(messages, **given)
 
     def _encode(self, prompt: AnyPrompt, chat_template: bool, given: dict[str, Any]) -> list[int]:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
@@ -252,12 +259,14 @@ class Preparation:
 
     def _source(self, config: GenerationConfig, form: ToolFormat | None) -> GrammarSource | None:
         """The grammar that the answer follows; None for any text."""
+        answer = GrammarSource.of(config)
         free = config.tool_choice == "auto"
-        if form is None or (free and not config.has_strict_tools):
-            return GrammarSource.of(config)
+        if form is None or (free and answer is None and not config.has_strict_tools):
+            return answer
         only = None if free or config.tool_choice == "required" else str(config.tool_choice)
         once = not config.parallel_tool_calls
-        return source_of_calls(form, config.tools, only, self.tokenizer, once=once, free=free)
+        schema = json.loads(answer.text) if free and answer else None
+        return source_of_calls(form, config.tools, only, self.tokenizer, once=once, free=free, schema=schema)
 
     def _laid_out(self, config: GenerationConfig) -> dict[str, Any]:
         """How the tokenizer lays a prompt out, as far as the request says it: an app's may know nothing of the rest."""

@@ -18,7 +18,7 @@ from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.options import AnswerChoice
 from outrider.server.protocol.reading import read_request
-from outrider.server.protocol.requests import Asked, Generation
+from outrider.server.protocol.requests import Asked, Generation, LoadRequest
 from outrider.server.protocol.responses import FinishReason, Token
 from outrider.server.reader import AnswerReading
 from outrider.server.usage import timings_of, usage_of
@@ -74,6 +74,11 @@ class ServedAnswer(ABC, Generic[Kind]):
     def read(cls, body: bytes) -> Any:
         """The request that a body is. Raises ApiError with status 400."""
         return read_request(body, cls.kind)
+
+    @staticmethod
+    def loaded(request: LoadRequest, name: str) -> Any:
+        """The body that says that a model is loaded, or is not any more, for APIs with a request for that."""
+        raise NotImplementedError
 
     @staticmethod
     @abstractmethod

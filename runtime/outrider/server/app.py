@@ -27,18 +27,18 @@ from outrider.server.encoding import encoding_routes
 from outrider.server.endpoint import Endpoint, Service, as_json
 from outrider.server.errors import ApiError, as_api_error
 from outrider.server.limits import Queue, read_body
-from outrider.server.messages import Messages, read_messages
+from outrider.server.messages import Messages
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
 from outrider.server.ollama import OllamaChat, OllamaText, shown, tag_of
 from outrider.server.openapi import describe
-from outrider.server.options import choices_of_chat
-from outrider.server.protocol.messages import TokenCount
+from outrider.server.properties import property_routes
 from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import AccessGuard
 from outrider.server.settings import Settings
+from outrider.server.tokenizing import tokenizing_routes
 
 _OLLAMA = "0.12.0"  # whose API below /api is spoken here
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
@@ -64,16 +64,16 @@ def make_app(
     service = Service(settings, models, queue, metrics, Conversations(settings.max_stored))
     app = Starlette(
         routes=[
-            Route("/health", partial(_health, service)),
+            *(Route(path, partial(_health, service)) for path in ("/health", "/v1/health")),
+            Route("/ping", partial(_health, service), methods=["GET", "POST"]),
             Route("/metrics", partial(_metrics, service)),
             Route("/openapi.json", partial(_openapi, service)),
-            Route("/v1/models", partial(_list_models, service)),
+            *(Route(path, partial(_list_models, service)) for path in ("/v1/models", "/models")),
             Route("/v1/models/{name:path}", partial(_model, service)),
-            Route("/v1/chat/completions", Endpoint(service, ChatAnswer), methods=["POST"]),
-            Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
+            *_posts(Endpoint(service, ChatAnswer), "/v1/chat/completions", "/chat/completions"),
+            *_posts(Endpoint(service, Responses), "/v1/responses", "/responses"),
             Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
             Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
-            Route("/v1/messages/count_tokens", partial(_count_tokens, service), methods=["POST"]),
             Route("/api/version", _version),
             Route("/api/tags", partial(_tags, service)),
             Route("/api/ps", partial(_tags, service, loaded=True)),
@@ -81,6 +81,8 @@ def make_app(
             Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
             Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
             *encoding_routes(service),
+            *tokenizing_routes(service),
+            *property_routes(service),
             *page_routes(),
         ],
         middleware=[Middleware(AccessGuard, settings=settings)],
@@ -89,6 +91,11 @@ def make_app(
     )
     app.state.service = service
     return app
+
+
+def _posts(answer: Endpoint, *paths: str) -> list[BaseRoute]:
+    """An address, and its other ones, for clients whose base URL lacks /v1."""
+    return [Route(path, answer, methods=["POST"]) for path in paths]
 
 
 @asynccontextmanager
@@ -107,19 +114,6 @@ async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return as_api_error(error).response(request.url.path)
-
-
-async def _count_tokens(service: Service, request: Request) -> Response:
-    """The tokens of what /v1/messages would answer."""
-    settings = service.settings
-    body = await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds)
-    asked = read_messages(body)
-    model, _ = service.models.find_adapted(asked.model)
-    (choice, *_) = choices_of_chat(asked)
-    options = {name: value for name, value in choice.options.items() if name != "fits"}
-    async with service.models.use(model) as engine:
-        count = await asyncio.to_thread(engine.count_tokens, choice.prompt, **options)
-    return as_json(TokenCount(count))
 
 
 async def _health(service: Service, _: Request) -> Response:

@@ -30,7 +30,7 @@ from outrider.server.models import Models
 from outrider.server.options import AnswerChoice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
 from outrider.server.protocol.messages import MessageEvent
-from outrider.server.protocol.requests import Asked
+from outrider.server.protocol.requests import Asked, LoadRequest
 from outrider.server.settings import Settings
 
 log = logging.getLogger("outrider.server")
@@ -61,10 +61,25 @@ class Endpoint:
         try:
             body = await read_body(scope, receive, settings.max_body, settings.body_seconds)
             request = self._answer.read(body)
+            if isinstance(request, LoadRequest):
+                response = as_json(await unless_gone(self._load(request), receive))
+                await response(scope, receive, send)
+                return
             job = _Job(self._service, self._answer, request, began)
             await unless_gone(job.run(scope, send), receive)
         except Gone:
             log.info("A client has disconnected.")
+
+    async def _load(self, request: LoadRequest) -> Any:
+        """Load a model, or unload it. Returns what says so."""
+        models = self._service.models
+        model = models.find(request.model)
+        if request.unload:
+            await models.unload(model)
+        else:
+            async with models.use(model):
+                pass
+        return self._answer.loaded(request, model.name)
 
 
 class _Job:

@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from outrider.errors import one_line
+from outrider.inputs.text.special_tokens import read_special_tokens
 from outrider.inputs.text.token_bytes import read_token_bytes
-from outrider.inputs.tools import dropped_markers
+from outrider.inputs.tools import dropped_markers, keep_markers
 from outrider.server.protocol.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from outrider.types import TextTokenizer, TokenLogprobs
 
@@ -43,6 +44,18 @@ class TokenTexts:
     def text_of(self, token_ids: Sequence[int]) -> str:
         """The text of several tokens."""
         return self._tokenizer.decode(token_ids)
+
+    def spelled(self, token_ids: Sequence[int]) -> str:
+        """The text of several tokens, in which special tokens are spelled."""
+        return keep_markers(self._special, self._tokenizer)(token_ids)
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        try:
+            return () if self._folder is None else read_special_tokens(self._folder)
+        except (OSError, ValueError) as error:
+            log.warning("The special tokens are not known: %s.", one_line(error))
+            return ()
 
     def bytes_of(self, token_id: int) -> list[int] | None:
         """A token's bytes; None for one that has no text."""

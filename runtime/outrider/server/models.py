@@ -167,9 +167,11 @@ class Models:
 
     def _unknown(self, name: str) -> ApiError:
         shown = name[:100]
-        message = f"There is no model '{shown}' that writes. {nearest(shown, self._models)}"
-        if name not in self.encoders.by_name:
-            message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
+        message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
+        if not name:
+            message = f"The request names no model. {nearest(shown, self._models)}"
+        elif name in self.encoders.by_name:
+            message = f"There is no model '{shown}' that writes. {nearest(shown, self._models)}"
         return ApiError(404, message, param="model", code="model_not_found")
 
     def info(self, name: str) -> ModelInfo:
@@ -246,12 +248,17 @@ class Models:
         finally:
             model.loading, model.progress = None, ""
 
+    async def unload(self, model: Model) -> None:
+        """Unload a model, unless somebody uses it."""
+        if model.engine and not model.num_users:
+            await self._unload(model)
+
     async def unload_idle(self, idle_seconds: float) -> None:
         """Unload the models that nobody has used for so long."""
         now = time.monotonic()
         for model in self.all:
-            if model.engine and not model.num_users and now - model.last_used >= idle_seconds:
-                await self._unload(model)
+            if now - model.last_used >= idle_seconds:
+                await self.unload(model)
         await self.encoders.unload_idle(idle_seconds)
 
     async def watch(self, idle_seconds: float) -> None:

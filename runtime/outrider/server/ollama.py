@@ -15,33 +15,40 @@ from outrider.inputs.reasoning import Thought
 from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
-from outrider.server.errors import ApiError
+from outrider.server.errors import ApiError, bad_field
+from outrider.server.logprobs import chat_logprobs
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
-from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
 from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.server.text_encoders import TextEncoder
+from outrider.types import TokenLogprobs
 
 # Ollama's options that requests have here, by their names, and those that cannot change an answer.
 _OPTIONS = {
     "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "typical_p": "typical_p",
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
-                               "frequency_penalty", "mirostat", "tfs_z")},
+                               "frequency_penalty", "mirostat", "repeat_last_n", "tfs_z")},
 }  # fmt: skip
 _HARMLESS = (
-    "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu",
-    "num_keep", "num_thread", "numa", "penalize_newline", "use_mlock", "use_mmap", "vocab_only",
+    "draft_num_predict", "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta",
+    "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_gqa", "num_keep", "num_thread", "numa", "penalize_newline",
+    "use_mlock", "use_mmap", "vocab_only",
 )  # fmt: skip
-_TOP = ("keep_alive", "context", "name", "truncate", "shift")
-_CHAT, _TEXT = ("model", "messages", "tools", "stream", "format", "options", "think"), (
-    "model", "prompt", "suffix", "system", "template", "raw", "images", "stream", "format", "options", "think",
-)  # fmt: skip
+_TOP = ("keep_alive", "name", "truncate", "shift")
+_BOTH = ("model", "stream", "format", "options", "think", "logprobs", "top_logprobs")
+_CHAT = (*_BOTH, "messages", "tools")
+_TEXT = (*_BOTH, "prompt", "suffix", "system", "template", "raw", "images")
 
 
 def _read(body: bytes, known: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A body's fields, and the chat's fields that they all have."""
     fields = read_object(body)
+    if fields.pop("context", None):
+        message = "'context' is not supported: no earlier prompts are kept. Send the conversation to /api/chat."
+        raise ApiError(400, message, param="context", code="unsupported_field")
+    unload = fields.get("keep_alive") in (0, "0", "0s")
     IGNORED.add(name for name in _TOP if fields.pop(name, None) is not None)
     for name in fields:
         if name not in known:
@@ -54,6 +61,11 @@ def _read(body: bytes, known: Sequence[str]) -> tuple[dict[str, Any], dict[str, 
         **_format(fields.get("format")),
         **_thinking(fields.get("think")),
     }
+    for name in ("logprobs", "top_logprobs"):
+        if fields.get(name):
+            made[name] = fields[name]
+    if not any(fields.get(name) for name in ("messages", "prompt", "suffix", "images")):
+        made = {"model": made["model"], "unload": unload}
     return fields, made
 
 
@@ -62,11 +74,7 @@ def _options(options: Any) -> dict[str, Any]:
         raise ApiError(400, "'options' is not an object.", param="options", code="invalid_type")
     made = {}
     for name, value in options.items():
-        if name == "repeat_last_n":
-            if value not in (None, -1) and options.get("repeat_penalty") not in (None, 1, 1.0):
-                message = "repeat_last_n is not supported: the penalty is for all tokens. Set it to -1."
-                raise ApiError(400, message, param="options.repeat_last_n", code="unsupported_field")
-        elif name in _HARMLESS:
+        if name in _HARMLESS:
             IGNORED.add([f"options.{name}"])
         elif name in _OPTIONS:
             made[_OPTIONS[name]] = value
@@ -116,6 +124,17 @@ def _parts(text: Any, images: Any, place: str) -> list[dict[str, Any]]:
     return parts
 
 
+def _load_request(fields: dict[str, Any]) -> LoadRequest:
+    try:
+        return msgspec.convert(fields, LoadRequest)
+    except msgspec.ValidationError as error:
+        raise bad_field(error) from error
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
+
+
 class OllamaChat(ServedAnswer[Any]):
     """The answer to /api/chat, as lines of JSON."""
 
@@ -135,9 +154,19 @@ class OllamaChat(ServedAnswer[Any]):
     def read(cls, body: bytes) -> Any:
         """The chat that a body asks for."""
         fields, made = _read(body, _CHAT)
+        if "unload" in made:
+            return _load_request(made)
         messages = fields.get("messages")
         turns = [_turn(message, i) for i, message in enumerate(messages)] if isinstance(messages, list) else messages
         return read_fields(made | {"messages": turns, "tools": fields.get("tools")}, ChatRequest)
+
+    @staticmethod
+    def loaded(request: LoadRequest, name: str) -> Any:
+        """What Ollama answers to a request without a prompt."""
+        return {
+            "model": name, "created_at": _now(), "message": {"role": "assistant", "content": ""}, "response": "",
+            "done": True, "done_reason": "unload" if request.unload else "load",
+        }  # fmt: skip
 
     @staticmethod
     def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
@@ -154,7 +183,7 @@ class OllamaChat(ServedAnswer[Any]):
         for part in filter(None, said):
             for key, value in part.items():
                 message[key] = message.get(key, type(value)()) + value
-        return self._body(message) | self._ended(result)
+        return self._body(message) | self._ended(result) | self._logprobs(result.logprobs)
 
     def begin(self) -> Iterator[Any]:
         """Nothing comes before the text."""
@@ -162,9 +191,11 @@ class OllamaChat(ServedAnswer[Any]):
 
     def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:  # noqa: ARG002
         """What a piece adds."""
-        for piece in self._pieces(chunk.text, chunk.result, thinks=chunk.thinks):
-            if shown := self._shown(piece):
-                yield self._body({"role": "assistant", "content": "", **shown}) | {"done": False}
+        logprobs = self._logprobs(chunk.logprobs)
+        shown = [self._shown(piece) for piece in self._pieces(chunk.text, chunk.result, thinks=chunk.thinks)]
+        for part in [each for each in shown if each] or ([{}] if logprobs else []):
+            yield self._body({"role": "assistant", "content": "", **part}) | {"done": False} | logprobs
+            logprobs = {}  # they come with the first of these lines
         if chunk.result:
             yield self._body({"role": "assistant", "content": ""}) | self._ended(chunk.result)
 
@@ -200,8 +231,11 @@ class OllamaChat(ServedAnswer[Any]):
             return {"thinking": piece.text}
         return {"content": piece} if isinstance(piece, str) else {"tool_calls": [piece]}
 
+    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        return {"logprobs": chat_logprobs(tokens, self.head.texts).content} if tokens else {}
+
     def _body(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self.head.model, "created_at": datetime.now(UTC).isoformat(), "message": message}
+        return {"model": self.head.model, "created_at": _now(), "message": message}
 
     def _ended(self, result: Result) -> dict[str, Any]:
         stats = result.stats
@@ -225,13 +259,19 @@ class OllamaText(OllamaChat):
     def read(cls, body: bytes) -> Any:
         """The chat or the completion that a body asks for."""
         fields, made = _read(body, _TEXT)
+        if "unload" in made:
+            return _load_request(made)
         if fields.get("template"):
             message = "'template' is not supported: the model's own is used. Leave it out, or set raw to true."
             raise ApiError(400, message, param="template", code="unsupported_field")
         prompt = fields.get("prompt") or ""
+        if not isinstance(prompt, str):
+            raise ApiError(400, "'prompt' is not a text. Send a text.", param="prompt", code="invalid_type")
         if fields.get("raw") or fields.get("suffix"):
             made.pop("enable_thinking", None)
             made.pop("reasoning_effort", None)
+            if made.get("logprobs"):
+                made["logprobs"] = made.pop("top_logprobs", 0)
             return read_fields(made | {"prompt": prompt, "suffix": fields.get("suffix")}, CompletionRequest)
         system = fields.get("system")
         content = _parts(prompt, fields["images"], "images") if fields.get("images") else prompt

@@ -27,7 +27,7 @@ _STRUCTS = (
 )  # fmt: skip
 # Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
 _NORMALISED = {"stop", "logit_bias", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p",
-               "top_k", "reasoning_budget", "tools", "tool_choice"}  # fmt: skip
+               "top_k", "logprobs", "reasoning_budget", "tools", "tool_choice"}  # fmt: skip
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
@@ -84,7 +84,8 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
 
 def _complete(schema: dict[str, Any], kind: type[Asked], models: Sequence[str]) -> None:
     """Add the fields that are accepted and have no effect, and the models' names."""
-    schema["properties"]["model"] = {"type": "string", "examples": list(models)}
+    schema["properties"]["model"] = {"type": ["string", "null"], "examples": list(models)}
+    schema["additionalProperties"] = {"type": "null"}  # as if it were left out
     for name in WRITTEN_AS_TEXTS & schema["properties"].keys():
         schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "string"}]}
     schema["properties"] |= {name: {} for name in _NORMALISED & schema["properties"].keys()}

@@ -68,7 +68,7 @@ def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
     set_reasoning(options, request)
     if request.logprobs:
         options["logprobs"] = request.top_logprobs or 0
-    elif request.top_logprobs is not None:
+    elif request.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: set it to true.", param="top_logprobs", code="invalid_value")
     if request.prediction is not None:
         predicted = _text(request.prediction.content)
@@ -118,7 +118,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
         message = f"{len(prompt):,} prompts are more than a request may have, {MOST_CHOICES}. Send several requests."
         raise ApiError(400, message, param="prompt", code="invalid_value")
     made = [item for item in prompt if not isinstance(item, int)]
-    if token_ids or len({type(item) for item in made}) != 1:
+    if token_ids or not made:
         message = "The prompt is a text, a list of texts, a list of token ids, or a list of such lists, and not empty."
         raise ApiError(400, message, param="prompt", code="invalid_type")
     return made

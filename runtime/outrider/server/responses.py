@@ -183,7 +183,8 @@ class Responses(ServedAnswer[ResponseRequest]):
         """The complete answer, which is stored."""
         if self.request.store is not False:
             turns = [*self._turns, turn_of_output(self._output)]
-            self.head.conversations.add(self.head.id, turns, self.request.previous_response_id)
+            items = {item.id: item for item in self._output}
+            self.head.conversations.add(self.head.id, turns, self.request.previous_response_id, items)
         status = _status(result)
         num_reasoning = self._reading.count(result.tokens, self.head.texts, thinks=result.thinks)
         return self._response(
@@ -229,9 +230,19 @@ class Responses(ServedAnswer[ResponseRequest]):
 
 def _turns(request: ResponseRequest, conversations: Conversations) -> list[Mapping[str, Any]]:
     """The conversation up to the answer, without instructions."""
-    previous = request.previous_response_id
+    previous, given = request.previous_response_id, request.input
     before = [] if previous is None else conversations.turns(previous)
-    return [*before, *turns_of_input(request.input, before)]
+    if not isinstance(given, str):
+        given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
+    return [*before, *turns_of_input(given, before)]
+
+
+def _resolved(item: InputItem, place: str, conversations: Conversations) -> InputItem:
+    """An item, or the one of a stored answer that it refers to."""
+    if item.type != "item_reference":
+        return item
+    found = conversations.item(item.id or "", f"{place}.id")
+    return msgspec.convert(msgspec.to_builtins(found), InputItem)
 
 
 def _with_one_system(turns: list[Turn]) -> list[Turn]:
@@ -311,19 +322,20 @@ def turn_of_output(items: Sequence[Output]) -> Turn:
 
 _NEEDED = {
     "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
+    "function_call": ("call_id", "name"),
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
 }
+_POSSIBLE = {"function_call": "arguments", "reasoning": "content"}
 
 
 def _check(item: InputItem, place: int) -> None:
     fields = {name for names in _NEEDED.values() for name in names}
-    for name in sorted(fields):
+    for name in sorted(fields | {*_POSSIBLE.values()}):
         is_needed, is_given = name in _NEEDED[item.type], getattr(item, name) is not None
         if is_needed and not is_given:
             raise ApiError(400, f"A {item.type} needs {name}.", param=f"input[{place}].{name}", code="invalid_type")
-        if is_given and not is_needed and name != "name" and (item.type, name) != ("reasoning", "content"):
+        if is_given and not is_needed and name not in ("name", _POSSIBLE.get(item.type)):
             raise ApiError(400, f"A {item.type} has no {name}.", param=f"input[{place}].{name}", code="unknown_field")
 
 

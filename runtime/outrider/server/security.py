@@ -24,7 +24,7 @@ _PREFLIGHT = {
     "Access-Control-Allow-Headers": "*, Authorization, Content-Type",
     "Access-Control-Max-Age": "600",
 }
-_GUARDED = ("/v1/", "/api/", "/metrics", "/openapi.json")  # a health check and the page need no key
+_OPEN = ("/", "/health", "/v1/health", "/ping")  # health checks and the page need no key
 
 
 class AccessGuard:
@@ -61,7 +61,7 @@ class AccessGuard:
             if shared and scope["method"] == "OPTIONS":  # a browser asks before it sends a page's request
                 await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_with_headers)
                 return
-            if scope["path"].startswith(_GUARDED):
+            if scope["path"] not in _OPEN and not scope["path"].startswith("/page/"):
                 self._check_key(headers.get(b"authorization", b""), headers.get(b"x-api-key", b""))
         except ApiError as error:
             await error.response(scope["path"])(scope, receive, send_with_headers)

@@ -21,18 +21,25 @@ class Span:
     """Positions of a prompt where a model reads other embeddings than its tokens', such as those of an image.
 
     embeds: float32 [length, hidden], for the positions from `begin` on. key: identifies them in the prefix cache, such
-    as a hash of the image. Spans with the same key count as the same.
+    as a hash of the image. Spans with the same key count as the same. grid: the rows and columns of an image whose
+    tokens have positions of their own along both; None for one position after the other.
     """
 
     begin: int
     embeds: NDArray[np.float32] = field(compare=False)
     key: bytes
+    grid: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.key:
             raise RequestError(
                 f"The span of embeds at token {self.begin} has key={self.key!r}, and all spans without a key would "
                 "count as the same. Give it a key, such as a hash of the image."
+            )
+        if self.grid is not None and self.grid[0] * self.grid[1] != len(self.embeds):
+            raise RequestError(
+                f"The span of embeds at token {self.begin} has {len(self.embeds)} of them, and a grid of "
+                f"{self.grid[0]} × {self.grid[1]}. Give one for each place of the grid."
             )
 
 

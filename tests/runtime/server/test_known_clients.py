@@ -1,5 +1,5 @@
 """What clients of others ask of the API, recorded from them: openai 3.57, langchain-openai 1.7.4, llama-index-core
-0.14.25, llm 0.36, Continue's command line 1.5.47 and Open WebUI 0.12.4."""
+0.14.25, llm 0.36, Continue's command line 1.5.47 and Open WebUI 0.12.4; of Zed and n8n as their sources send them."""
 
 import json
 from typing import Any
@@ -35,6 +35,11 @@ CALLED = [
     {"role": "assistant", "content": None, **BACK, "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Closed."}]},
 ]
+ZED = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALL]},
+       {"role": "tool", "content": "Closed.", "tool_call_id": "call_1"}]  # fmt: skip
+N8N = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+       {"role": "tool", "content": "Closed.", "name": "visit", "tool_call_id": "call_1"}]  # fmt: skip
+N8N_DEFAULTS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "top_p": 1, "temperature": 0.7}
 SLIDERS = {
     "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "frequency_penalty": 0.1, "presence_penalty": 0.1,
 }  # fmt: skip
@@ -69,6 +74,9 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "open-webui": (CHAT, {"messages": HELLO, **USAGE}),
     "open-webui, title": (CHAT, {"stream": False, "messages": HELLO, "max_tokens": 1000}),
     "open-webui, sliders": (CHAT, {"stream": False, "messages": HELLO, "seed": 1, "stop": ["."], **SLIDERS}),
+    "zed": (CHAT, {"messages": ZED, "tools": TOOLS, "max_completion_tokens": 8, "temperature": 1.0, **USAGE}),
+    "n8n": (CHAT, {"stream": False, "messages": HELLO, "max_tokens": 12, **N8N_DEFAULTS}),
+    "n8n, agent": (CHAT, {"messages": N8N, "tools": TOOLS, "n": 1, "temperature": 0.7, **USAGE}),
 }
 
 
@@ -100,7 +108,7 @@ def test_what_clients_ask_is_answered(caller: Any, client: str) -> None:
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
     "embeddings": ("embeddings", {"model": "tiny", "input": "Hi"}, 404, "model", "No embedding model is served"),
     "moderations": ("moderations", {"input": "Hi"}, 404, None, "/openapi.json describes the addresses"),
-    "no body": (CHAT, {}, 400, None, "Object missing required field `model`."),
+    "no body": (CHAT, {}, 400, None, "Object missing required field `messages`."),
 }  # fmt: skip
 
 

@@ -21,9 +21,11 @@ from outrider.server.messages import Messages, read_messages
 from outrider.server.ollama import OllamaChat, OllamaText
 from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.testing import ToyTokenizer
+from serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from serving import Live
 
@@ -216,11 +218,38 @@ def test_ollama_s_clients_see_the_models(http: httpx.Client) -> None:
     ({"model": "tiny", "messages": HELLO, "options": {"mirostat": 1}}, "not supported"),
     ({"model": "tiny", "messages": HELLO, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "repeat_last_n"),
     ({"model": "tiny", "messages": 1}, "'messages'"),
+    ({"model": "tiny", "messages": HELLO, "context": [1]}, "Send the conversation to /api/chat"),
 ])  # fmt: skip
 def test_ollama_s_errors_are_texts(http: httpx.Client, body: dict[str, Any], says: str) -> None:
     answer = http.post("/api/chat", json=body)
     assert answer.status_code == 400
     assert says in answer.json()["error"]
+
+
+def test_ollama_s_requests_without_a_prompt_load_the_model(tiny: Path) -> None:
+    with serving({"tiny": tiny}) as live, httpx.Client(base_url=live.url, timeout=300) as http:
+        for path, reason in (("/api/generate", "load"), ("/api/chat", "load"), ("/api/generate", "unload")):
+            body = {"model": "tiny", "messages": []} if path == "/api/chat" else {"model": "tiny"}
+            answer = http.post(path, json=body | {"keep_alive": 0 if reason == "unload" else "5m"}).json()
+            assert (answer["done"], answer["done_reason"], answer["response"]) == (True, reason, "")
+            assert http.get("/v1/models/tiny").json()["loaded"] == (reason == "load")
+
+
+def test_ollama_s_prompt_is_a_text(http: httpx.Client) -> None:
+    error = http.post("/api/generate", json={"model": "tiny", "prompt": 5}).json()["error"]
+    assert error == "'prompt' is not a text. Send a text."
+
+
+def test_ollama_has_log_probabilities(http: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": HELLO, "format": {"enum": ["sun"]}, "logprobs": True, "top_logprobs": 2}
+    whole = http.post("/api/chat", json=body | {"stream": False}).json()
+    lines = [json.loads(line) for line in http.post("/api/chat", json=body).text.splitlines()]
+    assert [each for line in lines for each in line.get("logprobs", ())] == whole["logprobs"]
+    assert "".join(each["token"] for each in whole["logprobs"]) == whole["message"]["content"]
+    assert {len(each["top_logprobs"]) for each in whole["logprobs"]} == {2}
+    raw: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "raw": True, "logprobs": True, "stream": False}
+    raw["options"] = {"num_predict": 2}
+    assert len(http.post("/api/generate", json=raw).json()["logprobs"]) == 2
 
 
 def test_ollama_has_thinking_and_whole_calls() -> None:

@@ -11,11 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from outrider.server.app import make_app
+from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.protocol.items import ResponseRequest
+from outrider.server.protocol.items import OutputMessage, ResponseRequest
 from outrider.server.protocol.loose import Ignored
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.responses import turns_of_input
 from outrider.server.settings import Settings
 from serving import serving
 
@@ -65,6 +67,12 @@ SAME: list[dict[str, Any]] = [
     {"reasoning_budget": -1}, {"response_format": {"type": "text", "strict": True}}, {"stream_options": {"other": 1}},
     {"max_tokens": "6", "temperature": "0", "top_p": "1.0", "n": "1", "stream": "false"}, {"logit_bias": []},
     {"messages": [{"role": "user", "content": ["Say hi."]}]}, {"samplers": [], "lora": [], "bad_words": None},
+    {"model": None}, {"unheard_of": None}, {"logprobs": 0, "top_logprobs": 0}, {"logprobs": "true"}, {"stop": [None]},
+    {"dry_multiplier": 0, "dry_base": 1.75, "dry_sequence_breakers": ["x"], "mirostat_tau": 5.0, "xtc_threshold": 0.1},
+    {"top_n_sigma": -1, "n_probs": 0, "n_keep": 0, "t_max_predict_ms": 0, "typ_p": 1.0, "adaptive_target": -1.0},
+    {"repeat_last_n": 64, "repeat_penalty": 1.0}, {"repeat_last_n": -1}, {"think": False}, {"best_of": 1},
+    {"function_call": "none", "functions": []},
+    {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
 ]  # fmt: skip
 
 
@@ -98,11 +106,22 @@ def test_fields_of_others_mean_the_same() -> None:
     assert asked(ChatRequest, messages=HELLO, json_schema=schema) == asked(
         ChatRequest, messages=HELLO, response_format=form
     )
+    assert asked(ChatRequest, messages=HELLO, think="high") == asked(
+        ChatRequest, messages=HELLO, reasoning_effort="high"
+    )
+    for name in ("max_tokens", "max_completion_tokens"):
+        assert asked(ResponseRequest, input="a", **{name: 5}) == asked(ResponseRequest, input="a", max_output_tokens=5)
+    assert asked(CompletionRequest, prompt="a", logprobs=True) == asked(CompletionRequest, prompt="a", logprobs=1)
+    for given in ({"guided_grammar": 'root ::= "a"'}, {"structured_outputs": {"grammar": 'root ::= "a"'}}):
+        assert asked(ChatRequest, messages=HELLO, **given).grammar == 'root ::= "a"'
 
 
 @pytest.mark.parametrize(("kind", "fields", "message"), [
-    (ResponseRequest, {"input": [{"type": "item_reference", "id": "m"}]}, "has not stored. Send the item itself."),
-    (ResponseRequest, {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "Send the conversation's own"),
+    (ResponseRequest, {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "Send the items themselves."),
+    (ChatRequest, {"messages": HELLO, "repeat_last_n": 64, "presence_penalty": 1}, "Set it to -1, or leave it out."),
+    (ChatRequest, {"messages": HELLO, "top_n_sigma": 1.0}, "'top_n_sigma' is not supported"),
+    (ChatRequest, {"messages": HELLO, "n_probs": 3}, "'n_probs' is not supported.*Send top_logprobs."),
+    (ChatRequest, {"messages": HELLO, "function_call": {"name": "f"}}, "'function_call'.*Send tool_choice."),
     (ChatRequest, {"messages": HELLO, "functions": [{"name": "f"}]}, "'functions' is not supported.*Send tools."),
     (ChatRequest, {"messages": HELLO, "max_tokens": "six"}, "'max_tokens': expected `int | null`, got `str`"),
     (ChatRequest, {"messages": HELLO, "samplers": ["top_k"]}, "'samplers' is not supported by this server"),
@@ -111,6 +130,52 @@ def test_fields_of_others_mean_the_same() -> None:
 def test_what_cannot_be_done_is_refused_by_name(kind: type[Any], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError, match=message):
         asked(kind, **fields)
+
+
+def test_a_byte_order_mark_before_a_body_is_skipped() -> None:
+    body = json.dumps({"model": "m", "messages": HELLO})
+    assert read_request(body.encode("utf-8-sig"), ChatRequest) == read_request(body.encode(), ChatRequest)
+
+
+def test_prompts_may_be_of_both_kinds(http: httpx.Client) -> None:
+    both = http.post(TEXT, json={"prompt": ["Hi", [300, 301]], "max_tokens": 4}).json()["choices"]
+    one = [http.post(TEXT, json={"prompt": each, "max_tokens": 4}).json()["choices"][0] for each in ("Hi", [300, 301])]
+    assert [each["text"] for each in both] == [each["text"] for each in one]
+    assert http.post(TEXT, json={"prompt": ["Hi", 300], "max_tokens": 4}).status_code == 400
+
+
+def test_items_of_stored_answers_may_be_referred_to(http: httpx.Client) -> None:
+    """As the Vercel AI SDK sends them."""
+    first = http.post(RESPONSES, json={"input": [ITEM], "max_output_tokens": 6}).json()
+    (message,) = first["output"]
+    body = {"max_output_tokens": 6, "store": False}
+    whole = http.post(RESPONSES, json=body | {"input": [ITEM, message, ITEM]}).json()
+    for reference in ({"type": "item_reference", "id": message["id"]}, {"id": message["id"]}):
+        answer = http.post(RESPONSES, json=body | {"input": [ITEM, reference, ITEM]}).json()
+        assert answer["output"][0]["content"] == whole["output"][0]["content"]
+        assert answer["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    lost = {"type": "item_reference", "id": whole["output"][0]["id"]}  # which was not stored
+    assert http.post(RESPONSES, json={"input": [lost]}).json()["error"]["code"] == "item_not_found"
+
+
+def test_stored_items_leave_with_their_answer() -> None:
+    stored = Conversations(120)
+    for i in range(2):
+        item = OutputMessage(f"msg_{i}", "completed", [])
+        stored.add(f"resp_{i}", [], items={item.id: item})
+    assert stored.item("msg_1", "input[0].id").id == "msg_1"
+    with pytest.raises(ApiError, match="no longer stored"):
+        stored.item("msg_0", "input[0].id")
+
+
+def test_a_call_may_lack_its_arguments() -> None:
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    ]
+    call, message = turns_of_input(asked(ResponseRequest, input=items).input, [])
+    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+    assert message == {"role": "user", "content": "a"}
 
 
 def asked(kind: type[Any], **fields: Any) -> Any:

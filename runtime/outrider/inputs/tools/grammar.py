@@ -27,11 +27,13 @@ def source_of_calls(
     *,
     once: bool = False,
     free: bool = False,
+    schema: Any = None,
 ) -> GrammarSource:
     """A grammar for calls of functions, as the chat template writes them.
 
     tools: as in OpenAI's API. only: the one function to call, once; None: any, and as often as the format has it.
-    once: one call at most. free: there may be text, and need not be a call.
+    once: one call at most. free: there may be text, and need not be a call. schema: a JSON schema for that text; there
+    are calls or the text then, not both.
 
     Raises:
         OptionError: for parameters whose schema cannot be followed in this format, or leads too deep.
@@ -39,7 +41,7 @@ def source_of_calls(
     if form.whole:
         raise OptionError(
             f"tools cannot be followed: the format of this model's calls ({form.name}) has no grammar here. Set "
-            "tool_choice='auto', and leave strict out."
+            "tool_choice='auto', and leave strict and json_schema out."
         )
     functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
     for i, function in enumerate(functions):
@@ -49,11 +51,15 @@ def source_of_calls(
         except ValueError as error:
             raise OptionError(f"tools cannot be followed: in {function['name']!r}, {one_line(error)}.") from error
     calls = _Calls(form, tokenizer, once=once or only is not None)
-    rules = [*(calls.free if free else [f"start: {calls.all}"])]
+    rules = [f"start: {calls.all}"]
+    if free:
+        rules = calls.free if schema is None else [f"start: answer | {calls.all}", calls.answer(schema)]
     rules.append(f"body: {' | '.join(f'body_{i}' for i in range(len(functions)))}")
     for i, function in enumerate(functions):
         rules += _body(form, f"body_{i}", function, tokenizer)
     parts = () if form.tags else tuple((each["name"], json.dumps(each.get("parameters") or {})) for each in functions)
+    if schema is not None:
+        parts = (("json_schema", json.dumps(schema)), *parts)
     return GrammarSource("tools", "\n".join(rules), parts=parts)
 
 
@@ -88,6 +94,18 @@ class _Calls:
             self.all = f"body {self._more}"
         else:
             self.all = call if once or form.separator else f"{call} ({blank} {call})*"
+
+    def answer(self, schema: Any) -> str:
+        """The rule for a text in JSON in place of calls. Raises OptionError for a schema that leads too deep."""
+        try:
+            check_schema(schema)
+        except ValueError as error:
+            raise OptionError(f"json_schema cannot be followed: {one_line(error)}.") from error
+        header = ""
+        if self._form.channels:
+            channel, message = (marker_in_lark(f"<|{name}|>", self._tokenizer) for name in ("channel", "message"))
+            header = f'{channel} "final" ({tags_in_lark(self._form.typed, self._tokenizer)})? {message} '
+        return f"answer: {header}{_json(schema)}"
 
     @property
     def free(self) -> list[str]:
@@ -126,13 +144,19 @@ def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: T
     """The rules for a call of one function, without what is around it."""
     if form.tags:
         return rules_of_arguments(form.tags, rule, function, tokenizer)
-    name, parameters = function["name"], with_real_dates(function.get("parameters") or _NO_PARAMETERS)
-    arguments = f"arguments_{rule}: %json {json.dumps({'x-guidance': JSON_STYLE} | parameters)}"
+    name, parameters = function["name"], function.get("parameters") or _NO_PARAMETERS
+    arguments = f"arguments_{rule}: {_json(parameters)}"
     if form.named:
         typed = f"({tags_in_lark(form.typed, tokenizer)})?" if form.typed else ""
         return [f"{rule}: {literal(name)} {typed} {marker_in_lark(form.named, tokenizer)} arguments_{rule}", arguments]
     head = f'{{"name": {json.dumps(name)}, {json.dumps(form.key)}: '
     return [f'{rule}: {literal(head)} arguments_{rule} "}}"', arguments]
+
+
+def _json(schema: Any) -> str:
+    """JSON by a schema."""
+    made = with_real_dates(schema)
+    return f"%json {json.dumps({'x-guidance': JSON_STYLE} | made if isinstance(made, dict) else made)}"
 
 
 _ABOUT = {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}  # change nothing
@@ -189,9 +213,7 @@ def _values(rule: str, tags: Tags, schema: Any, root: Mapping[str, Any], tokeniz
         elif branch.get("type") == "string" or not branch.keys() - _ABOUT:
             sizes.append(f"{branch.get('minLength', 0)},{branch.get('maxLength', '')}")
         else:
-            others.append(
-                f"%json {json.dumps({'x-guidance': JSON_STYLE} | with_real_dates({**definitions, **branch}))}"
-            )
+            others.append(_json({**definitions, **branch}))
     if not sizes:
         return [f"{rule}: ({' | '.join(others)}) {tags_in_lark(tags.value[1], tokenizer)}"]
     tag, text = tags.value[1].strip(), f"/(?s:.{{{sizes[0]}}})/"  # what else is allowed can be written as text too

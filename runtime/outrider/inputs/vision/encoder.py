@@ -30,7 +30,8 @@ class VisionEncoder:
 
         embeds, keys = encoder.encode(tiles)    # float32 [n, tokens, hidden], and for each tile what identifies it
 
-    One image is encoded at a time, in one call, so that its embeddings do not depend on other images.
+    One image is encoded at a time, in one call, so that its embeddings do not depend on other images. In Qwen's layout,
+    n is 1.
 
     Raises:
         BundleError: at the first image, when the file cannot be read.
@@ -49,16 +50,16 @@ class VisionEncoder:
 
         The encoder's bits for a tile may depend on how many others are in the call. So its key names the call, too.
         """
-        whole = hashlib.sha256(repr(tiles.pixels.shape).encode() + tiles.pixels.tobytes()).digest()
-        keys = [hashlib.sha256(whole + b"%d" % i).digest() for i in range(len(tiles.pixels))]
+        shape = *tiles.pixels.shape, tiles.rows, tiles.columns
+        whole = hashlib.sha256(repr(shape).encode() + tiles.pixels.tobytes()).digest()
         with self._lock:
             embeds = self._known.pop(whole, None)
             if embeds is None:
-                embeds = self._infer(tiles.pixels)
+                embeds = self._infer({"pixel_values": tiles.pixels, **tiles.others})
             self._known[whole] = embeds
             if len(self._known) > _MOST_KEPT:
                 self._known.popitem(last=False)
-        return embeds, keys
+        return embeds, [hashlib.sha256(whole + b"%d" % i).digest() for i in range(len(embeds))]
 
     def close(self) -> None:
         """Drop the compiled encoder and the embeddings that are kept. Closing twice does no harm."""
@@ -67,11 +68,11 @@ class VisionEncoder:
             self._request = None
             self._known.clear()
 
-    def _infer(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _infer(self, inputs: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
         if self._request is None:
             self._request = self._compile()
         try:
-            self._request.infer([pixels])
+            self._request.infer(inputs)
         except RuntimeError as error:
             self._request = None  # a failed call may leave a graph that computes other numbers: compile it again
             raise DeviceError(f"{self._device} cannot encode an image: {one_line(error)}") from error

@@ -41,10 +41,17 @@ class EncodedImage:
     """An image as it stands in a prompt.
 
     text: the tokens that stand for it. tiles: of each the embeddings, float32 [tokens, hidden], and what identifies it.
+    grid: see `Span`.
     """
 
     text: str
     tiles: tuple[tuple[NDArray[np.float32], bytes], ...]
+    grid: tuple[int, int] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens have embeddings."""
+        return sum(len(embeds) for embeds, _ in self.tiles)
 
 
 def has_images(prompt: object) -> bool:
@@ -138,7 +145,8 @@ class Vision:
         with self._decoding:
             tiles = cut_into_tiles(read_image(image, self.memory), self.entry)
         embeds, keys = self.encoder.encode(tiles)
-        return EncodedImage(image_text(tiles, self.entry), tuple(zip(embeds, keys, strict=True)))
+        grid = (tiles.rows, tiles.columns) if self.entry.layout == "qwen" else None
+        return EncodedImage(image_text(tiles, self.entry), tuple(zip(embeds, keys, strict=True)), grid)
 
     def _encode_all(self, images: Sequence[Any], gone: Event | None) -> list[EncodedImage]:
         encoded, num_tokens = list[EncodedImage](), 0
@@ -146,7 +154,7 @@ class Vision:
             if gone is not None and gone.is_set():
                 raise RequestError("The request was cancelled before all of its images were read.")
             encoded.append(self.encode(image))
-            num_tokens += len(encoded[-1].tiles) * self.entry.tokens_per_tile
+            num_tokens += encoded[-1].num_tokens
             if self.max_tokens is not None and num_tokens > self.max_tokens:
                 raise TooLong(
                     f"The first {len(encoded)} of {len(images)} images take {num_tokens:,} tokens, more than the "
@@ -176,17 +184,18 @@ class Vision:
         Raises:
             RequestError: when there are other image tokens than the images have.
         """
-        count, tiles = self.entry.tokens_per_tile, [tile for image in images for tile in image.tiles]
         is_place = np.array(token_ids) == self.entry.image_token_id
         for begin, end in answers:
             is_place[begin:end] = False
         places = np.flatnonzero(is_place)
-        if len(places) != count * len(tiles) or any(len(embeds) != count for embeds, _ in tiles):
+        tiles = [(*tile, image.grid) for image in images for tile in image.tiles]
+        begins = np.cumsum([0, *(len(embeds) for embeds, *_ in tiles)])
+        if len(places) != begins[-1]:
             raise RequestError(
-                f"{len(tiles)} tiles of images have {len(places)} image tokens, and each needs {count}: the bundle's "
+                f"{len(tiles)} tiles of images have {len(places)} image tokens, and need {begins[-1]}: the bundle's "
                 "tokenizer and vision encoder do not belong together. Export the bundle again."
             )
-        return tuple(Span(int(begin), *tile) for begin, tile in zip(places[::count], tiles, strict=True))
+        return tuple(Span(int(places[begin]), *tile) for begin, tile in zip(begins[:-1], tiles, strict=True))
 
     def _message(self, message: Any, place: int, images: list[Any], tokenizer: ChatTokenizer) -> Any:
         """A message as the template takes it; its images are added to `images`."""

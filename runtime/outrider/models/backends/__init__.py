@@ -110,7 +110,7 @@ def _load_paged(spec: ModelSpec, setting: Setting | None, graph: ov.Model | byte
         features=spec.features,
         adapters=spec.adapters,
         attended=geometry.attended_size,
-        embeds=spec.model.vision is not None,
+        embeds=spec.model.vision.num_parts if spec.model.vision else 0,
         windows=geometry.sliding_windows,
     )
     return OpenVINOPaged(

@@ -1,14 +1,16 @@
 """Embeddings that a main model reads instead of its tokens', such as those of an image.
 
-    add_embeds(model)                                   # the graph has two more inputs
+    add_embeds(model)                                   # the graph has two more inputs, or three
     given_embeds(call.chains, num_rows, width)          # what they are in one call
+    given_grid(call.chains, num_rows)
 
-Source: the inputs_embeds of vision-language models in Transformers.
+Source: the inputs_embeds of vision-language models in Transformers. Positions in rows and columns: Wang et al. 2024,
+"Qwen2-VL", M-RoPE. Embeddings that later layers add: Meng et al. 2024, "DeepStack".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,34 +20,64 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.taps import after_layers, hidden_states_of, ints, num_paged_layers, parameter
+from outrider.types import Span
 
-EMBEDS = "given_embeds"  # float32 [m, hidden], m ≥ 1
+EMBEDS = "given_embeds"  # float32 [m, parts · hidden], m ≥ 1
 EMBED_ROWS = "given_rows"  # int64 [n]: for each row of the call the row of `EMBEDS` that it reads, −1 for its token's
+AXES = "position_axes"  # the node, int64 [n, 3, 1], of the positions by which rows are rotated, of all three axes
+GRID = "given_grid"  # int64 [n, 3]: what is added to a row's position along each axis
 
 
-def add_embeds(model: ov.Model) -> None:
+def add_embeds(model: ov.Model, num_parts: int = 1) -> None:
     """Let a graph with a paged cache read given embeddings. No bit changes where tokens are read. Before `tap`.
+
+    num_parts: the first is read in place of a token's embedding, and each other is added after one layer more.
 
     Raises:
         BundleError: when the graph's form is unknown.
     """
-    embedded = hidden_states_of(model, num_paged_layers(model)).get(after_layers(0))  # [n, 1, hidden]
-    if embedded is None:
+    states = hidden_states_of(model, num_paged_layers(model))
+    read = [states[name] for i in range(num_parts) if (name := after_layers(i)) in states]  # [n, 1, hidden]
+    if len(read) < num_parts:
         raise BundleError(
             "Images are read in place of the embedding in the main model's graph, which is not found there. Export it "
             "again."
         )
+    embedded = read[0]
     users = embedded.get_target_inputs()
-    given = parameter(EMBEDS, ov.Type.f32, (-1, embedded.get_partial_shape()[2].get_length()))
+    width = embedded.get_partial_shape()[2].get_length()
+    given = parameter(EMBEDS, ov.Type.f32, (-1, num_parts * width))
     rows = parameter(EMBED_ROWS, ov.Type.i64, (-1,))
     zero = ops.constant(np.int64(0))
     model.add_parameters([given, rows])
+    is_given = ops.unsqueeze(ops.greater_equal(rows, zero), ints(1, 2))
     chosen = ops.unsqueeze(ops.gather(given, ops.maximum(rows, zero), zero), ints(1))
-    chosen = ops.convert(chosen, embedded.get_element_type())
-    read = ops.select(ops.unsqueeze(ops.greater_equal(rows, zero), ints(1, 2)), chosen, embedded)
+    parts = [chosen] if num_parts == 1 else ops.split(chosen, ops.constant(np.int64(2)), num_parts).outputs()
+    for state, part in zip(read[1:], parts[1:], strict=True):
+        node = state.get_node()
+        # What the layer adds to the stream; the stream itself is read by a norm, too.
+        added = next(each for each in node.inputs() if len(each.get_source_output().get_target_inputs()) == 1)
+        part = ops.select(is_given, part, ops.constant(np.zeros((1, 1, 1), np.float32)))
+        source = added.get_source_output()
+        added.replace_source_output(ops.add(source, ops.convert(part, source.get_element_type())).output(0))
+    first = ops.select(is_given, ops.convert(parts[0], embedded.get_element_type()), embedded)
     for user in users:
-        user.replace_source_output(read.output(0))
+        user.replace_source_output(first.output(0))
+    _add_grid(model)
     model.validate_nodes_and_infer_types()
+
+
+def _add_grid(model: ov.Model) -> None:
+    """Let rows have another position along each axis, if the model rotates by them."""
+    axes = next((node for node in model.get_ops() if node.get_friendly_name() == AXES), None)
+    if axes is None:
+        return
+    grid = parameter(GRID, ov.Type.i64, (-1, 3))
+    readers = axes.output(0).get_target_inputs()
+    moved = ops.add(axes, ops.unsqueeze(grid, ints(2)))
+    for reader in readers:
+        reader.replace_source_output(moved.output(0))
+    model.add_parameters([grid])
 
 
 def given_embeds(
@@ -67,3 +99,31 @@ def given_embeds(
                 given.append(span.embeds[begin - span.begin : end - span.begin])
                 count += end - begin
     return np.concatenate(given) if given else np.zeros((1, width), dtype=np.float32), rows
+
+
+def given_grid(chains: Iterable[tuple[Any, int, int, int]], num_rows: int) -> NDArray[np.int64]:
+    """The input `GRID` of a call. chains: as of `given_embeds`."""
+    made = np.zeros((num_rows, 3), dtype=np.int64)
+    for slot, row, length, begin in chains:
+        if any(span.grid for span in slot.embeds):
+            made[row : row + length] = grid_offsets(slot.embeds, begin, length)
+    return made
+
+
+def grid_offsets(embeds: Sequence[Span], begin: int, length: int) -> NDArray[np.int64]:
+    """What is added to the positions from `begin` on, int64 [length, 3].
+
+    All tokens of an image have the first one's position, plus their row along the second axis, and their column along
+    the third. The text after it goes on where the longer of its edges ends.
+    """
+    places = np.arange(begin, begin + length)
+    made = np.zeros((length, 3), dtype=np.int64)
+    for span in embeds:
+        if span.grid is None:
+            continue
+        count, columns = len(span.embeds), span.grid[1]
+        made[places >= span.begin + count] -= count - max(span.grid)
+        within = (places >= span.begin) & (places < span.begin + count)
+        place = places[within] - span.begin
+        made[within] += np.stack([0 * place, place // columns, place % columns], axis=1) - place[:, None]
+    return made

@@ -29,9 +29,10 @@ class Experts:
     """A mixture of experts.
 
     active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
-    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each. shared:
-    what a dense part, the shared expert, gives beside them: "" if there is none, "added", "gated" by a sigmoid, or
-    "beside": it and the experts have norms of their own around them, and the router reads a row before any norm.
+    "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each; with
+    "input", the sigmoid of the best one multiplies what the expert reads, not what it gives. shared: what a dense part,
+    the shared expert, gives beside them: "" if there is none, "added", "gated" by a sigmoid, or "beside": it and the
+    experts have norms of their own around them, and the router reads a row before any norm.
     normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
     clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
     groups: of neighbours, of which the best `active_groups` are chosen first: by their best score, or for "sigmoid" by
@@ -87,6 +88,9 @@ def mixture(
     """
     rows = ops.reshape(x, ints(-1, experts.hidden), special_zero=False)
     chosen, weights = _route(experts, rows, router)
+    if experts.router == "input":
+        rows = ops.multiply(rows, ops.sigmoid(weights))
+        weights = ops.broadcast(ops.constant(np.float32(1)), ops.shape_of(weights, "i64")).output(0)
     every = _repeated(experts, rows)
     gate = activate(ops.matmul(every, matrix(GATE), False, True))
     made = ops.multiply(gate, ops.matmul(every, matrix(UP), False, True))

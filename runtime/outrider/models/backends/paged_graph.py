@@ -45,13 +45,13 @@ def read_decoder(
     adapters: Adapters | None = None,
     attended: int = 0,
     windows: Sequence[int] | None = None,
-    embeds: bool = False,
+    embeds: int = 0,
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
     path: of the model's file, or the model, which is changed in place. adapters: that it is to apply; attended:
-    see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: whether
-    it is to read given embeddings; see `add_embeds`.
+    see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: in how
+    many parts it is to read given embeddings, see `add_embeds`; 0: not at all.
 
     Raises:
         BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
@@ -61,7 +61,7 @@ def read_decoder(
     if windows is not None:
         check_windows(model, windows)
     if embeds:
-        add_embeds(model)
+        add_embeds(model, embeds)
     tap(model, features)
     gather_rows(model)
     if adapters is not None:

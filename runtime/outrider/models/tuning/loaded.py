@@ -68,15 +68,18 @@ def load_models(
     drafts: Sequence[ModelSpec],
     options: DeviceConfig,
     allocate: Callable[[dict[str, CompiledModel]], None],
+    *,
+    can_leave_out: bool = False,
 ) -> tuple[dict[str, LoadedModel], Placement]:
     """Compile an engine's models, have their caches allocated, and time their calls. Returns them by role.
 
-    allocate: is given all of them, which share the memory. Raises as `compile_models` and `allocate`.
+    allocate: is given all of them, which share the memory. can_leave_out: as of `compile_models`. Raises as
+    `compile_models` and `allocate`.
     """
-    compiled, placement = compile_models(main, drafts, options)
+    compiled, placement = compile_models(main, drafts, options, can_leave_out=can_leave_out)
     allocate({role: backend for role, (_, backend) in compiled.items()})
     loaded: dict[str, LoadedModel] = {}
-    for role in ("main", *(spec.role for spec in drafts)):
+    for role in ("main", *(spec.role for spec in drafts if spec.role in compiled)):
         spec, backend = compiled[role]
         # On the main model's processor its speed today is known, too. The first draft packs the weights.
         is_known = role != "main" and loaded["main"].spec.device == spec.device == "CPU"

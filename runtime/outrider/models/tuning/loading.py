@@ -40,9 +40,11 @@ Compiled: TypeAlias = tuple[ModelSpec, CompiledModel]  # the spec says where
 
 
 def compile_models(
-    main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig
+    main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig, *, can_leave_out: bool = False
 ) -> tuple[dict[str, Compiled], Placement]:
     """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
+
+    can_leave_out: leave out a drafter that cannot read the main model's cache, with a warning; it was not asked for.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
     that "auto" chose, or that was named for a draft model, is replaced when it fails, with a warning (`DeviceWarning`).
@@ -57,7 +59,7 @@ def compile_models(
     placement = choose_devices(main, own[0] if own else None, options)
     _check_layers(main, placement.main, drafts)
     if (at_once := _load_at_once([main, *own], placement, options)) is not None:
-        return at_once | _sharing(at_once["main"], drafts, options), placement
+        return at_once | _sharing(at_once["main"], drafts, options, can_leave_out), placement
     is_chosen = options.main_device == "auto"
     failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
@@ -69,7 +71,7 @@ def compile_models(
         instead = ["CPU"] if device == "CPU" or not find_device(beside, spec.model.format) else [beside, "CPU"]
         loaded[spec.role] = _load_first(spec, [device, *instead], options, failures)
     found = beside, loaded[own[0].role][0].device if own else None
-    loaded |= _sharing(loaded["main"], drafts, options)
+    loaded |= _sharing(loaded["main"], drafts, options, can_leave_out)
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{wanted} cannot be used, as warned")
@@ -239,7 +241,9 @@ def _check_layers(main: ModelSpec, device: str, drafts: Sequence[ModelSpec]) -> 
         )
 
 
-def _sharing(main: Compiled, drafts: Sequence[ModelSpec], options: DeviceConfig) -> dict[str, Compiled]:
+def _sharing(
+    main: Compiled, drafts: Sequence[ModelSpec], options: DeviceConfig, can_leave_out: bool
+) -> dict[str, Compiled]:
     """The models, by role, of drafters that use the main model's cache: its own layers, or such that read it."""
     from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -252,7 +256,12 @@ def _sharing(main: Compiled, drafts: Sequence[ModelSpec], options: DeviceConfig)
         if not isinstance(backend, OpenVINOPaged):
             raise AssertionError("the manifest and the device were checked")
         here = spec.on(whole.device, options)
-        made[spec.role] = here, OpenVINOLayers(backend, spec.layers) if spec.layers else load_beside(here, backend)
+        try:
+            made[spec.role] = here, OpenVINOLayers(backend, spec.layers) if spec.layers else load_beside(here, backend)
+        except DeviceError as error:
+            if not can_leave_out:
+                raise
+            _warn(f"The drafter '{spec.role}' is left out: {error}")
     return made
 
 

@@ -19,6 +19,12 @@ class InputTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="inpu
     text: str
 
 
+class PlainTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """The same, as chats call it."""
+
+    text: str
+
+
 class OutputTextItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     """A text of an earlier answer. annotations, logprobs: ignored."""
 
@@ -51,16 +57,20 @@ class RefusalItemPart(msgspec.Struct, frozen=True, tag_field="type", tag="refusa
     refusal: str
 
 
-InputPart = InputTextItemPart | OutputTextItemPart | InputImagePart | ReasoningTextPart | RefusalItemPart
+InputPart = (
+    InputTextItemPart | PlainTextItemPart | OutputTextItemPart | InputImagePart | ReasoningTextPart | RefusalItemPart
+)
 
 
 class InputItem(msgspec.Struct, frozen=True):
     """A message, with role and content; a function_call that was made, with call_id, name and arguments; or its
     function_call_output, with call_id and output; or the reasoning before one of them, whose content is a
-    reasoning_text. What earlier answers have besides is ignored.
+    reasoning_text; or an item_reference to an item of a stored answer, by its id. What earlier answers have besides is
+    ignored.
     """
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] = "message"
+    id: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None

@@ -28,21 +28,28 @@ _LEAST_TEMPERATURE = 1e-3  # below it, sampling is greedy
 
 # Other servers' names of fields: llama.cpp's, vLLM's, TGI's, Qwen's.
 _SAME = {
+    "guided_grammar": "grammar",
     "guided_regex": "regex",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "min_tokens": "min_new_tokens",
     "n_predict": "max_tokens",
+    "random_seed": "seed",
     "repeat_penalty": "repetition_penalty",
     "thinking_budget": "reasoning_budget",
     "thinking_budget_tokens": "reasoning_budget",
     "thinking_token_budget": "reasoning_budget",
+    "typ_p": "typical_p",
 }
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Fields of numbers and of true or false, which some clients write as texts.
 _NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, float)} | {
-    "best_of", "n", "seed", "top_logprobs", *_LENGTHS
+    "best_of", "logprobs", "n", "seed", "top_logprobs", *_LENGTHS
 }  # fmt: skip
 _FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {"echo", "stream"}
+_TRUTHS = {"true": True, "false": False}
 WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
+_NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _PART_KEYS = {"type", "text", "image_url", "refusal", "thinking", "detail", "file_id", "image"}
 
 
@@ -68,6 +75,8 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
         ApiError: with status 400, for two names of one field with different values.
     """
     made = dict(fields)
+    if made.get("model") is None:
+        made.pop("model", None)
     for name, own in _SAME.items():
         if name in made and name not in known and own in known:
             value = made.pop(name)
@@ -83,16 +92,20 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
             made[name] = int(value)
     if made.get("best_of") == (made.get("n") or 1):
         made.pop("best_of", None)  # all of them are given out
+    if "top_logprobs" in known and made.get("logprobs") in (0, 1):  # of a chat; a completion has a number
+        made["logprobs"] = bool(made["logprobs"])
+    elif isinstance(made.get("logprobs"), bool):
+        made["logprobs"] = int(made["logprobs"]) or None
     _set_lengths(made)
     _set_sampling(made)
     _set_stop(made)
-    return made, skipped + _skip_tools(made)
+    return made, skipped + _skip_tools(made) + _skip_window(made)
 
 
 def _read_text(name: str, text: str) -> Any:
     """The number, or the truth, that a field of these has as a text; the text itself of others."""
-    if name in _FLAGS:
-        return {"true": True, "false": False}.get(text.lower(), text)
+    if name in _FLAGS or (name == "logprobs" and text.lower() in _TRUTHS):
+        return _TRUTHS.get(text.lower(), text)
     if name not in _NUMBERS:
         return text
     try:
@@ -126,8 +139,21 @@ def _set_stop(fields: dict[str, Any]) -> None:
     stop = fields.get("stop")
     if stop == "":
         fields["stop"] = None
-    elif isinstance(stop, list) and "" in stop:
-        fields["stop"] = [each for each in stop if each != ""] or None
+    elif isinstance(stop, list):
+        fields["stop"] = [each for each in stop if each not in ("", None)] or None
+
+
+def _skip_window(fields: dict[str, Any]) -> list[str]:
+    """Leave out the number of last tokens that penalties are for, where it changes nothing: here they are for all."""
+    if "repeat_last_n" not in fields:
+        return []
+    window = fields.pop("repeat_last_n")
+    if window not in (None, -1) and any(
+        fields.get(name) not in (None, neutral) for name, neutral in _NEUTRAL_PENALTIES.items()
+    ):
+        message = "repeat_last_n is not supported: penalties are for all tokens. Set it to -1, or leave it out."
+        raise ApiError(400, message, param="repeat_last_n", code="unsupported_field")
+    return ["repeat_last_n"]
 
 
 def _skip_tools(fields: dict[str, Any]) -> list[str]:

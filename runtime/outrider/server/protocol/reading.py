@@ -6,6 +6,7 @@ are not implemented here, are accepted with a value that changes nothing, and re
 
 from __future__ import annotations
 
+import codecs
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,76 +15,80 @@ from outrider.errors import nearest, one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.loose import Ignored, normalised, unread_keys
-from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, check_json
 
-# Fields that never change an answer: accepted with any value, and ignored.
+# Fields that never change an answer: accepted with any value, and ignored. `max_tool_calls` is of hosted tools, of
+# which there are none, and `dry_base` and the like are of samplers that are refused, or off.
 HARMLESS = (
-    "cache_prompt",
-    "cache_salt",
-    "client_metadata",
-    "id_slot",
-    "include",
-    "keep_alive",
-    "max_tool_calls",  # of hosted tools, of which there are none
-    "metadata",
-    "priority",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "provider",
-    "request_id",
-    "return_progress",
-    "safety_identifier",
-    "service_tier",
-    "spaces_between_special_tokens",
-    "store",
-    "timings_per_token",
-    "usage",
-    "user",
-)
+    "adaptive_decay", "backend_sampling", "cache_prompt", "cache_salt", "chat_id", "client_metadata",
+    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
+    "guided_decoding_backend", "id", "id_slot", "include", "keep_alive", "max_tool_calls", "metadata",
+    "mirostat_eta", "mirostat_tau", "models", "n_discard", "n_keep", "num_batch", "num_ctx", "num_gpu",
+    "num_thread", "penalize_nl", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "provider", "request_id", "return_progress", "route", "safety_identifier", "service_tier", "session_id",
+    "spaces_between_special_tokens", "store", "timings_per_token", "trace", "ttl", "usage", "user", "xtc_threshold",
+)  # fmt: skip
 _NO_MIROSTAT = (None, 0, 0.0)
 # What a client may send in place of a field that is refused.
-_IN_PLACE_OF = {"functions": "Send tools", "function_call": "Send tool_choice", "best_of": "Send n"}
+_IN_PLACE_OF = {
+    "best_of": "Send n", "function_call": "Send tool_choice", "functions": "Send tools", "n_probs": "Send top_logprobs",
+}  # fmt: skip
 # Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
 _OF_OTHERS: dict[str, tuple[Any, ...]] = {
+    "adaptive_target": (None, -1, -1.0),
     "allowed_token_ids": (None,),
     "bad_words": (None, []),
+    "detokenize": (None, True),
     "dry_multiplier": (None, 0, 0.0),
     "dynatemp_range": (None, 0, 0.0),
     "early_stopping": (None, False),
     "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1, 1.0),
     "lora": (None, []),
+    "min_keep": (None, 0),
     "mirostat": _NO_MIROSTAT,
     "mirostat_mode": _NO_MIROSTAT,
+    "n_probs": (None, 0),
+    "parse_tool_calls": (None, True),
+    "plugins": (None, []),
     "post_sampling_probs": (None, False),
     "prompt_logprobs": (None, 0),
+    "return_token_ids": (None, False),
+    "safe_prompt": (None, False),
     "samplers": (None, []),
     "separate_reasoning": (None, True),
     "skip_special_tokens": (None, True),
+    "t_max_predict_ms": (None, 0, -1),
     "tfs_z": (None, 1, 1.0),
     "top_a": (None, 0, 0.0),
+    "top_n_sigma": (None, 0, 0.0, -1, -1.0),
+    "transforms": (None, []),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
     "xtc_probability": (None, 0, 0.0),
 }
 # Fields that would change an answer and are not implemented, by the kind of request: the values with which they change
 # nothing.
-NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
+NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
     ChatRequest: {
+        "add_special_tokens": (None, False),
         "audio": (None,),
-        "function_call": (None,),
+        "best_of": (None, 1),
+        "echo": (None, False),
+        "function_call": (None, "none", "auto"),  # of functions, which are refused
         "functions": (None, []),
         "modalities": (None, ["text"]),
         "web_search_options": (None,),
         **_OF_OTHERS,
     },
-    CompletionRequest: {"best_of": (None, 1), **_OF_OTHERS},
+    CompletionRequest: {"add_special_tokens": (None, True), "best_of": (None, 1), "tools": (None, []), **_OF_OTHERS},
     ResponseRequest: {
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
+        "logprobs": (None, False),
+        "n": (None, 1),
         "prompt": (None,),
         "top_logprobs": (None, 0),
         "truncation": (None, "disabled", "auto"),  # a prompt that does not fit is refused
@@ -91,7 +96,7 @@ NEUTRAL: dict[type[Asked], dict[str, tuple[Any, ...]]] = {
     },
 }
 
-Body = TypeVar("Body", bound=Asked)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 IGNORED = Ignored()
 
@@ -106,11 +111,12 @@ def read_request(body: bytes, kind: type[Body]) -> Body:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that a body is.
+    """The JSON object that a body is. A byte order mark before it is skipped.
 
     Raises:
         ApiError: with status 400.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         check_json(body)
         fields = msgspec.json.decode(body)
@@ -129,15 +135,15 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
     Raises:
         ApiError: with status 400, naming the field that is wrong.
     """
-    known = set(kind.__struct_fields__)
+    known, neutral = set(kind.__struct_fields__), NEUTRAL.get(kind, {})
     fields, skipped = normalised(fields, known)
     ignored = [*skipped, *unread_keys(fields)]
     for name in list(fields):
         if name in known:
             continue
-        if name in NEUTRAL[kind]:
-            _check_neutral(name, fields[name], NEUTRAL[kind][name])
-        elif name in HARMLESS:
+        if name in neutral:
+            _check_neutral(name, fields[name], neutral[name])
+        elif name in HARMLESS or fields[name] is None:
             ignored.append(name)
         else:
             close = nearest(name, known)

@@ -215,15 +215,22 @@ else:
 class Asked(_Served, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that all requests for text share.
 
-    draft_model: another name of `drafter`. seed: OpenAI's may be negative.
+    model: may be left out where one model is served. draft_model: another name of `drafter`. seed: OpenAI's may be
+    negative.
     """
 
-    model: str
+    model: str = ""
     stream: bool | None = None
     seed: int | None = None
     logit_bias: dict[TokenId, Bias] | None = None
     stop: Text | Annotated[list[Text], msgspec.Meta(max_length=64)] | None = None
     draft_model: Text | None = None
+
+
+class LoadRequest(Asked, frozen=True, kw_only=True):
+    """Ollama's request without a prompt: load the model, or unload it. unload: unless somebody uses it."""
+
+    unload: bool = False
 
 
 class Generation(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):

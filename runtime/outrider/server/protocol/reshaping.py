@@ -14,11 +14,6 @@ _SKIPPED_ITEMS = {
     "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
     "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
 }  # fmt: skip
-# Items that only another server can read, and what to send in their place.
-_OF_OTHER_SERVERS = {
-    "item_reference": "refers to an item that this server has not stored. Send the item itself",
-    "compaction": "can be read by the server alone that wrote it. Send the conversation's own items",
-}
 _AS_CALLS = {"custom_tool_call": "input", "local_shell_call": "action"}
 _AS_OUTPUTS = {"custom_tool_call_output", "local_shell_call_output"}
 
@@ -29,6 +24,11 @@ def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
     Raises:
         ApiError: with status 400, for an item that only another server can read.
     """
+    think = fields.pop("think", None) if "messages" in known else None  # Ollama's
+    if think is not None:
+        name = "reasoning_effort" if isinstance(think, str) else "enable_thinking"
+        if fields.get(name) is None:
+            fields[name] = think
     if "messages" in known:
         fields |= _of_chat(fields)
         if isinstance(fields.get("messages"), list):
@@ -101,7 +101,7 @@ def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
 def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
     """`json_schema` of llama.cpp; `guided_json`, `guided_choice` and `structured_outputs` of vLLM."""
     asked = fields.get("structured_outputs")
-    names = {"json", "regex", "choice"}
+    names = {"json", "regex", "choice", "grammar"}
     if isinstance(asked, dict) and {key for key, value in asked.items() if value is not None} <= names:
         fields.pop("structured_outputs")
         found = {key: asked.get(key) for key in names}
@@ -114,8 +114,9 @@ def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
         return {"regex": "|".join(map(re.escape, choice))}
     if choice is not None:
         return {"guided_choice": choice}  # which is refused by this name
-    if found.get("regex") is not None:
-        return {"regex": found["regex"]}
+    for name in ("regex", "grammar"):
+        if found.get(name) is not None:
+            return {name: found[name]}
     schema = found.get("json")
     return {} if schema is None else {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
@@ -152,17 +153,18 @@ def _skip_items(fields: dict[str, Any]) -> list[str]:
     if not isinstance(items, list):
         return []
     kinds = [str(item.get("type")) if isinstance(item, dict) else "" for item in items]
-    for number, kind in enumerate(kinds):
-        if kind in _OF_OTHER_SERVERS:
-            place = f"input[{number}]"
-            message = f"'{place}', of type '{kind}', {_OF_OTHER_SERVERS[kind]}."
-            raise ApiError(400, message, param=place, code="unsupported_item")
+    if "compaction" in kinds:
+        place = f"input[{kinds.index('compaction')}]"
+        message = f"'{place}' is a compaction, which only the server that wrote it can read. Send the items themselves."
+        raise ApiError(400, message, param=place, code="unsupported_item")
     pairs = [(item, kind) for item, kind in zip(items, kinds, strict=True) if kind not in _SKIPPED_ITEMS]
     fields["input"] = [_item(item, kind) for item, kind in pairs]
     return [f"items of type {kind}" for kind in _SKIPPED_ITEMS & {*kinds}]
 
 
 def _item(item: Any, kind: str) -> Any:
+    if isinstance(item, dict) and item.get("type") is None and item.keys() <= {"id", "type"}:
+        return {"type": "item_reference", "id": item.get("id")}
     if kind in _AS_CALLS:
         key = _AS_CALLS[kind]
         name, arguments = item.get("name") or "local_shell", json.dumps({key: item.get(key)})

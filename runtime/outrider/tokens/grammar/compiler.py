@@ -39,7 +39,7 @@ _POLL = 0.05  # seconds between two looks whether a client has left
 _NEXT_STEPS = {
     "json_schema": "Leave out what is not implemented, or express it in another way.",
     "regex": "Give a regular expression in the syntax of Rust's regex crate.",
-    "grammar": "Give a Lark grammar with a rule 'start'.",
+    "grammar": "Give a Lark grammar with a rule 'start', or one in GBNF with a rule 'root'.",
     "tools": "Give each function's parameters as a JSON schema.",
 }
 _SIMPLIFY = "Simplify it: intersect fewer patterns, and repeat fewer times."

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from outrider.tokens.grammar.gbnf import lark_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -50,7 +52,7 @@ class GrammarSource:
         texts = {
             "json_schema": None if schema is None else json.dumps(schema),
             "regex": config.regex,
-            "grammar": config.grammar,
+            "grammar": None if config.grammar is None else lark_of(config.grammar),
         }
         return next((cls(option, text) for option, text in texts.items() if text is not None), None)
 

@@ -1,0 +1,141 @@
+"""What a decoder computes, layer by layer; `describe` makes it of a configuration, and `graph` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outrider_export.direct.blocks import Blocks
+from outrider_export.direct.experts import Experts
+from outrider_export.direct.form import Form
+from outrider_export.direct.latent import Latent
+from outrider_export.direct.rope import Rope
+from outrider_export.direct.sizes import LayerSizes
+from outrider_export.direct.states import State
+from outrider_export.direct.streams import Streams
+
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_OF_LAYERS = "model.layers."
+
+
+@dataclass(frozen=True)
+class Layer:
+    """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None.
+
+    state: what it keeps instead of keys and values; None for attention, which has the others. experts: None for a dense
+    feed-forward part. feeds: whether it has a feed-forward part. cutoff: how many standard deviations above the mean
+    the gate's numbers have to be to pass, before its activation; None for all.
+    """
+
+    window: int
+    rope: str | None
+    state: State | None
+    experts: Experts | None
+    sizes: LayerSizes
+    feeds: bool = True
+    cutoff: float | None = None
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder without its weights.
+
+    eps: of norms. after_eps: of those after attention and feed-forward part. attention_scale: of products of queries
+    and keys. embedding_scale, residual_scale, logit_scale: of embeddings, of what each part adds to the residual
+    stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step,
+    query_offset: queries are multiplied by 1 + growth · ln(1 + ⌊(position + offset) / step⌋). chunk: tokens that some
+    layers attend within, so that the context ends there; 0 if all attend to all. context_length: in tokens, where it is
+    not config.json's.
+    long_from: texts with more tokens rotate by `Rope.long`; 0 if none does.
+    num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
+    of the embedding that each layer has of its own; 0 if there is none. layer_vocabulary: how many tokens have one, the
+    first of the vocabulary; 0 for all. blocks: the numbers of the layers' parts in files, where these are not those of
+    the layers. streams: of the residual, where a token has several.
+    """
+
+    form: Form
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    mlp_size: int
+    eps: float
+    after_eps: float
+    activation: str
+    ropes: Mapping[str, Rope]
+    layers: tuple[Layer, ...]
+    attention_scale: float
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    query_growth: float = 0.0
+    query_step: int = 1
+    query_offset: int = 0
+    tied: bool = False
+    context_length: int | None = None
+    chunk: int = 0
+    long_from: int = 0
+    layer_input_size: int = 0
+    layer_vocabulary: int = 0
+    blocks: Blocks | None = None
+    streams: Streams | None = None
+
+    def in_file(self, name: str) -> str:
+        """A tensor's or a module's name with the number that its part has in files."""
+        if self.blocks is None or not name.startswith(_OF_LAYERS):
+            return name
+        layer, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        feeds = part.startswith(("mlp.", f"{self.form.norms.before_mlp}."))
+        number = self.blocks.number(int(layer), feeds=feeds)
+        return name if number is None else f"{_OF_LAYERS}{number}.{part}"
+
+    def of_file(self, name: str) -> str:
+        """The opposite: a module's name with the number of its layer."""
+        if self.blocks is None or not name.startswith(_OF_LAYERS):
+            return name
+        number, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        layer = self.blocks.layer(int(number)) if number.isdecimal() else None
+        return name if layer is None else f"{_OF_LAYERS}{layer}.{part}"
+
+    def feed_forward_of(self, layer: Layer) -> tuple[str, ...]:
+        """The matrices of a layer's dense feed-forward part, or of its shared expert; () if it has none."""
+        if not layer.feeds or (layer.experts is not None and not layer.experts.shared):
+            return ()
+        return FEED_FORWARD[1:] if self.form.ungated else FEED_FORWARD
+
+    @property
+    def kv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """By layer with attention, the heads of its own keys and values and their size, (0, 0) if it has none.
+
+        () if all are alike.
+        """
+        sizes = [layer.sizes for layer in self.layers if layer.state is None]
+        found = tuple((each.num_kv_heads, each.head_size) if each.keys_of is None else (0, 0) for each in sizes)
+        return found if len({*found}) > 1 else ()
+
+    @property
+    def latent(self) -> Latent | None:
+        """What keys and values are made of; None for products of the residual stream."""
+        return self.layers[0].sizes.latent
+
+    @property
+    def windows(self) -> list[int]:
+        """The sliding window of each layer with attention, in tokens; 0 for none."""
+        return [layer.window for layer in self.layers if layer.state is None]
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """The kind of state of each layer, "" for attention; () if all layers have attention."""
+        kinds = tuple("" if layer.state is None else layer.state.kind for layer in self.layers)
+        return kinds if any(kinds) else ()
+
+    @property
+    def experts(self) -> Experts | None:
+        """Those of the first layer that has a mixture."""
+        return next((layer.experts for layer in self.layers if layer.experts is not None), None)
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of each head are rotated."""
+        return 2 * len(next(iter(self.ropes.values())).frequencies)

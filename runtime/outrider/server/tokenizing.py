@@ -1,0 +1,181 @@
+"""Tokens of texts and prompts without an answer, as clients of llama.cpp, vLLM, OpenAI and Anthropic ask for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from outrider.engine.engine import Engine
+from outrider.inputs.text.special_tokens import CUT
+from outrider.server.endpoint import Service, as_json
+from outrider.server.errors import ApiError
+from outrider.server.limits import read_body
+from outrider.server.messages import read_messages
+from outrider.server.models import Model
+from outrider.server.options import AnswerChoice, choices_of_chat
+from outrider.server.protocol.items import ResponseRequest
+from outrider.server.protocol.messages import TokenCount
+from outrider.server.protocol.reading import read_fields, read_object
+from outrider.server.protocol.requests import ChatRequest, NotNegative
+from outrider.server.responses import Responses
+
+_OF_TOKENS = ("return_token_strs", "add_special_tokens")  # of a chat that is not answered
+
+
+class TextToTokenize(msgspec.Struct, frozen=True):
+    """A text: `content` as llama.cpp calls it, or vLLM's `prompt`. add_special, add_special_tokens: begin as every
+    prompt does; llama.cpp's default is no, vLLM's is yes. with_pieces, return_token_strs: give the tokens' texts, too.
+    parse_special: special tokens are read as such, which is always done.
+    """
+
+    content: str | None = None
+    prompt: str | None = None
+    model: str | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokensToRead(msgspec.Struct, frozen=True):
+    """Token ids, whose text is asked for."""
+
+    tokens: Annotated[list[NotNegative], msgspec.Meta(max_length=1 << 20)]
+    model: str | None = None
+
+
+def tokenizing_routes(service: Service) -> list[BaseRoute]:
+    """The addresses."""
+    answers: dict[str, Callable[[Service, dict[str, Any]], Awaitable[Any]]] = {
+        "/tokenize": _tokenize,
+        "/detokenize": _detokenize,
+        "/apply-template": _apply_template,
+        "/v1/chat/completions/input_tokens": _count_chat,
+        "/v1/responses/input_tokens": _count_items,
+        "/v1/messages/count_tokens": _count_messages,
+    }
+    return [Route(path, partial(_answer, answer, service), methods=["POST"]) for path, answer in answers.items()]
+
+
+async def _answer(
+    answer: Callable[[Service, dict[str, Any]], Awaitable[Any]], service: Service, request: Request
+) -> Response:
+    settings = service.settings
+    body = await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds)
+    return as_json(await answer(service, read_object(body)))
+
+
+async def _tokenize(service: Service, fields: dict[str, Any]) -> Any:
+    if "messages" in fields:
+        strings = bool(fields.get("return_token_strs"))
+        for name in _OF_TOKENS:
+            fields.pop(name, None)
+        asked = read_fields(fields, ChatRequest)
+        model = service.models.find(asked.model)
+        token_ids = await _with(service, model, partial(_token_ids, choice=choices_of_chat(asked)[0]))
+        return _counted(model, token_ids, strings=strings)
+    text = read_fields(fields, TextToTokenize)
+    if text.parse_special is False:
+        message = "parse_special=false is not supported: special tokens are read as such. Leave it out."
+        raise ApiError(400, message, param="parse_special", code="unsupported_field")
+    given = text.prompt if text.content is None else text.content
+    if given is None:
+        message = "There is no text. Send it as content or prompt, or messages."
+        raise ApiError(400, message, param="content", code="invalid_type")
+    whole = text.add_special if text.add_special is not None else text.add_special_tokens
+    begins = text.content is None if whole is None else whole
+    model = service.models.find(text.model or "")
+    token_ids = await _with(service, model, lambda engine: _encoded(engine, given, begins=begins))
+    if text.content is None:
+        return _counted(model, token_ids, strings=bool(text.return_token_strs))
+    if not text.with_pieces:
+        return {"tokens": token_ids}
+    pieces = [(token_id, model.texts.spelled([token_id])) for token_id in token_ids]
+    shown = [
+        {"id": i, "piece": (model.texts.bytes_of(i) or piece) if "\ufffd" in piece else piece} for i, piece in pieces
+    ]
+    return {"tokens": shown}
+
+
+def _encoded(engine: Engine, text: str, *, begins: bool) -> list[int]:
+    """A text's tokens. begins: with those that every prompt begins with."""
+    if not text:
+        return []
+    token_ids, prefix = engine.encode_prompt(text, chat_template=False), list(engine.tokenizer.prefix)
+    is_added = not begins and token_ids[: len(prefix)] == prefix
+    return token_ids[len(prefix) :] if is_added else token_ids
+
+
+def _counted(model: Model, token_ids: list[int], *, strings: bool) -> dict[str, Any]:
+    """As vLLM says it."""
+    texts = [model.texts.spelled([token_id]) for token_id in token_ids] if strings else None
+    size = {"count": len(token_ids), "max_model_len": model.info.max_model_len}
+    return size | {"tokens": token_ids, "token_strs": texts}
+
+
+async def _detokenize(service: Service, fields: dict[str, Any]) -> Any:
+    asked = read_fields(fields, TokensToRead)
+    model = service.models.find(asked.model or "")
+    size = model.bundle.manifest.main.vocab_size
+    if (wrong := next((each for each in asked.tokens if each >= size), None)) is not None:
+        message = f"{wrong} is no token of this model, which has {size:,}. Send ids below that."
+        raise ApiError(400, message, param="tokens", code="invalid_value")
+    text = await _with(service, model, lambda _: model.texts.spelled(asked.tokens))
+    return {"content": text, "prompt": text}  # llama.cpp's and vLLM's names
+
+
+async def _apply_template(service: Service, fields: dict[str, Any]) -> Any:
+    asked = read_fields(fields, ChatRequest)
+    choice = choices_of_chat(asked)[0]
+
+    def render(engine: Engine) -> str:
+        return engine.render(choice.prompt, **_options(choice)).replace(CUT, "")
+
+    return {"prompt": await _with(service, service.models.find(asked.model), render)}
+
+
+async def _count_chat(service: Service, fields: dict[str, Any]) -> Any:
+    asked = read_fields(fields, ChatRequest)
+    return await _input_tokens(service, asked.model, choices_of_chat(asked)[0])
+
+
+async def _count_items(service: Service, fields: dict[str, Any]) -> Any:
+    asked = read_fields(fields, ResponseRequest)
+    return await _input_tokens(service, asked.model, Responses.choices(asked, service.conversations)[0])
+
+
+async def _input_tokens(service: Service, name: str, choice: AnswerChoice) -> dict[str, Any]:
+    count = await _count(service, name, choice)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+async def _count_messages(service: Service, fields: dict[str, Any]) -> Any:
+    asked = read_messages(msgspec.json.encode(fields))
+    return TokenCount(await _count(service, asked.model, choices_of_chat(asked)[0]))
+
+
+async def _count(service: Service, name: str, choice: AnswerChoice) -> int:
+    model, _ = service.models.find_adapted(name)
+    return len(await _with(service, model, partial(_token_ids, choice=choice)))
+
+
+async def _with(service: Service, model: Model, work: Callable[[Engine], Any]) -> Any:
+    """What a model's engine makes, in a thread: the model is loaded first."""
+    async with service.models.use(model) as engine:
+        return await asyncio.to_thread(work, engine)
+
+
+def _token_ids(engine: Engine, choice: AnswerChoice) -> list[int]:
+    return engine.encode_prompt(choice.prompt, **_options(choice))
+
+
+def _options(choice: AnswerChoice) -> dict[str, Any]:
+    return {name: value for name, value in choice.options.items() if name not in ("fits", "chat_template")}
