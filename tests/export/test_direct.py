@@ -46,6 +46,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
+from outrider_export.heads import own
 from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.peft_adapter import Change, LoraAdapter
@@ -641,38 +642,55 @@ def test_layers_whose_sizes_a_config_could_not_say_are_refused(tmp_path: Path) -
 MODULES = {"qwen3_5_text": "mtp qwen", "qwen3_5_moe_text": "mtp experts", "qwen3_next": "mtp experts"}
 
 
+def with_module(plain: Path, path: Path, kind: str, tokenizer: Path) -> Path:
+    """A GGUF file with an MTP module after its four layers, and another file's tokenizer."""
+    reader, names = gguf.GGUFReader(plain), {ours: theirs for theirs, ours in own._GGUF_NAMES.items()}
+    fields = {**reader.fields, **gguf.GGUFReader(tokenizer).fields}
+    architecture = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(path, architecture)
+    for name, field in fields.items():
+        if name.startswith((f"{architecture}.", "tokenizer.")):
+            tiny.add_key(writer, name, field.contents())
+    writer.kv_data[0][f"{architecture}.block_count"].value = 5
+    writer.add_nextn_predict_layers(1)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    for name, values in heads.tensors_of(kind).items():
+        module = name.removeprefix("mtp.").removesuffix(".weight")
+        parts = {module: values + np.float32("norm" in module)}
+        if module.endswith("gate_up_proj"):
+            halves = np.split(values, 2, axis=1)
+            parts = {module.replace("gate_up", part): half for part, half in zip(("gate", "up"), halves, strict=True)}
+        for part, each in parts.items():
+            writer.add_tensor(f"blk.4.{names[part]}.weight", np.ascontiguousarray(each))
+    finish(writer)
+    return path
+
+
 @pytest.mark.parametrize(
     "name", [*MODULES][:1] + [pytest.param(each, marks=pytest.mark.slow) for each in [*MODULES][1:]]
 )
 def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Path) -> None:
-    """From the first answer on. llama.cpp counts its layer among the model's."""
-    from safetensors.numpy import load_file, save_file
-
+    """llama.cpp counts its layer among the model's."""
     sizes: dict[str, Any] = {"head_dim": heads.HEAD_SIZE}
     sizes["rope_parameters"] = CONFIGS[name]["rope_parameters"] | {"partial_rotary_factor": 0.5}
     if MODULES[name] == "mtp experts":
         sizes |= {"num_experts": 6, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
     _, folder = saved(name, tmp_path / "model", **sizes)
-    weights = folder / "model.safetensors"
-    save_file(load_file(weights) | heads.tensors_of(MODULES[name]), weights)
-    tiny.train_tokenizer().save(str(folder / "tokenizer.json"))
-    path = tmp_path / "nextn.gguf"
-    write_gguf(folder, path, name, pre="qwen2")
+    write_gguf(folder, tmp_path / "plain.gguf", name)
+    tiny.write_checkpoint(tmp_path / "tiny")
+    tiny.write_gguf(tmp_path / "tokenizer.gguf", tmp_path / "tiny", "F32", "gpt-2", {})
+    path = with_module(tmp_path / "plain.gguf", tmp_path / "nextn.gguf", MODULES[name], tmp_path / "tokenizer.gguf")
     assert (described := describe_gguf(path))["mtp_layers"] == 1
     assert described["layers"] == geometry_of_gguf(read_header(path)).num_layers == 4
     made = export_bundle(path, output=tmp_path / "bundle", weights="fp32")
     assert [(each.name, each.kind) for each in made.manifest.drafters] == [("mtp", "mtp")]
     with outrider.load(made.folder, cache_size=0.02) as engine:
-        options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-        first = engine.generate("The quick brown fox", **options)
-        assert first.stats.num_draft_tokens > 3
-        prompts = "The quick brown fox", "def quicksort(items)", "It's 2024, isn't it?"
-        plain = {each: engine.generate(each, drafter=None, **options).token_ids for each in prompts}
-        assert first.token_ids == plain[prompts[0]]
-        found: dict[str, list[int]] = {}
-        options |= {"drafter": "mtp", "num_assistant_tokens": 3}
-        in_threads(lambda each: found.update({each: engine.generate(each, **options).token_ids}), prompts)
-    assert found == plain
+        options: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "num_assistant_tokens": 3}
+        plain = engine.generate("def", drafter=None, **options)
+        drafted = engine.generate("def", drafter="mtp", **options)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens
 
 
 @pytest.mark.parametrize(
@@ -760,11 +778,30 @@ def test_a_size_that_a_gguf_file_lacks_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def qwen_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of Qwen3.5, with its MTP module and its tokenizer."""
+    """A whole GGUF file of Qwen3.5, with its MTP module and its tokenizer."""
     folder = tmp_path_factory.mktemp("qwen")
     write_qwen(folder / "checkpoint")
     write_gguf(folder / "checkpoint", folder / "qwen.gguf", "qwen3_5_text", pre="qwen2")
     return folder / "qwen.gguf"
+
+
+def test_a_gguf_file_with_an_mtp_module_drafts_from_the_first_answer(qwen_file: Path, tmp_path: Path) -> None:
+    told = Recorder()
+    made = export_bundle(
+        qwen_file, output=tmp_path / "bundle", weights="fp32", draft_weights="fp32", draft_vocab="all", progress=told
+    )
+    assert "Its own MTP module comes along as drafter 'mtp'. --draft none leaves it out." in told.notes
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+    with outrider.load(made.folder, cache_size=0.02) as engine:
+        first = engine.generate("The quick brown fox", **options)
+        assert first.stats.num_draft_tokens > 3
+        assert first.token_ids == engine.generate("The quick brown fox", drafter=None, **options).token_ids
+        prompts = "def quicksort(items)", "It's 2024, isn't it?"
+        expected = {each: engine.generate(each, drafter=None, **options).token_ids for each in prompts}
+        found: dict[str, list[int]] = {}
+        options |= {"drafter": "mtp", "num_assistant_tokens": 3}
+        in_threads(lambda each: found.update({each: engine.generate(each, **options).token_ids}), prompts)
+        assert found == expected
 
 
 @few_or_many
