@@ -211,7 +211,7 @@ are read in pieces, and drafts that are rejected at every place, on your machine
 
 Random weights forget at once, so small models of 20 million weights were trained (`bench/scripts/train_small_hybrids.py`)
 and looked at (`bench/scripts/small_hybrids.py`): four texts of 512 tokens that no training saw, and a sampled text of 4,000
-tokens with each drafter, in int8.
+tokens with each drafter, in int8 (–: not measured).
 
 | small model | int8: KL divergence from fp32, nats | int4 | tokens of a round, by drafter | long texts that differ from plain decoding's |
 |---|---|---|---|---|
