@@ -219,6 +219,8 @@ tokens with each drafter, in int8 (–: not measured).
 | Qwen3.5 | 0.0003 | – | `auto` 1.82, `mtp` 1.96, `ngram` 1.21, `suffix` 2.08 | 0 of 4 |
 | Granite 4.0-H | 0.0001 | 0.011 | `auto` 1.17, `ngram` 1.17, `suffix` 2.14 | 0 of 3 |
 
+None of them recalls a code that a prompt named 100 tokens before, in int8 or fp32, so they do not show a long memory.
+
 Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
 
 Nemotron-H numbers what mixes tokens and feed-forward parts each on their own. Here, a layer is one of the former with
