@@ -221,8 +221,9 @@ GGUF files of Granite 4.0 that have attention in all layers name the architectur
 
 ## Models that read images, as text models
 
-Checkpoints of Qwen3.5, Ministral 3 and Mistral Small 3 (`mistral3`), EXAONE 4.5 and Muse Glimmer read images: their
-text part is converted, and the bundle reads text only. Checkpoints in FP8, such as Ministral 3's, are read with
+Checkpoints of Ministral 3 and Mistral Small 3 (`mistral3`), EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer read images:
+their text part is converted, and the bundle reads text only. [Images](vision.md#the-export) lists the models whose
+images are read, and what stands in the way of others. Checkpoints in FP8, such as Ministral 3's, are read with
 their scales.
 
 ## Gemma 4
@@ -314,7 +315,7 @@ different random tokens; "after a text" is a call after a text of 256 tokens.
 | int8 | after a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
 
 Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too
-low. """
+low. """  # noqa: E501  (rows of tables)
 
 
 API_HEAD = """\

@@ -419,8 +419,8 @@ def merged_experts(folder: Path) -> dict[str, Any]:
             for part, half in halves.items():
                 made[f"{found[1]}{part}_proj.{'bias' if found[3] else 'weight'}"] = np.ascontiguousarray(half)
         elif found := re.fullmatch(r"(.*\.feed_forward\.experts\.)(gate_up|down)_proj", name):  # Llama 4
-            halves = np.split(values, 2, axis=2) if found[2] == "gate_up" else [values]
-            for part, half in zip(("gate", "up") if len(halves) > 1 else ("down",), halves, strict=True):
+            pieces = np.split(values, 2, axis=2) if found[2] == "gate_up" else [values]
+            for part, half in zip(("gate", "up") if len(pieces) > 1 else ("down",), pieces, strict=True):
                 made[f"{found[1]}{part}_proj.weight"] = np.ascontiguousarray(half.swapaxes(1, 2))
         elif name.endswith(".sinks"):
             made[f"{name}.weight"] = values
@@ -650,7 +650,7 @@ def with_module(plain: Path, path: Path, kind: str, tokenizer: Path) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     for name, field in fields.items():
         if name.startswith((f"{architecture}.", "tokenizer.")):
-            tiny._add(writer, name, field.contents())
+            tiny.add_key(writer, name, field.contents())
     writer.kv_data[0][f"{architecture}.block_count"].value = 5
     writer.add_nextn_predict_layers(1)
     for tensor in reader.tensors:

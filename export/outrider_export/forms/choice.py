@@ -181,7 +181,7 @@ def _why(best: FormSpeed, portable: FormSpeed) -> str:
 def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], FormChoice], progress: Progress) -> FormChoice | None:
     """The choice that was saved, or is made now."""
     here = {"versions": versions_of("openvino", "onnxruntime"), **machine_key()}  # other versions have other kernels
-    file = saved.SavedValue(saved.FOLDER / "forms", key | {"rows": ROWS, "model": _stamps(plan), **here}, FormChoice)
+    file = saved.SavedValue(saved.FOLDER / "forms", {**key, "rows": ROWS, "model": _stamps(plan), **here}, FormChoice)
     choice = file.read()
     if choice is None:
         progress.phase(f"measure {plan.role}")
