@@ -59,9 +59,17 @@ _HARMLESS = re.compile(
     r"_name_or_path|architectures|model_type|auto_map|transformers_version|(torch_)?dtype|vocab_size|use_cache|"
     r"initializer_range|attn_implementation|(attention|mlp|qkv|use|conv|proj)_bias|bias|use_qkv_bias|use_qk_norm|"
     r"pretraining_tp|output_.*|return_dict.*|.*_token_id|.*_token_index|.*dropout.*|.*_pdrop|.*_coef|"
-    r"max_window_layers|cache_implementation|is_.*|tie_encoder_decoder|bos_token|eos_token|_.*|unsloth.*"
+    r"max_window_layers|cache_implementation|is_.*|tie_encoder_decoder|bos_token|eos_token|_.*|unsloth.*|"
+    r".*jitter_noise|altup_coef_clip|altup_lr_multiplier"
 )
-_ALWAYS = ("rope_scaling", "rope_parameters", "full_attn_idxs", "full_attention_interval", "tie_word_embeddings")
+_ALWAYS = (
+    "rope_scaling",
+    "rope_parameters",
+    "moe_layers",
+    "full_attn_idxs",
+    "full_attention_interval",
+    "tie_word_embeddings",
+)
 _PARTS_OF_LAYER = re.compile(r"^model\.layers\.\d+\.(.+?)\.?(weight|bias)?$")
 _EXPERT = re.compile(r"experts\.\d+\.")
 

@@ -123,6 +123,8 @@ def _settle_chunks(config: dict[str, Any]) -> None:
 
 
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
+    growth, step, offset = _query_growth(form, config)
+    chunk = int(config.get("attention_chunk_size", 0)) if form.chunked else 0
     blocks = None
     if form.in_blocks:
         kinds = block_kinds(config)
@@ -164,8 +166,6 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     cutoffs = cutoffs_of(config, len(states)) if form.streams else [None] * len(states)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
     eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
-    growth, step, offset = _query_growth(form, config)
-    chunk = int(config.get("attention_chunk_size", 0)) if form.chunked else 0
     if chunk < int(config["max_position_embeddings"]):
         limit = chunk or limit
     if form.chunked and not config.get("use_qk_norm", True):
