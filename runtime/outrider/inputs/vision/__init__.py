@@ -6,8 +6,8 @@
 An image is a file's path, a file's bytes, a `data:` URL, an image of Pillow's, or an array uint8 [height, width, 3].
 Nothing is fetched from the network. Needs the extra: pip install "outrider[vision]".
 
-`images`: reads an image. `tiles`: cuts it as Idefics3, SmolVLM and InternVL do. `encoder`: from tiles to embeddings.
-`prompts`: messages with images, as a prompt.
+`images`: reads an image. `tiles`: cuts it as Idefics3, SmolVLM and InternVL do. `grids`: Qwen's patches. `encoder`:
+from tiles to embeddings. `prompts`: messages with images, as a prompt.
 """
 
 from outrider.inputs.vision.encoder import VisionEncoder
