@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
 import pytest
 
 from exports import Recorder
@@ -24,14 +23,20 @@ from outrider_export.forms import choice as form_choice
 from outrider_export.forms import slices as form_slices
 from outrider_export.forms.choice import FormChoice
 from outrider_export.forms.slices import FormSlices, Whole, time_slices
-from outrider_export.forms.speed import FormSpeed
+from outrider_export.forms.speed import ROWS, FormSpeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Milliseconds of a call of 1 and of 8 rows, as measured on a processor with AVX2 alone and on one with VNNI.
-AVX2 = {"openvino int8": (130, 309), "openvino int4": (105, 258), "onnx int8": (122, 246), "onnx int4": (74, 235)}
-VNNI = {"openvino int8": (37, 43), "openvino int4": (34, 53), "onnx int8": (43, 67), "onnx int4": (30, 65)}
+# Milliseconds of a call of 1, 2, 4 and 8 rows, as in docs/export.md: on a processor with AVX2 alone, and one with VNNI.
+AVX2 = {
+    "openvino int8": (130, 128, 195, 309), "openvino int4": (105, 132, 127, 258),
+    "onnx int8": (122, 94, 160, 246), "onnx int4": (74, 85, 131, 235),
+}  # fmt: skip
+VNNI = {
+    "openvino int8": (34.5, 36.6, 40.8, 46.2), "openvino int4": (34.5, 33.9, 38.5, 53.0),
+    "onnx int8": (40.7, 40.9, 47.7, 61.7), "onnx int4": (25.6, 26.4, 37.7, 60.2),
+}  # fmt: skip
 
 
 class FakeTrial:
@@ -57,9 +62,7 @@ class FakeTrial:
     ) -> list[FormSpeed]:
         taken = {form: self.times[" ".join(form)] for form in forms}
         share = 1.0 if self.role == "main" else 0.25
-        found = {
-            form: {n: share * float(np.interp(n, (1, 8), both)) / 1000 for n in rows} for form, both in taken.items()
-        }
+        found = {form: {n: share * taken[form][ROWS.index(n)] / 1000 for n in rows} for form in taken}
         return [
             FormSpeed(*form, seconds, dict.fromkeys(cuts, seconds[1] / 2), 1, "") for form, seconds in found.items()
         ]

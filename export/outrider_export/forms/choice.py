@@ -166,8 +166,8 @@ def _check(trial: FormTrial) -> None:
 
 
 def _seconds_per_token(form: FormSpeed, draft: float) -> float:
-    """Of plain decoding and of decoding with drafts, together. draft: seconds of a draft token."""
-    return 1 / form.plain + 1 / form.auto(draft)
+    """Of plain decoding, of decoding with drafts and of reading a prompt, together. draft: of a draft token."""
+    return 1 / form.plain + 1 / form.auto(draft) + form.seconds[ROWS[-1]] / ROWS[-1]
 
 
 def _why(best: FormSpeed, portable: FormSpeed) -> str:
