@@ -92,7 +92,9 @@ def _complete(schema: dict[str, Any], kind: type[Asked], models: Sequence[str]) 
     for name in set(HARMLESS) - set(kind.__struct_fields__):
         schema["properties"][name] = {"description": "Accepted, but without effect."}
     for name, values in NEUTRAL[kind].items():
-        schema["properties"][name] = {"enum": list(values), "description": "Not supported with other values."}
+        # false is taken for 0, and 1 for true, but JSON Schema tells them apart.
+        alike = [each for each in (False, True, 0, 1) if each in values and not any(each is value for value in values)]
+        schema["properties"][name] = {"enum": [*values, *alike], "description": "Not supported with other values."}
 
 
 def _get(summary: str, name: str, *errors: int) -> dict[str, Any]:
