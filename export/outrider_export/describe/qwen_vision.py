@@ -9,9 +9,7 @@ from math import isqrt
 from pathlib import Path
 
 from outrider.bundle.manifest import VisionEntry
-from outrider.errors import ExportError
-from outrider.system.files import shown
-from outrider_export.describe.vision import CLIP, FOLDER
+from outrider_export.describe.vision import CLIP, FOLDER, check_prepared, image_token_id_of
 from outrider_export.direct.vision_encoder import OF_VISION
 from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import GRID_MODELS, architectures_of, read_json
@@ -41,25 +39,13 @@ def qwen_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> Vision
         return None
     encoder = config["vision_config"]
     patch, merge = int(encoder.get("patch_size", 14)), int(encoder.get("spatial_merge_size", 2))
-    for what, found, known in (
-        ("do_resize", images.get("do_resize", True), True),
-        ("do_rescale", images.get("do_rescale", True), True),
-        ("do_normalize", images.get("do_normalize", True), True),
+    checks = [
         ("patch_size", images.get("patch_size", 14), patch),
         ("merge_size", images.get("merge_size", 2), merge),
         ("temporal_patch_size", images.get("temporal_patch_size", 2), 2),
-    ):
-        if found != known:
-            raise ExportError(
-                f"{folder} prepares images with {what}={shown(found)}, and Outrider knows {what}={known} only for its "
-                f"encoder of patches of {patch} pixels."
-            )
-    token_id = vocabulary.find(_PLACE)
-    if token_id is None or token_id != config.get("image_token_id", token_id):
-        raise ExportError(
-            f"{folder}/config.json has image_token_id={config.get('image_token_id')}, and {_PLACE} is {token_id} "
-            "in its tokenizer: they do not belong together."
-        )
+    ]
+    check_prepared(folder, images, checks, f"patches of {patch} pixels")
+    token_id = image_token_id_of(folder, config, _PLACE, vocabulary)
     size = patch * merge
     sizes = _SIZES | (images.get("size") or {})
     fewest = int(images.get("min_pixels") or sizes["shortest_edge"])

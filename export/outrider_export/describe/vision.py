@@ -60,24 +60,9 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder}/config.json has no vision_config with its {error}.") from error
     sizes, checks = (_of_internvl if layout == "internvl" else _of_idefics3)(config, images, whole, tile_size, patch)
-    for what, found, known in (
-        ("do_resize", images.get("do_resize", True), True),
-        ("do_rescale", images.get("do_rescale", True), True),
-        ("do_normalize", images.get("do_normalize", True), True),
-        *checks,
-    ):
-        if found != known:
-            raise ExportError(
-                f"{folder} prepares images with {what}={shown(found)}, and Outrider knows {what}={known} only for its "
-                f"encoder of {tile_size} pixels."
-            )
+    check_prepared(folder, images, checks, f"{tile_size} pixels")
     tokens = _tokens(folder, layout)
-    image_token_id = vocabulary.find(tokens["image_token"])
-    if image_token_id is None or image_token_id != config.get("image_token_id", image_token_id):
-        raise ExportError(
-            f"{folder}/config.json has image_token_id={config.get('image_token_id')}, and {tokens['image_token']} is "
-            f"{image_token_id} in its tokenizer: they do not belong together."
-        )
+    image_token_id = image_token_id_of(folder, config, tokens["image_token"], vocabulary)
     is_internvl = layout == "internvl"
     usual_mean, usual_std = CLIP if is_internvl else (_STANDARD, _STANDARD)
     fields = {
@@ -96,6 +81,28 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
 
 
 _Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
+
+
+def check_prepared(folder: Path, images: dict[str, Any], checks: _Checks, encoder: str) -> None:
+    """Raise ExportError if a checkpoint prepares images in a way that is not known. encoder: what it reads."""
+    usual = [(name, images.get(name, True), True) for name in ("do_resize", "do_rescale", "do_normalize")]
+    for what, found, known in (*usual, *checks):
+        if found != known:
+            raise ExportError(
+                f"{folder} prepares images with {what}={shown(found)}, and Outrider knows {what}={known} only for its "
+                f"encoder of {encoder}."
+            )
+
+
+def image_token_id_of(folder: Path, config: dict[str, Any], token: str, vocabulary: Vocabulary) -> int:
+    """The id of an image's token. Raises ExportError if the configuration and the tokenizer differ."""
+    token_id = vocabulary.find(token)
+    if token_id is None or token_id != config.get("image_token_id", token_id):
+        raise ExportError(
+            f"{folder}/config.json has image_token_id={config.get('image_token_id')}, and {token} is {token_id} in its "
+            "tokenizer: they do not belong together."
+        )
+    return token_id
 
 
 def _of_idefics3(

@@ -24,16 +24,15 @@ from outrider.server.chat import ChatAnswer
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
 from outrider.server.encoding import encoding_routes
-from outrider.server.endpoint import Endpoint, Service, as_json
+from outrider.server.endpoint import Endpoint, Service, as_json, read_json
 from outrider.server.errors import ApiError, as_api_error
-from outrider.server.limits import Queue, read_body
+from outrider.server.limits import Queue
 from outrider.server.messages import Messages
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
 from outrider.server.ollama import OllamaChat, OllamaText, shown, tag_of
 from outrider.server.openapi import describe
 from outrider.server.properties import property_routes
-from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import AccessGuard
@@ -159,9 +158,7 @@ async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Respon
 
 
 async def _show(service: Service, request: Request) -> Response:
-    settings = service.settings
-    body = await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds)
-    fields = read_object(body)
+    fields = await read_json(service, request)
     name = fields.get("model", fields.get("name"))
     if not isinstance(name, str):
         raise ApiError(400, "'model' is not a text.", param="model", code="invalid_type")

@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.engine.text_encoders import Embedder, Embeddings, Ranking, Reranker
-from outrider.server.endpoint import Service, as_json, unless_gone
+from outrider.server.endpoint import Service, as_json, read_json, unless_gone
 from outrider.server.errors import ApiError, bad_field, out_of_time
-from outrider.server.limits import Gone, read_body
+from outrider.server.limits import Gone
 from outrider.server.protocol.encoding import (
     MOST_TEXTS,
     Embedding,
@@ -36,7 +36,7 @@ from outrider.server.protocol.encoding import (
     RerankResult,
     RerankText,
 )
-from outrider.server.protocol.reading import IGNORED, read_object
+from outrider.server.protocol.reading import IGNORED
 from outrider.server.text_encoders import TextEncoder
 
 log = logging.getLogger("outrider.server")
@@ -141,8 +141,7 @@ async def _read(service: Service, request: Request, kind: type[Body]) -> Body:
     Raises:
         ApiError: with status 400, naming the field that is wrong.
     """
-    settings = service.settings
-    fields = read_object(await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds))
+    fields = await read_json(service, request)
     IGNORED.add(fields.keys() - {*kind.__struct_fields__})
     try:
         return msgspec.convert(fields, kind)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
@@ -30,6 +31,7 @@ from outrider.server.models import Models
 from outrider.server.options import AnswerChoice, with_adapter
 from outrider.server.protocol.items import ResponseEvent
 from outrider.server.protocol.messages import MessageEvent
+from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.requests import Asked, LoadRequest
 from outrider.server.settings import Settings
 
@@ -47,6 +49,12 @@ class Service:
     queue: Queue
     metrics: Metrics
     conversations: Conversations
+
+
+async def read_json(service: Service, request: Request) -> dict[str, Any]:
+    """The JSON object that a request's body is. Raises ApiError."""
+    settings = service.settings
+    return read_object(await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds))
 
 
 class Endpoint:

@@ -46,7 +46,11 @@ def read_messages(body: bytes) -> ChatRequest:
     Raises:
         ApiError: with status 400, naming the field that is wrong.
     """
-    fields = read_object(body)
+    return read_message_fields(read_object(body))
+
+
+def read_message_fields(fields: dict[str, Any]) -> ChatRequest:
+    """As `read_messages`, from the body's fields."""
     known = {*MessagesRequest.__struct_fields__}
     others = {name: value for name, value in fields.items() if name not in known}
     IGNORED.add(name for name in _HARMLESS if others.pop(name, None) is not None)

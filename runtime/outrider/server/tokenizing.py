@@ -14,15 +14,14 @@ from starlette.routing import BaseRoute, Route
 
 from outrider.engine.engine import Engine
 from outrider.inputs.text.special_tokens import CUT
-from outrider.server.endpoint import Service, as_json
+from outrider.server.endpoint import Service, as_json, read_json
 from outrider.server.errors import ApiError
-from outrider.server.limits import read_body
-from outrider.server.messages import read_messages
+from outrider.server.messages import read_message_fields
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.messages import TokenCount
-from outrider.server.protocol.reading import read_fields, read_object
+from outrider.server.protocol.reading import read_fields
 from outrider.server.protocol.requests import ChatRequest, NotNegative
 from outrider.server.responses import Responses
 
@@ -68,9 +67,7 @@ def tokenizing_routes(service: Service) -> list[BaseRoute]:
 async def _answer(
     answer: Callable[[Service, dict[str, Any]], Awaitable[Any]], service: Service, request: Request
 ) -> Response:
-    settings = service.settings
-    body = await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds)
-    return as_json(await answer(service, read_object(body)))
+    return as_json(await answer(service, await read_json(service, request)))
 
 
 async def _tokenize(service: Service, fields: dict[str, Any]) -> Any:
@@ -158,7 +155,7 @@ async def _input_tokens(service: Service, name: str, choice: AnswerChoice) -> di
 
 
 async def _count_messages(service: Service, fields: dict[str, Any]) -> Any:
-    asked = read_messages(msgspec.json.encode(fields))
+    asked = read_message_fields(fields)
     return TokenCount(await _count(service, asked.model, choices_of_chat(asked)[0]))
 
 
