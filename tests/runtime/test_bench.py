@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -287,6 +288,15 @@ def test_the_grounded_prompts_hold_what_they_refer_to() -> None:
         assert reference in prompt.text
         assert len(prompt.text) > len(reference) + 40
     assert read_prompts("default") == read_prompts()
+
+
+def test_the_open_prompts_have_nothing_to_copy() -> None:
+    prompts = read_prompts("open")
+    assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(
+        ("general", "writing", "chinese", "chinese-writing"), 50
+    )
+    assert len({prompt.text for prompt in prompts}) == 200
+    assert max(len(prompt.text) for prompt in prompts) < 80
 
 
 def test_long_prompts_are_the_grounded_ones_behind_other_documents() -> None:

@@ -14,7 +14,12 @@ from outrider.errors import OptionError
 from outrider.system.files import reading
 from outrider.types import TextTokenizer
 
-BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl", "long": "grounded.jsonl"}
+BUILT_IN = {
+    "default": "prompts.jsonl",
+    "grounded": "grounded.jsonl",
+    "long": "grounded.jsonl",
+    "open": "open.jsonl",
+}
 LONG_DOCUMENTS = (1, 4, 8, 16)  # in front of a question of the long prompts
 _FOLDER = Path(str(importlib.resources.files("outrider_bench"))) / "prompts"
 
@@ -46,7 +51,7 @@ def encode_prompts(prompts: list[BenchPrompt], tokenizer: TextTokenizer) -> list
 
 
 def read_prompts(path: str | Path | None = None, per_category: int | None = None) -> list[BenchPrompt]:
-    """Prompts from a JSON Lines file, or those that ship with Outrider: "default", or None, "grounded" and "long".
+    """Prompts from a JSON Lines file, or those that come with Outrider: "default" (None), "grounded", "long", "open".
 
     Each line is an object with `turns`, a list of messages of which the first is used, or `prompt`, a text; and
     `id`, `category` and `references`, a list of texts, if there are any. `per_category`: use the first few of

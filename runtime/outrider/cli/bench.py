@@ -53,7 +53,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
 @click.option(
     "--prompts",
     metavar="NAME|FILE",
-    help="default, grounded, long, or JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]",
+    help="default, grounded, long, open, or JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]",
 )
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option(
