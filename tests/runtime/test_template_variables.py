@@ -61,6 +61,27 @@ def test_earlier_reasoning_has_the_name_that_the_template_reads(read: str) -> No
     assert rendered(template, [message]) == "(Hm.)Yes"
 
 
+IDS = (  # as in the templates of Mistral 7B v0.3 and Nemo
+    "{% for m in messages %}{% for c in m.tool_calls %}{% if not c.id is defined or c.id|length != 9 %}"
+    "{{ raise_exception('ids') }}{% endif %}[{{ c.id }}]{% endfor %}"
+    "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("given", "written"), [
+    (["abc123XYZ", "DEF456uvw"], ["abc123XYZ", "DEF456uvw"]),
+    (["call_0123456789abcdef", "call_1123456789abcde0"], ["789abcdef", "789abcde0"]),
+    (["1", None], ["000000001", "0000call1"]), ([None, None], ["0000call0", "0000call1"]),
+])  # fmt: skip
+def test_ids_of_calls_are_short_where_a_template_needs_it(given: list[Any], written: list[str]) -> None:
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": {}}} for each in given]
+    results = [{"role": "tool", "content": "a", **({"tool_call_id": each} if each else {})} for each in given]
+    history = [HI, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    first, second = written
+    assert rendered(IDS, history) == f"[{first}][{second}]({first})({second})"
+    assert calls[0]["id"] == given[0]
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny: Path) -> Tokenizer:
     made = Tokenizer(tiny / "tokenizer")
@@ -87,6 +108,23 @@ def test_a_chat_begins_with_what_every_text_begins_with(tokenizer: Tokenizer, mo
     monkeypatch.setitem(tokenizer.__dict__, "prefix", [begin])
     assert tokenizer.encode_rendered("Hi") == [begin, *plain]
     assert tokenizer.encode_rendered("<|endoftext|>Hi") == [begin, *plain]  # the template has written it
+
+
+def test_a_system_s_text_goes_to_a_template_that_refuses_systems(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = TEMPLATE.replace(
+        "<{{ m.role }}>", "{% if m.role == 'system' %}{{ raise_exception('No.') }}{% endif %}<{{ m.role }}>"
+    )
+    system = {"role": "system", "content": "Be brief."}
+    templates = ChatTemplates({"default": refusing})
+    monkeypatch.setattr(tokenizer, "_templates", templates)
+    assert tokenizer.render([system, HI]) == "<user>Be brief.\nHi</><assistant>"  # as llama.cpp
+    with pytest.raises(RequestError, match="refuses these messages: No"):
+        tokenizer.render([system])
+    with pytest.raises(RequestError, match="refuses these messages: No"):
+        templates.render([system, HI], (), answering=True)  # as Transformers
+    assert ChatTemplates({"default": TEMPLATE}).without_system([system, HI]) is None
 
 
 def test_an_app_s_tokenizer_is_asked_for_what_a_request_has() -> None:

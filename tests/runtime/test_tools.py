@@ -16,7 +16,20 @@ import outrider
 from grammars import EOS, new_grammars
 from outrider.inputs.text import Tokenizer
 from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
-from outrider.inputs.tools.formats import GLM, GLM_IN_LINE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER
+from outrider.inputs.tools.formats import (
+    DEEPSEEK,
+    GLM,
+    GLM_IN_LINE,
+    GRANITE,
+    HERMES,
+    KIMI,
+    LFM,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    PHI,
+    QWEN_CODER,
+)
 from outrider.inputs.tools.stream import joined
 from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState
 from tiny import train_tokenizer
@@ -43,6 +56,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+CALL_IN_TAGS = (
+    "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n"
+)
 TEXTS = [
     (HERMES, "Hello.\nHow are you?", "Hello.\nHow are you?", []),
     (
@@ -127,6 +143,69 @@ def test_texts_with_calls(form: ToolFormat, text: str, content: str, calls: list
     assert form.parse(text) == (content, calls)
 
 
+CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
+LLAMA_CALL = CALL.replace("arguments", "parameters")
+LOOSE = [  # as small models write calls where tools were offered
+    (HERMES, f"I look.\n{CALL}\n\nWait.", "I look.Wait.", CALLS[:1]),
+    (HERMES, f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n```", "", CALLS[:1]),
+    (HERMES, f'```\n{CALL}\n{{"name": "stop", "arguments": []}}\n```\nDone.', "Done.", CALLS),
+    (HERMES, f'<tools>\n[{CALL}, {{"name": "stop"}}]\n</tools>', "", CALLS),
+    (HERMES, f"<function_call> {CALL}}} </function_call>", "", CALLS[:1]),
+    (HERMES, f'<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>{{"name": "stop"}}', "", CALLS),
+    (HERMES, f"<tool_call>\n{CALL}}}\n</tool_call>", "", CALLS[:1]),
+    (HERMES, f"<tool_call>\n{{{CALL}}}\n</tool_call>", "", CALLS[:1]),
+    (HERMES, '```json\n{"name": "Ann"}\n``` {"name": "stop"}', '```json\n{"name": "Ann"}\n``` {"name": "stop"}', []),
+    (HERMES, 'function f() { "name" } ```js\nx', 'function f() { "name" } ```js\nx', []),
+    (LLAMA, f'I call.\n{LLAMA_CALL}\n{{"name": "stop", "parameters": {{}}}}', "I call.", CALLS),
+    (LLAMA, f"[{LLAMA_CALL}]", "", CALLS[:1]),
+    (LLAMA, '<function=get_weather>{"city": "Paris", "days": 3}</function>', "", CALLS[:1]),
+    (LLAMA, '<function=other>{"city": "Paris"}</function>', '<function=other>{"city": "Paris"}</function>', []),
+    (QWEN_CODER, f"I look.\n{CALL_IN_TAGS}</tool_call>", "I look.", CALLS[:1]),
+    (QWEN_CODER, f"<tool_call>\n{CALL}\n</tool_call>", "", CALLS[:1]),
+    (MISTRAL_ARGS, '[TOOL_CALLS]get_weather{"city": "Paris", "days": 3}', "", CALLS[:1]),
+    (MISTRAL_ARGS, f"[TOOL_CALLS][{CALL}]", "", CALLS[:1]),
+    (GRANITE, f"<tool_call>[{CALL}]", "", CALLS[:1]),
+    (PHI, f"<|tool_call|>[{CALL}]<|/tool_call|>", "", CALLS[:1]),
+    (LFM, f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", CALLS[:1]),
+    (
+        KIMI,
+        '<|tool_calls_section_begin|><|tool_call_begin|>get_weather:0<|tool_call_argument_begin|>{"city": "Paris", '
+        '"days": 3}<|tool_call_end|><|tool_calls_section_end|>',
+        "",
+        CALLS[:1],
+    ),
+    (
+        DEEPSEEK,
+        'So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris", "days": 3}'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "So.",
+        CALLS[:1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), LOOSE)
+@pytest.mark.parametrize("cut", [1, 5, 1000])
+def test_calls_as_small_models_write_them(
+    form: ToolFormat, text: str, content: str, calls: list[ToolCall], cut: int
+) -> None:
+    stream = form.stream(tools=TOOLS, loose=True)
+    pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
+    assert joined([*pieces, *stream.finish()]) == (content, calls)
+
+
+@pytest.mark.parametrize(("written", "meant"), [
+    ("a\nb\tc", "a\nb\tc"), ("\\d+\\.", "\\d+\\."), ("it\\'s", "it\\'s"), ("a\\nb\\u00e9", "a\nbé"), ('\\"', '"'),
+])  # fmt: skip
+def test_strings_in_arguments_become_json(written: str, meant: str) -> None:
+    text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": "{written}"}}}}\n</tool_call>'
+    for cut in (1, 2, 1000):
+        stream = HERMES.stream()
+        pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
+        (call,) = joined([*pieces, *stream.finish()])[1]
+        assert json.loads(call.arguments) == {"a": meant}
+
+
 def add_up(pieces: Sequence[str | ToolCallDelta]) -> tuple[str, list[tuple[int, str, str]]]:
     content, calls = "", list[tuple[int, str, str]]()
     for piece in pieces:
@@ -144,6 +223,7 @@ def add_up(pieces: Sequence[str | ToolCallDelta]) -> tuple[str, list[tuple[int, 
 
 PARTS = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "}", "]", "[", ";", ",", " ", "\n"),
+    *("```", "<tools>", "<function_call>", "json", '{"name', '": "f"', ', "arguments": {}}', "</tools>", "\n"),
     *("f", "[ARGS]", "[CALL_ID]", "<function=", ">", "<parameter=", "\n</parameter>", "</function>", "<arg_key>"),
     *("</arg_key>", "<arg_value>", "</arg_value>", "</"),
     *('{"name": "f", "arguments": {', '{"name": "g", "parameters": {"a": "b"}}', "{", '"', "\\", "x"),
@@ -153,15 +233,17 @@ PARTS = [
 @given(
     form=st.sampled_from(FORMS),
     tools=st.sampled_from([(), [{"function": {"name": "f", "parameters": {"properties": {"f": {"type": "string"}}}}}]]),
+    loose=st.booleans(),
     text=st.one_of(st.sampled_from([text for _, text, _, _ in TEXTS]), st.lists(st.sampled_from(PARTS)).map("".join)),
     cuts=st.lists(st.integers(0, 200), max_size=8),
 )
-def test_pieces_add_up_to_the_same(form: ToolFormat, tools: Any, text: str, cuts: list[int]) -> None:
-    stream, pieces = form.stream(tools=tools), []
+def test_pieces_add_up_to_the_same(form: ToolFormat, tools: Any, loose: bool, text: str, cuts: list[int]) -> None:
+    stream, pieces = form.stream(tools=tools, loose=loose), []
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(text)], strict=True):
         pieces += stream.push(text[begin:end])
     pieces += stream.finish()
-    content, calls = form.parse(text, tools=tools)
+    whole = form.stream(tools=tools, loose=loose)
+    content, calls = joined([*whole.push(text), *whole.finish()])
     assert add_up(pieces) == (content, [(i, call.name, call.arguments) for i, call in enumerate(calls)])
     if not calls:
         assert content == text

@@ -18,6 +18,10 @@ DOG = {"type": "object", "properties": {"kind": {"enum": ["dog"]}}, "required": 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 # A schema, what is left out of it, and values that are valid and not, also for what is followed.
 CASES: dict[str, tuple[dict[str, Any], list[str], list[Any], list[Any]]] = {
+    "what is not set": (
+        {"type": "object", "properties": {"a": {"type": "integer", "minimum": None, "enum": None}, "b": {"type": None}},
+         "required": None, "additionalProperties": None}, [], [{"a": 1, "b": "x"}], [{"a": "x"}],
+    ),
     "format of others": ({"type": "string", "format": "password"}, [], ["a"], [1]),
     "schemars' integer": ({"type": "integer", "format": "uint8", "minimum": 0, "maximum": 255}, [], [3], [256]),
     "known format": ({"type": "string", "format": "date"}, [], ["2024-02-29"], [1]),
@@ -136,7 +140,7 @@ def test_what_is_followed_is_left_as_it_is() -> None:
     assert widened(True) == (True, [])
 
 
-@pytest.mark.parametrize("value", [None, 5, "x", {}, ["x", 1], [[]]])
+@pytest.mark.parametrize("value", [5, "x", {}, ["x", 1], [[]]])
 def test_values_of_a_wrong_type_stay(value: Any) -> None:
     """llguidance says what is wrong with them."""
     odd = {"properties": {"a": {"format": value}}, "required": value, "pattern": value, "nullable": value}

@@ -28,6 +28,7 @@ from outrider.engine.transcription_options import TranscriptionOptions
 from outrider.errors import OptionError
 from outrider.inputs.vision import has_images
 from outrider.system.progress import listener
+from outrider.types import TokenLogprobs
 
 _OF_REQUESTS = ("chat_template", "cancel", "at_once", "fits")  # options of `prepare` beside those of generation
 
@@ -280,14 +281,19 @@ class Engine(CompiledBundle):
         `generate`, and RequestError for no answer.
         """
         token_ids = self.tokenizer.encode(answer) if isinstance(answer, str) else scoring.as_token_ids(answer)
-        config = scoring.options(token_ids, self._main.vocab_size)
-        return self._score(prompt, token_ids, config, chat_template=chat_template)
+        return [each.logprob for each in self.score_tokens(prompt, token_ids, chat_template=chat_template)]
 
-    def _score(
-        self, prompt: AnyPrompt, token_ids: Sequence[int], config: GenerationConfig, *, chat_template: bool = True
-    ) -> list[float]:
+    def score_tokens(
+        self, prompt: AnyPrompt, token_ids: Sequence[int], *, top: int = 0, chat_template: bool = True
+    ) -> list[TokenLogprobs]:
+        """As `score`, with the `top` likeliest tokens in place of each."""
+        config = scoring.options(token_ids, self._main.vocab_size, top)
         answer = self.prepare(prompt, config, chat_template=chat_template, at_once=True)
         return scoring.score(self._queue, answer, token_ids)
+
+    def _score(self, prompt: AnyPrompt, token_ids: Sequence[int], config: GenerationConfig) -> list[float]:
+        answer = self.prepare(prompt, config, at_once=True)
+        return [each.logprob for each in scoring.score(self._queue, answer, token_ids)]
 
     def count_tokens(
         self,

@@ -9,7 +9,7 @@ from outrider.config.checks import are_ids, shown_value
 from outrider.decoding.answer import Answer
 from outrider.decoding.request_queue import RequestQueue
 from outrider.errors import OptionError, RequestError
-from outrider.types import Distribution, Draft, DraftPolicy, DraftRequest, Noise, Outcome, Rows, Turn
+from outrider.types import Distribution, Draft, DraftPolicy, DraftRequest, Noise, Outcome, Rows, TokenLogprobs, Turn
 
 PIECE = 64  # most tokens a round: a row of logits for each is in memory
 
@@ -26,8 +26,8 @@ def as_token_ids(answer: Any) -> list[int]:
     return [int(value) for value in values]
 
 
-def options(token_ids: Sequence[int], vocab_size: int) -> GenerationConfig:
-    """Those of a request that scores these tokens.
+def options(token_ids: Sequence[int], vocab_size: int, top: int = 0) -> GenerationConfig:
+    """Those of a request that scores these tokens. top: how many of the likeliest are wanted in place of each.
 
     Raises:
         RequestError: when there is none, or one that is not in the vocabulary.
@@ -37,11 +37,11 @@ def options(token_ids: Sequence[int], vocab_size: int) -> GenerationConfig:
     if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
         raise RequestError(f"The answer has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
     return GenerationConfig(
-        drafter=None, logprobs=0, logprobs_of="unprocessed", max_new_tokens=len(token_ids), ignore_eos=True
+        drafter=None, logprobs=top, logprobs_of="unprocessed", max_new_tokens=len(token_ids), ignore_eos=True
     )
 
 
-def score(queue: RequestQueue, answer: Answer, token_ids: Sequence[int]) -> list[float]:
+def score(queue: RequestQueue, answer: Answer, token_ids: Sequence[int]) -> list[TokenLogprobs]:
     """Natural log-probabilities, one for each of `token_ids`, which follow the answer's prompt.
 
     answer: made with `options`. Source: teacher forcing; the rounds are those of
@@ -53,7 +53,7 @@ def score(queue: RequestQueue, answer: Answer, token_ids: Sequence[int]) -> list
     give(answer, token_ids)
     for _ in queue.run(answer):
         pass
-    return [each.logprob for each in answer.logprobs or ()]
+    return [*(answer.logprobs or ())]
 
 
 def give(answer: Answer, token_ids: Sequence[int]) -> None:

@@ -27,6 +27,8 @@ from outrider.server.encoding import encoding_routes
 from outrider.server.endpoint import Endpoint, Service, as_json, read_json
 from outrider.server.errors import ApiError, as_api_error
 from outrider.server.limits import Queue
+from outrider.server.llamacpp import LlamaCompletion, LlamaInfill
+from outrider.server.lmstudio import lmstudio_routes
 from outrider.server.messages import Messages
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
@@ -72,6 +74,8 @@ def make_app(
             *_posts(Endpoint(service, ChatAnswer), "/v1/chat/completions", "/chat/completions"),
             *_posts(Endpoint(service, Responses), "/v1/responses", "/responses"),
             Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
+            *_posts(Endpoint(service, LlamaCompletion), "/completion", "/completions"),
+            Route("/infill", Endpoint(service, LlamaInfill), methods=["POST"]),
             Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
             Route("/api/version", _version),
             Route("/api/tags", partial(_tags, service)),
@@ -79,6 +83,7 @@ def make_app(
             Route("/api/show", partial(_show, service), methods=["POST"]),
             Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
             Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
+            *lmstudio_routes(service),
             *encoding_routes(service),
             *tokenizing_routes(service),
             *property_routes(service),
@@ -174,7 +179,7 @@ async def _model(service: Service, request: Request) -> Response:
 _FOLDER = Path(__file__).with_name("page_files")
 _HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),

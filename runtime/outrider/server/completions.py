@@ -26,6 +26,7 @@ class Completions(AnswerChoices[CompletionRequest]):
         super().__init__(request, head, choices)
         self._offsets = [0] * len(choices)  # characters of each choice's tokens so far
         self._echoes = [self._echo(choice.prompt) if request.echo else "" for choice in choices]  # not given out yet
+        self._scored = [choice.scored for choice in choices]  # the same
 
     def _echo(self, prompt: Any) -> str:
         """A prompt as text."""
@@ -68,6 +69,8 @@ class Completions(AnswerChoices[CompletionRequest]):
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None, number: int) -> CompletionLogprobs | None:
         if tokens is None:
             return None
-        made = completion_logprobs(tokens, self.head.texts, self._offsets[number])
+        scored, self._scored[number] = self._scored[number], None
+        (first, *_), before = scored or ([None], [])
+        made = completion_logprobs([*before, *tokens], self.head.texts, self._offsets[number], first)
         self._offsets[number] += sum(map(len, made.tokens))
         return made

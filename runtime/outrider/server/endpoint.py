@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import msgspec
 from sse_starlette import EventSourceResponse
@@ -34,10 +35,15 @@ from outrider.server.protocol.messages import MessageEvent
 from outrider.server.protocol.reading import read_object
 from outrider.server.protocol.requests import Asked, LoadRequest
 from outrider.server.settings import Settings
+from outrider.types import TokenLogprobs
 
 log = logging.getLogger("outrider.server")
 
 Done = TypeVar("Done")
+
+
+class NamedEvent(dict[str, Any]):
+    """An event whose `type` is its name in the stream, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +156,21 @@ class _Job:
         """
         meters = [Meter(self._service.metrics, self._model.name, self._began) for _ in self._choices]
         try:
-            whole = not self._request.stream
+            whole = not self._request.stream and not any(choice.limit for choice in self._choices)
             choices = [_with_infill(choice, engine) for choice in self._choices]
+            self._choices = await _scored(self._choices, engine)
             if len({id(choice.prompt) for choice in choices}) == 1:  # several answers: its images are read once
                 prompt = await engine.aread_images(choices[0].prompt, **choices[0].options)
                 choices = [dataclasses.replace(choice, prompt=prompt) for choice in choices]
-            streams = [engine.astream(choice.prompt, at_once=whole, **choice.options) for choice in choices]
+            streams = [
+                engine.astream(choice.prompt, at_once=whole, cancel=cast("Any", choice.limit), **choice.options)
+                for choice in choices
+            ]
             async with aclosing(merge(streams)) as pieces:
                 async for number, chunk in pieces:
                     meters[number].read(chunk)
+                    if (limit := choices[number].limit) is not None:
+                        limit.read(chunk.text)
                     yield number, chunk
         finally:
             for meter in meters:
@@ -199,6 +211,7 @@ class _Job:
             conversations=self._service.conversations,
             reasoning_format=engine.reasoning_format,
             loose_calls=self._service.settings.loose_calls,
+            info=model.info,
         )
 
 
@@ -208,7 +221,19 @@ def _with_infill(choice: AnswerChoice, engine: Engine) -> AnswerChoice:
         return choice
     prompt, needed = choice.prompt.laid_out(engine.tokenizer, engine.bundle.manifest.tokenizer.infill)
     stops = (*choice.options.get("stop_token_ids", ()), *needed["stop_token_ids"])
-    return AnswerChoice(prompt, choice.options | {"stop_token_ids": stops})
+    return dataclasses.replace(choice, prompt=prompt, options=choice.options | {"stop_token_ids": stops})
+
+
+async def _scored(choices: list[AnswerChoice], engine: Engine) -> list[AnswerChoice]:
+    """The choices, with the log-probabilities of prompts that are echoed with them. Equal prompts are read once."""
+    found: dict[int, tuple[Sequence[int], Sequence[TokenLogprobs]]] = {}
+    for choice in choices:
+        if choice.echoed is None or id(choice.prompt) in found:
+            continue
+        first, *rest = engine.encode_prompt(choice.prompt, chat_template=False)
+        score = partial(engine.score_tokens, [first], rest, top=choice.echoed, chat_template=False)
+        found[id(choice.prompt)] = [first, *rest], (await asyncio.to_thread(score)) if rest else []
+    return [dataclasses.replace(choice, scored=found.get(id(choice.prompt))) for choice in choices]
 
 
 async def _results(
@@ -265,6 +290,8 @@ def as_json(body: Any) -> Response:
 
 def _event(body: Any) -> dict[str, str]:
     name = {"event": body.type} if isinstance(body, ResponseEvent | MessageEvent) else {}
+    if isinstance(body, NamedEvent):
+        name, body = {"event": body["type"]}, dict(body)
     return name | {"data": msgspec.json.encode(body).decode()}
 
 

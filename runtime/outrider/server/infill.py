@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ _FORMS = (
     ("<PRE>", "<SUF>", "<MID>"),
     ("<|prefix|>", "<|suffix|>", "<|middle|>"),  # Falcon-H1-Tiny-Coder
 )
+# What stands before the name of a repository, and of a file in it.
+_REPOSITORIES = (("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>"), ("<reponame>", "<filename>"))
+_SNIPPET = "\n\n--- snippet ---\n\n"  # llama.cpp's, before a file for a model without such tokens
 # Tokens that such an answer ends with, besides the model's own: the next file begins, or there is nothing to fill in.
 _ENDS = (
     "<|fim_pad|>", "<|file_sep|>", "<|repo_name|>", "<|cursor|>", "<|endoftext|>", "<fim_pad>", "<file_sep>",
@@ -31,10 +35,17 @@ _ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """The beginning and the end of a text whose middle is asked for."""
+    """The beginning and the end of a text whose middle is asked for.
+
+    begun: what the middle begins with. files: names and texts of others of the same repository; None: the text is no
+    file of one. field: of the request, for the error.
+    """
 
     before: str
     after: str
+    begun: str = ""
+    files: Sequence[tuple[str, str]] | None = None
+    field: str = "suffix"
 
     def laid_out(
         self, tokenizer: TextTokenizer, named: tuple[str, str, str] | None = None
@@ -50,8 +61,19 @@ class Infill:
                 first, between, last = form
                 ends = (token_of(marker, tokenizer) for marker in _ENDS)
                 stops = [token_id for token_id in (*token_ids, *ends) if token_id is not None]
-                return f"{first}{self.before}{between}{self.after}{last}", {"stop_token_ids": stops}
-        message = (
-            "suffix needs a model with tokens to fill in the middle, such as <|fim_prefix|>, and this one has none."
+                text = f"{self._others(tokenizer)}{first}{self.before}{between}{self.after}{last}{self.begun}"
+                return text, {"stop_token_ids": stops}
+        message = f"{self.field} needs a model with tokens to fill in the middle, such as <|fim_prefix|>"
+        raise ApiError(
+            400, f"{message}, and this one has none. Leave it out.", param=self.field, code="unsupported_field"
         )
-        raise ApiError(400, f"{message} Leave it out.", param="suffix", code="unsupported_field")
+
+    def _others(self, tokenizer: TextTokenizer) -> str:
+        """The files before this one, as llama.cpp's /infill writes them."""
+        if self.files is None:
+            return ""
+        for repository, file in _REPOSITORIES:
+            if None not in (token_of(repository, tokenizer), token_of(file, tokenizer)):
+                shown = "".join(f"{file}{name}\n{text}" for name, text in self.files)
+                return f"{repository}myproject\n{shown}{file}filename\n"
+        return "".join(f"{_SNIPPET}{text}" for _, text in self.files)

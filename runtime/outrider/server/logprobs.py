@@ -82,16 +82,24 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts) -> ChatLog
     return ChatLogprobs(made)
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> CompletionLogprobs:
-    """As /v1/completions has them. offset: characters before the first of the tokens."""
+def completion_logprobs(
+    tokens: Sequence[TokenLogprobs], texts: TokenTexts, offset: int, first: int | None = None
+) -> CompletionLogprobs:
+    """As /v1/completions has them. offset: characters before the first of the tokens.
+
+    first: a token before these, which has no log-probability as nothing precedes it.
+    """
+    token_ids = [*([] if first is None else [first]), *(token.token_id for token in tokens)]
     offsets = []
-    for token in tokens:
+    for token_id in token_ids:
         offsets.append(offset)
-        offset += len(texts[token.token_id])
-    top: list[dict[str, float]] = []
+        offset += len(texts[token_id])
+    logprobs: list[float | None] = [] if first is None else [None]
+    top: list[dict[str, float] | None] = [] if first is None else [None]
     for token in tokens:
         likely: dict[str, float] = {}
         for i, logprob in token.top:
             likely.setdefault(texts[i], logprob)  # the likelier of two with the same text
+        logprobs.append(token.logprob)
         top.append(likely)
-    return CompletionLogprobs([texts[t.token_id] for t in tokens], [t.logprob for t in tokens], top, offsets)
+    return CompletionLogprobs([texts[i] for i in token_ids], logprobs, top, offsets)

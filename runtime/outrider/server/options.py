@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -33,15 +33,39 @@ from outrider.server.protocol.requests import (
 )
 from outrider.system.nesting import TooDeep, check_json
 from outrider.tokens.grammar import say_once, widened
+from outrider.types import TokenLogprobs
+
+BETWEEN_PARTS = "\n"  # of a message's texts, as in llama.cpp and vLLM
+
+
+class AnswerLimit(Protocol):
+    """Ends an answer by what it says so far."""
+
+    def read(self, text: str) -> None:
+        """Read what comes next."""
+
+    def is_set(self) -> bool:
+        """Whether the answer ends here."""
+
+    def cut(self, text: str) -> str:
+        """A text up to where it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One answer to generate: a prompt as `Engine.submit` takes it, and its options. turns: are stored with it."""
+    """One answer to generate: a prompt as `Engine.submit` takes it, and its options.
+
+    turns: are stored with it. limit: is told its text as it comes, and asked whether it ends there. echoed: how many of
+    the likeliest tokens are wanted in place of each of the prompt's; None: those have no log-probabilities. scored: the
+    prompt's tokens, and the log-probabilities of all but the first.
+    """
 
     prompt: Any
     options: dict[str, Any]
     turns: Sequence[Any] = ()
+    limit: AnswerLimit | None = None
+    echoed: int | None = None
+    scored: tuple[Sequence[int], Sequence[TokenLogprobs]] | None = None
 
 
 def with_adapter(choice: AnswerChoice, adapter: str) -> AnswerChoice:
@@ -71,7 +95,7 @@ def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
     elif request.top_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: set it to true.", param="top_logprobs", code="invalid_value")
     if request.prediction is not None:
-        predicted = _text(request.prediction.content)
+        predicted = _text(request.prediction.content, "")
         options["references"] = ([predicted] if predicted else []) + options.get("references", [])
     if request.tools or request.tool_choice is not None:
         options |= _tools(request.tools or [], request.tool_choice)
@@ -86,16 +110,21 @@ def choices_of_completion(request: CompletionRequest) -> list[AnswerChoice]:
     options = _options(request)
     _set(options, "max_new_tokens", request.max_tokens)
     _set(options, "logprobs", request.logprobs)
-    if request.echo and request.logprobs is not None:
-        message = "echo gives no log-probabilities of the prompt's tokens. Leave out echo or logprobs."
-        raise ApiError(400, message, param="echo", code="unsupported_field")
     prompts: list[Any] = _prompts(request.prompt)
     if request.suffix:
         if not all(isinstance(prompt, str) for prompt in prompts):
             message = "suffix needs a prompt that is a text. Give it as text, or leave suffix out."
             raise ApiError(400, message, param="suffix", code="invalid_value")
         prompts = [Infill(prompt, request.suffix) for prompt in prompts]
-    return _repeat([(prompt, False) for prompt in prompts], request, options)
+    choices = _repeat([(prompt, False) for prompt in prompts], request, options)
+    if request.echo and request.logprobs is not None:
+        if request.suffix or request.logprobs_of == "processed":
+            message = (
+                "echo gives log-probabilities of the prompt's tokens without suffix, and unprocessed. Leave it out."
+            )
+            raise ApiError(400, message, param="echo", code="unsupported_field")
+        return [replace(choice, echoed=request.logprobs) for choice in choices]
+    return choices
 
 
 def _repeat(prompts: list[tuple[Any, bool]], request: Generation, options: dict[str, Any]) -> list[AnswerChoice]:
@@ -187,7 +216,8 @@ def _tools(tools: list[Tool], choice: str | ToolChoice | None) -> dict[str, Any]
     chosen = choice or "auto"
     if not isinstance(chosen, str):
         chosen = chosen.function.name
-    return {"tools": msgspec.to_builtins(tools), "tool_choice": chosen}
+    described = [{"type": tool.type, "function": msgspec.to_builtins(tool.function)} for tool in tools]  # as templates
+    return {"tools": described, "tool_choice": chosen}  # write them, and models know them
 
 
 def set_reasoning(options: dict[str, Any], request: ChatRequest | ResponseRequest) -> None:
@@ -250,7 +280,8 @@ def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
     }
     if message.tool_calls:
         turn["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": _called(call.function)} for call in message.tool_calls
+            {"id": call.id or f"call_{place}_{i}", "type": "function", "function": _called(call.function)}
+            for i, call in enumerate(message.tool_calls)
         ]
     others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts or None}
     return turn | {name: value for name, value in others.items() if value is not None}
@@ -288,9 +319,9 @@ def _content(content: str | list[Part]) -> str | list[dict[str, Any]]:
     return _text(content)
 
 
-def _text(content: str | Sequence[Part]) -> str:
+def _text(content: str | Sequence[Part], between: str = BETWEEN_PARTS) -> str:
     if isinstance(content, str):
         return content
     texts = [part.refusal if isinstance(part, RefusalPart) else getattr(part, "text", "") for part in content
              if not isinstance(part, ReasoningPart)]  # fmt: skip
-    return "".join(texts)
+    return between.join(filter(None, texts))

@@ -13,7 +13,15 @@ from outrider.inputs.reasoning import Thought
 from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.options import AnswerChoice, arguments_of, continued, options_of, schema_of, set_reasoning
+from outrider.server.options import (
+    BETWEEN_PARTS,
+    AnswerChoice,
+    arguments_of,
+    continued,
+    options_of,
+    schema_of,
+    set_reasoning,
+)
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,
@@ -355,7 +363,7 @@ def _content(content: str | Sequence[InputPart], place: str) -> str | list[dict[
     parts = [_part(part, f"{place}[{i}]") for i, part in enumerate(content)]
     if any(part["type"] == "image_url" for part in parts):
         return parts
-    return "".join(part["text"] for part in parts)
+    return BETWEEN_PARTS.join(filter(None, (part["text"] for part in parts)))
 
 
 def _part(part: InputPart, place: str) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import time
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from browsing import answer_with, ask, asked, chromium, events_of, opened, send, set_options, show_menu
@@ -225,8 +227,8 @@ def test_a_conversation_that_is_not_as_it_was_kept_is_dropped(browser: Browser, 
         ask(page, "Hello again")
 
 
-def attach(page: Page, name: str, content: bytes) -> None:
-    page.locator("#files").set_input_files({"name": name, "mimeType": "text/plain", "buffer": content})
+def attach(page: Page, name: str, content: bytes, kind: str = "text/plain") -> None:
+    page.locator("#files").set_input_files({"name": name, "mimeType": kind, "buffer": content})
 
 
 def test_several_conversations_and_files(page: Page) -> None:
@@ -247,6 +249,35 @@ def test_several_conversations_and_files(page: Page) -> None:
     assert page.locator(".question").all_text_contents() == ["First"]
     attach(page, "a", b"a" * 200_001)
     page.get_by_role("alert").filter(has_text="may have 200 kB together").wait_for()
+
+
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAoAAAAKCAYAAACNMs+9AAAAFUlEQVR42mP8z8BQz0AEYBxVSF+FABJADveWkH6oAAAAAElFTkSuQmCC"
+)  # 10 × 10 pixels, red
+
+
+def test_images_go_to_models_that_see_them(browser: Browser, endless: Live) -> None:
+    models = httpx.get(f"{endless.url}/v1/models").json()
+    models["data"][0]["vision"] = True
+    with opened(browser, endless.url) as page:
+        attach(page, "a.png", PICTURE, "image/png")
+        page.get_by_role("alert").filter(has_text="a.png is an image, and this model sees none").wait_for()
+        page.route("**/v1/models", lambda route: route.fulfill(json=models))
+        page.reload()
+        page.get_by_text("Add images or text files").wait_for()
+        answer_with(page, "Red")
+        attach(page, "a.png", PICTURE, "image/png")
+        page.get_by_text("a.png, 78 bytes").wait_for()
+        with page.expect_request("**/v1/chat/completions") as request:
+            send(page, "What is this?")
+        (turn,) = asked(request.value)["messages"]
+        assert [part["type"] for part in turn["content"]] == ["image_url", "text"]
+        assert turn["content"][0]["image_url"]["url"].startswith("data:image/jpeg;base64,")
+        page.get_by_role("button", name="Retry").wait_for()
+        page.reload()
+        assert page.get_by_role("img", name="a.png").evaluate("(image) => image.naturalWidth") == 10
+        attach(page, "b.png", b"no image", "image/png")
+        page.get_by_role("alert").filter(has_text="b.png cannot be read as an image").wait_for()
 
 
 def test_messages_can_be_copied_and_edited(browser: Browser, endless: Live) -> None:

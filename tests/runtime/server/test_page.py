@@ -13,7 +13,7 @@ FOLDER = Path(app.__file__).with_name("page_files")
 FILES = sorted(path.name for path in FOLDER.iterdir())
 PATHS = ["/", *(f"/page/{name}" for name in FILES)]
 POLICY = {
-    "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self'",
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "img-src 'self' data:",
     "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 }  # fmt: skip

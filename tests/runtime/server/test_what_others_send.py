@@ -10,9 +10,11 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
+import outrider
 from outrider.server.app import make_app
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
+from outrider.server.options import choices_of_chat
 from outrider.server.protocol.items import OutputMessage, ResponseRequest
 from outrider.server.protocol.loose import Ignored
 from outrider.server.protocol.reading import read_request
@@ -41,6 +43,10 @@ def chat(http: httpx.Client, **fields: Any) -> Any:
     answer = http.post(CHAT, json={"model": "tiny", "messages": HELLO, "max_tokens": 6} | fields)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
 def said(answer: Any) -> str:
@@ -96,6 +102,22 @@ def test_calls_from_before_there_were_tools_are_read() -> None:
         {"role": "tool", "name": "weather", "content": "rain", "tool_call_id": "call_1"},
     ]  # fmt: skip
     assert asked(ChatRequest, messages=old) == asked(ChatRequest, messages=new)
+
+
+def test_turns_are_as_templates_know_them() -> None:
+    """Texts of a message stand on lines of their own, as in llama.cpp and vLLM; tools begin with their type."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b"}]
+    call = {"function": {"name": "f", "arguments": {}}}
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]},
+             {"role": "tool", "content": "c"}]  # fmt: skip
+    tool = {"function": {"name": "f", "parameters": {}}, "type": "function"}
+    (choice,) = choices_of_chat(asked(ChatRequest, messages=turns, tools=[tool]))
+    assert choice.prompt[0]["content"] == "a\nb"
+    assert choice.prompt[1]["tool_calls"][0]["id"] == "call_1_0"
+    assert [*choice.options["tools"][0]] == ["type", "function"]
+    assert asked(ChatRequest, messages=HELLO, max_new_tokens=5, stop_sequences=["x"]) == asked(
+        ChatRequest, messages=HELLO, max_tokens=5, stop=["x"]
+    )
 
 
 def test_fields_of_others_mean_the_same() -> None:
@@ -282,9 +304,22 @@ def test_echo_begins_with_the_prompt(http: httpx.Client) -> None:
     echoed = [choice["text"] for choice in http.post(TEXT, json=body | {"echo": True}).json()["choices"]]
     assert echoed == [prompt + text for prompt, text in zip(("Hi", "Hi", "The fox", "The fox"), plain, strict=True)]
     streamed = http.post(TEXT, json={"model": "tiny", "prompt": "Hi", "max_tokens": 4, "echo": True, "stream": True})
-    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
-    assert "".join(event["choices"][0]["text"] for event in events).startswith("Hi")
-    refused = http.post(TEXT, json=body | {"echo": True, "logprobs": 1})
+    assert "".join(event["choices"][0]["text"] for event in events_of(streamed)).startswith("Hi")
+
+
+def test_echo_has_the_prompt_s_log_probabilities(http: httpx.Client, engine: outrider.Engine) -> None:
+    """As evaluations ask for them."""
+    body = {"model": "tiny", "prompt": "The fox is 😀", "max_tokens": 2, "echo": True, "logprobs": 2}
+    made = http.post(TEXT, json=body).json()["choices"][0]["logprobs"]
+    token_ids = engine.encode_prompt("The fox is 😀", chat_template=False)
+    scores = engine.score(token_ids[:1], token_ids[1:], chat_template=False)
+    assert made["token_logprobs"][: len(token_ids)] == [None, *map(pytest.approx, scores)]
+    assert made["top_logprobs"][0] is None
+    assert all(max(top.values()) >= score for top, score in zip(made["top_logprobs"][1:], scores, strict=False))
+    assert len(made["tokens"]) == len(made["text_offset"]) == len(token_ids) + 2
+    found = [event["choices"][0]["logprobs"] for event in events_of(http.post(TEXT, json=body | {"stream": True}))]
+    assert [each for logprobs in found if logprobs for each in logprobs["token_logprobs"]] == made["token_logprobs"]
+    refused = http.post(TEXT, json=body | {"logprobs_of": "processed"})
     assert refused.json()["error"]["param"] == "echo"
 
 

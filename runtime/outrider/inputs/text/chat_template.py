@@ -81,6 +81,7 @@ class ChatTemplates:
             )
         if any(message.get("tool_calls") for message in messages):
             messages = _with_arguments(messages, self._form_of_arguments(source))
+            messages = _with_short_ids(messages) if _SHORT_IDS.search(source) else messages
         messages = [_with_reasoning(message, source) for message in messages]
         if not continuing:
             return self._rendered(source, messages, tools, answering, variables)
@@ -93,6 +94,26 @@ class ChatTemplates:
                 "another message."
             )
         return text
+
+    def without_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+        """The messages with the system's text at the beginning of the user's, for a template that refuses systems.
+
+        None if it takes them, or there are no two such texts. Source: llama.cpp, `common/chat.cpp`.
+        """
+        if [message.get("role") for message in messages[:2]] != ["system", "user"]:
+            return None
+        texts = [message.get("content") for message in messages[:2]]
+        asking = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        if self._is_taken(asking) or not self._is_taken(asking[1:]) or not all(isinstance(t, str) for t in texts):
+            return None
+        return [{**messages[1], "content": "\n".join(map(str, texts))}, *map(dict, messages[2:])]
+
+    def _is_taken(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        try:
+            self._rendered(self.default, messages, (), True)
+        except RequestError:
+            return False
+        return True
 
     def _rendered(
         self, source: str, messages: Any, tools: Any, answering: bool, given: Mapping[str, Any] | None = None
@@ -185,6 +206,34 @@ def _with_arguments(messages: Sequence[Mapping[str, Any]], form: type | None) ->
         else dict(message)
         for message in messages
     ]
+
+
+_SHORT_IDS = re.compile(r"id\s*\|\s*length\s*!=\s*9\b")  # Mistral's templates refuse other ids of calls
+_SHORT_ID = 9  # characters, of which vLLM's template takes the last ones of a longer id
+
+
+def _with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A copy of messages whose calls and results have ids of nine letters and digits. Missing ones are numbered."""
+    made, num_calls, num_results = list[dict[str, Any]](), 0, 0
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            named = [
+                {**call, "id": _short_id(call.get("id"), num_calls + i)} for i, call in enumerate(calls)
+                if isinstance(call, Mapping)
+            ]  # fmt: skip
+            num_results, num_calls = num_calls, num_calls + len(named)
+            message = {**message, "tool_calls": named}
+        elif message.get("role") == "tool":
+            message = {**message, "tool_call_id": _short_id(message.get("tool_call_id"), num_results)}
+            num_results += 1
+        made.append(dict(message))
+    return made
+
+
+def _short_id(given: Any, number: int) -> str:
+    letters = re.sub("[^A-Za-z0-9]", "", given if isinstance(given, str) else f"call{number}")
+    return letters[-_SHORT_ID:].rjust(_SHORT_ID, "0")
 
 
 def _call_with(call: Any, form: type | None) -> Any:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from outrider.inputs.tools.values import as_json, table_of, types_of
 
+_ESCAPED = '"\\/bfnrtu'  # what a backslash may stand before in JSON
+
 
 class JsonArguments:
     """Reads a JSON object, up to the bracket that closes it. is_complete: whether it has ended.
 
-    A comma before a bracket, as small models write it, is left out.
+    What small models write is made JSON: a comma before a bracket is left out, control characters within strings are
+    escaped, and so is a backslash that escapes nothing.
     """
 
     def __init__(self) -> None:
@@ -27,9 +30,10 @@ class JsonArguments:
     def take(self, text: str) -> tuple[str, str]:
         """Read what comes next. Returns what it adds to the JSON, and the text that is still to be read."""
         end = self._end(text)
-        return self._without_last_commas(text[:end]) if "," in text or self._comma else text[:end], text[end:]
+        written = self._written if self._is_odd else text[:end]
+        return self._without_last_commas(written) if "," in text or self._comma else "".join(written), text[end:]
 
-    def _without_last_commas(self, text: str) -> str:
+    def _without_last_commas(self, text: Iterable[str]) -> str:
         """A part of the JSON, to which what was held back is added. `_end` has read it already."""
         added = ""
         for character, is_outside in zip(text, self._outside, strict=True):
@@ -43,21 +47,27 @@ class JsonArguments:
 
     def _end(self, text: str) -> int:
         self._outside = list[bool]()  # of each character read: whether it is outside of strings
+        self._written, self._is_odd = list[str](), False  # of each: what it is in JSON, and whether some are not that
         for i, character in enumerate(text):
             self._outside.append(not self._is_string and character != '"')
+            written = _escaped(character) if self._is_string and character < " " else character
             if self._is_escaped:
                 self._is_escaped = False
+                written = f"\\{character}" if character in _ESCAPED else f"\\\\{written}"
             elif self._is_string:
                 self._is_escaped, self._is_string = character == "\\", character != '"'
+                written = "" if self._is_escaped else written  # it comes with what it escapes
             elif character == '"':
                 self._is_string = True
             elif character in "{[":
                 self._depth += 1
             elif character in "}]":
                 self._depth -= 1
-                if not self._depth:
-                    self.is_complete = True
-                    return i + 1
+            self._written.append(written)
+            self._is_odd = self._is_odd or written != character
+            if character in "}]" and not self._depth:
+                self.is_complete = True
+                return i + 1
         return len(text)
 
 

@@ -19,28 +19,30 @@ _BLANK = [r"\s*"]
 def head_in_json(opener: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Patterns for the head of a call in JSON: for all of it, whose group 1 is the name as JSON, and for any part.
 
-    opener: what may come before the call.
+    opener: what may come before the call. The bracket may be doubled, as Qwen2.5-Coder's template shows it.
     """
     name = [r'(?:[^"\\]|\\.)*\\?']
     first = [*_BLANK, f"(?:{re.escape(opener)})?", *_BLANK] if opener else _BLANK
     keys = "(?:arguments|parameters)"
-    whole = rf'{"".join(first)}\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{keys}"\s*:\s*(?=\{{)'
+    whole = rf'{"".join(first)}\{{{{1,2}}\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{keys}"\s*:\s*(?=\{{)'
     parts = []
     for key in ("arguments", "parameters"):
-        rest = [*first, r"\{", *_BLANK, *'"name"', *_BLANK, ":", *_BLANK, '"', *name, '"']
+        rest = [*first, r"\{{1,2}", *_BLANK, *'"name"', *_BLANK, ":", *_BLANK, '"', *name, '"']
         rest += [*_BLANK, ",", *_BLANK, *f'"{key}"', *_BLANK, ":", *_BLANK]
         parts.append(_part(rest))
     return re.compile(whole), re.compile("|".join(parts))
 
 
-def head_by_name(before: str, behind: str, *ahead: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def head_by_name(
+    before: str, behind: str, *ahead: str, optional: bool = False
+) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Patterns for a name between two texts, before one of those ahead: for all of it, and for any part.
 
-    Group 1 is the name. Mistral's models may write "[CALL_ID]…" after it.
+    Group 1 is the name. Mistral's models may write "[CALL_ID]…" after it. optional: the text behind may be missing.
     """
     name, call_id = r"[^\s<>\[\]{}]+", [*map(re.escape, "[CALL_ID]"), r"[^\[\]]*"]
-    ends = "|".join(map(re.escape, ahead))
-    whole = rf"\s*{re.escape(before)}({name})(?:{''.join(call_id)})?\s*{re.escape(behind)}\s*(?={ends})"
+    ends, mark = "|".join(map(re.escape, ahead)), "?" if optional else ""
+    whole = rf"\s*{re.escape(before)}({name})(?:{''.join(call_id)})?\s*(?:{re.escape(behind)}){mark}\s*(?={ends})"
     head = [*_BLANK, *map(re.escape, before), name]
     parts = [
         _part([*head, *middle, *_BLANK, *map(re.escape, behind), *_BLANK, *map(re.escape, end)])
@@ -69,7 +71,8 @@ class ToolFormat:
     each has a marker. end: after a call, or after all if they are separated. blank: next to markers. bare: whether an
     answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
     these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
-    between a name and the call's number. typed: what may stand before `named`. channels: whether an answer consists of
+    between a name and the call's number. prefix: of the name, within `begin`. around: what may stand around all calls,
+    which is dropped. typed: what may stand before `named`. channels: whether an answer consists of
     messages, of which calls are some. whole: reads the calls between `begin` and `end`, in a syntax of their own.
     """
 
@@ -84,6 +87,8 @@ class ToolFormat:
     named: str = ""
     tags: Tags | None = None
     numbered: str = ""
+    prefix: str = ""
+    around: tuple[str, ...] = ()
     typed: str = ""
     channels: bool = False
     whole: ReadWhole | None = None
@@ -124,7 +129,8 @@ class ToolFormat:
         """What may be tokens of their own."""
         tags = [text.strip() for text in (*self.tags.key, *self.tags.value)] if self.tags else []
         strings = ('<|"|>',) if self.whole is gemma_calls else ()
-        found = (*strings, self.begin, self.end, self.named, "[CALL_ID]" if self.named else "")
+        begin = self.begin.removesuffix(self.prefix)
+        found = (*strings, *self.around, begin, self.end, self.named, "[CALL_ID]" if self.named else "")
         return (*filter(None, found), *(tag for tag in tags if tag.startswith("<") and tag.endswith(">")))
 
     @property
@@ -138,9 +144,14 @@ class ToolFormat:
         return self._patterns[1]
 
     @cached_property
+    def function_head(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """The two for <function=f>{…}, as Llama 3 writes calls beside its own format."""
+        return head_by_name("<function=", ">", "{")
+
+    @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         if self.named:
-            return head_by_name("", self.named, "{")
+            return head_by_name("", self.named, "{", optional=True)
         if self.tags:
             begin, behind = self.tags.name
             return head_by_name(begin, behind, *([""] if behind else [self.tags.key[0], self.end]))
@@ -170,9 +181,13 @@ GLM_IN_LINE = replace(
 GRANITE = ToolFormat("granite", "<|tool_call|>", end="]", opener="[", separator=",")
 PHI = ToolFormat("phi", "functools", end="]", opener="[", separator=",")
 KIMI = ToolFormat(
-    "kimi", "<|tool_call_begin|>functions.", named="<|tool_call_argument_begin|>", end="<|tool_call_end|>", numbered=":"
-)
-DEEPSEEK = ToolFormat("deepseek", "<｜tool▁call▁begin｜>", named="<｜tool▁sep｜>", end="<｜tool▁call▁end｜>")
+    "kimi", "<|tool_call_begin|>functions.", named="<|tool_call_argument_begin|>", end="<|tool_call_end|>",
+    numbered=":", prefix="functions.", around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+)  # fmt: skip
+DEEPSEEK = ToolFormat(
+    "deepseek", "<｜tool▁call▁begin｜>", named="<｜tool▁sep｜>", end="<｜tool▁call▁end｜>",
+    around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+)  # fmt: skip
 HARMONY = ToolFormat(
     "harmony", "<|channel|>commentary to=functions.", named="<|message|>", end="<|call|>", typed=" <|constrain|>json",
     channels=True,

@@ -20,7 +20,7 @@ class ToolCall:
 
 ReadWhole: TypeAlias = Callable[[str], list[ToolCall]]
 
-_KEYS = ("name", "function", "arguments", "parameters", "type", "id", "index", "tool_name", "tool")
+CALL_KEYS = ("name", "function", "arguments", "parameters", "type", "id", "index", "tool_name", "tool")
 _FIRST_KEY = re.compile(r'\s*\[?\s*\{\s*"([^"\\]*)"\s*:')
 _BEFORE_KEY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"\\]*"?\s*)?)?')
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])')
@@ -29,32 +29,42 @@ _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])')
 def may_be_call(text: str) -> bool:
     """Whether a text may be the beginning of a call in JSON, or of a list of them."""
     found = _FIRST_KEY.match(text)
-    return found[1] in _KEYS if found else _BEFORE_KEY.fullmatch(text) is not None and bool(text.strip())
+    return found[1] in CALL_KEYS if found else _BEFORE_KEY.fullmatch(text) is not None and bool(text.strip())
 
 
-def calls_of(text: str) -> list[ToolCall]:
+def is_call(text: str) -> bool:
+    """Whether the first key of a JSON value is one of a call's."""
+    found = _FIRST_KEY.match(text)
+    return found is not None and found[1] in CALL_KEYS
+
+
+def calls_of(text: str, *, needs_arguments: bool = False) -> list[ToolCall]:
     """The calls that a JSON value is, whatever the order of its keys; none if it is something else.
 
-    Arguments may be a text that is JSON, and missing. Commas before a bracket are left out.
+    Arguments may be a text that is JSON, and missing unless `needs_arguments`. Commas before a bracket are left out.
     """
     try:
         value = json.loads(_TRAILING_COMMA.sub(r"\1\2", text), strict=False)
     except (ValueError, RecursionError):
         return []
-    found = [_call_of(each) for each in (value if isinstance(value, list) else [value])]
+    found = [_call_of(each, needs_arguments) for each in (value if isinstance(value, list) else [value])]
     calls = [call for call in found if call is not None]
     return calls if len(calls) == len(found) else []
 
 
-def _call_of(value: Any) -> ToolCall | None:
+def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
         value = value["function"]
     if not isinstance(value, Mapping):
         return None
     names = [value[key] for key in ("name", "function", "tool_name", "tool") if isinstance(value.get(key), str)]
-    if not names or not {*value} <= {*_KEYS}:
+    if not names or not {*value} <= {*CALL_KEYS}:
+        return None
+    if needs_arguments and value.keys().isdisjoint(("arguments", "parameters")):
         return None
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    if arguments == []:  # PHP's empty table, and that of some models
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False) if arguments.strip() else {}

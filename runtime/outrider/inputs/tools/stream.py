@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments, num_held
-from outrider.inputs.tools.shapes import ToolCall, calls_of, may_be_call
+from outrider.inputs.tools.shapes import CALL_KEYS, ToolCall, calls_of, is_call, may_be_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     from outrider.inputs.tools.formats import ToolFormat
 
 
-_FENCES = ("```json", "```tool_call")  # of blocks of code in which small models write calls
+# What small models write around a call in place of the format's marker. Source: llama.cpp's parser of Hermes 2 Pro.
+_FENCE, _FUNCTION, _BRACKET = "```", "<function=", "{"
+_TAGS = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
+_CLOSERS = {f"<{tag}>": f"</{tag}>" for tag in _TAGS} | {"<|tool_call|>": "<|/tool_call|>", _FENCE: _FENCE}
+_WORDS = ("tool_call", "json", "JSON", "xml", *_CLOSERS)  # what may follow that, before the call
+# A call in JSON without anything around it, and what may become one.
+_BARE = re.compile(rf'\[?\s*\{{\s*"(?:{"|".join(CALL_KEYS)})"')
+_PART_OF_BARE = re.compile(r'\s*(?:\[\s*|(?:\[\s*)?\{\s*(?:"\w*)?)\Z')
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class ToolCallStream:
     However the text is cut, the pieces add up to the same. Blanks around calls are dropped. What only looks like the
     beginning of a call comes as text, at the latest with `finish`; a marker that nothing follows is dropped. What
     follows the last of max_calls is dropped. tools: whose schemas say what an argument is, where the format does not.
-    loose: calls of these tools are also found in JSON without a marker, at the beginning or in a block of code.
+    loose: calls of these tools are also found without a marker: in JSON, blocks of code and tags of other formats.
     """
 
     def __init__(
@@ -56,10 +64,13 @@ class ToolCallStream:
         self._opened = ""  # before it: the marker of a call that may turn out to be none, with the blanks before
         self._num_calls = 0
         self._is_behind_call = False  # nothing but blanks came since
-        self._is_loose = loose and form.is_object and bool(self._schemas)
+        self._is_loose = loose and bool(self._schemas)
         self._is_marked = True  # whether a marker of the format stands before the call
-        self._step = self._begin if form.bare or self._is_loose else self._text
+        self._closers = list[str]()  # of what stands around a call without one
+        self._markers = (form.begin, *form.around, *(_markers_of_others(form) if self._is_loose else ()))
+        self._step = self._begin if form.bare else self._text
         self._arguments: JsonArguments | TaggedArguments = JsonArguments()  # of the call that is being read
+        self._read = self._value = ""  # of a call that is read as a whole: its text, and the JSON in it
 
     def push(self, text: str) -> list[str | ToolCallDelta]:
         """Add text. Returns what is certain now."""
@@ -75,12 +86,11 @@ class ToolCallStream:
         is_cut: the answer was, by its length, so what looks like the beginning of a call is one, and is dropped. It is
         dropped in any case where it is JSON.
         """
-        is_text = self._step in (self._begin, self._text, self._head, self._object, self._whole)
-        if not is_text or self._step == self._text or not self._is_marked:
-            pass
-        elif self._opened.strip() and (is_cut or self._form.is_object):  # a call that was cut before its arguments
-            self._opened = self._left = ""
-        rest, self._left, self._opened = self._opened + self._left, "", ""
+        is_text = self._step in (self._begin, self._text, self._open, self._head, self._object, self._whole)
+        rest = self._opened + self._read + self._left
+        if self._step != self._text and self._is_marked and self._opened.strip() and (is_cut or self._form.is_object):
+            rest = ""  # a call that was cut before its arguments
+        self._left = self._opened = self._read = ""
         return [rest] if is_text and rest else []
 
     @property
@@ -99,10 +109,7 @@ class ToolCallStream:
         """At the beginning of an answer that may be a call without a marker."""
         if not self._left.strip():
             return False
-        if self._left.lstrip().startswith("{"):
-            self._step, self._is_marked = self._head if self._form.bare else self._object, self._form.bare
-        else:
-            self._step = self._text
+        self._step = self._head if self._left.lstrip().startswith("{") else self._text
         return True
 
     def _text(self, pieces: list[str | ToolCallDelta]) -> bool:
@@ -110,61 +117,118 @@ class ToolCallStream:
         if self._is_behind_call:
             self._left = self._left.lstrip()
             self._is_behind_call = not self._left
-        markers = (self._form.begin, *_FENCES) if self._is_loose else (self._form.begin,)
-        found = [marker for marker in markers if marker in self._left]
-        chosen = min(found, key=self._left.index, default=self._form.begin)
-        before, marker, rest = self._left.partition(chosen)
-        held = before[len(before.rstrip()) :] if marker else max((_held(before, each) for each in markers), key=len)
-        if text := before[: len(before) - len(held)]:
-            pieces.append(text)
+        marker, place, held = self._opener()
+        if before := self._left[: place - len(held)]:
+            pieces.append(before)
+            self._closers.clear()
         if not marker:
             self._left = held
             return False
         self._is_marked = marker == self._form.begin
-        first = self._head if not self._form.whole else self._whole
-        self._opened, self._left, self._step = held + marker, rest, first if self._is_marked else self._object
+        is_read_again = marker in (_FUNCTION, _BRACKET)  # with what follows
+        self._opened = held if is_read_again else held + marker
+        self._left = self._left[place if is_read_again else place + len(marker) :]
+        if marker in self._form.around:
+            self._opened, self._is_behind_call, self._is_marked = "", True, True
+        elif self._is_marked:
+            self._step = self._whole if self._form.whole else self._head
+        elif is_read_again or self._form.named:
+            self._step = self._object if marker == _BRACKET else self._head
+        else:
+            self._closers.append(_CLOSERS[marker])
+            self._step = self._open
+        return True
+
+    def _opener(self) -> tuple[str, int, str]:
+        """The next marker, its place, and the blanks before it; if there is none, the end that may become all this.
+
+        Of a call in JSON without a marker, the bracket is the marker.
+        """
+        left = self._left
+        found = {marker: place for marker in self._markers if (place := left.find(marker)) >= 0}
+        if self._is_loose and (bare := _BARE.search(left)):
+            found[_BRACKET] = bare.start()
+        if found:
+            marker = min(found, key=lambda each: (found[each], -len(each)))
+            before = left[: found[marker]]
+            return marker, len(before), before[len(before.rstrip()) :]
+        held = [_held(left, marker) for marker in self._markers]
+        if self._is_loose and (part := _PART_OF_BARE.search(left)):
+            held.append(part[0])
+        return "", len(left), max(held, key=len)
+
+    def _open(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
+        """What stands before a call in a block of code, or in tags of other formats."""
+        left = self._left.lstrip()
+        word = next((word for word in _WORDS if left.startswith(word)), "")
+        if word:
+            self._opened += self._left[: len(self._left) - len(left) + len(word)]
+            self._left = left[len(word) :]
+            self._closers += [_CLOSERS[word]] if word in _CLOSERS else []
+            return True
+        if not left or any(word.startswith(left) for word in _WORDS):
+            return False
+        self._step = self._object
         return True
 
     def _head(self, pieces: list[str | ToolCallDelta]) -> bool:
         """A call up to its arguments."""
-        found = self._form.head.match(self._left)
-        if found is not None:
-            name = json.loads(found[1], strict=False) if self._form.is_object else found[1]
-            name = name.partition(self._form.numbered)[0] if self._form.numbered else name
-            pieces.append(ToolCallDelta(self._num_calls, name, ""))
-            self._opened, self._left = "", self._left[found.end() :]
-            tags, schema = self._form.tags, self._schemas.get(name) or {}
-            self._arguments = TaggedArguments(tags, schema) if tags else JsonArguments()
-            self._step = self._values
-            return True
-        if self._form.part_of_head.fullmatch(self._left):
+        form, is_other = self._form, not self._is_marked and self._form.is_object
+        whole, part = form.function_head if is_other else (form.head, form.part_of_head)
+        found = whole.match(self._left)
+        if found is None and part.fullmatch(self._left):
             return False
-        if self._form.is_object and may_be_call(self._left):
-            self._step = self._object
-        else:
+        if found is None:
+            if self._is_marked and may_be_call(self._left):
+                self._step = self._object
+            else:
+                self._be_text(pieces)
+            return True
+        name = json.loads(found[1], strict=False) if form.is_object and not is_other else found[1]
+        if form.numbered:
+            name = name.partition(form.numbered)[0].removeprefix(form.prefix)
+        if not self._is_marked and name not in self._schemas:
             self._be_text(pieces)
+            return True
+        pieces.append(ToolCallDelta(self._num_calls, name, ""))
+        self._opened, self._left = "", self._left[found.end() :]
+        schema = self._schemas.get(name) or {}
+        self._arguments = TaggedArguments(form.tags, schema) if form.tags else JsonArguments()
+        self._closers += [] if self._is_marked else ["</function>"] if is_other else [form.end]
+        self._step = self._values
         return True
 
     def _be_text(self, pieces: list[str | ToolCallDelta]) -> None:
-        """What looked like a call is none."""
-        if self._opened:
-            pieces.append(self._opened)
-        self._opened, self._step, self._is_marked = "", self._text, True
+        """What looked like a call is none. Its first part is text, so that it is not found again."""
+        self._left = self._read + self._left
+        first = self._opened
+        if not first.strip():
+            size = len(self._left) - len(self._left.lstrip()) + 1
+            first, self._left = first + self._left[:size], self._left[size:]
+        pieces.append(first)
+        self._read = self._value = self._opened = ""
+        self._step, self._is_marked = self._text, True
 
     def _object(self, pieces: list[str | ToolCallDelta]) -> bool:
         """A call in another shape, or several in a list: read when it is complete."""
-        text = self._left.lstrip()
-        if not may_be_call(self._left) and text:
-            self._be_text(pieces)
-            return True
-        value, rest = JsonArguments().take(text)
-        if not text or (not rest and not _is_complete(text)):
+        if not self._read:
+            text = self._left.lstrip()
+            if text and not may_be_call(text):
+                self._be_text(pieces)
+                return True
+            if not is_call(text):  # it may become one
+                return False
+            self._arguments = JsonArguments()
+        before = self._left
+        value, self._left = self._arguments.take(before if self._read else before.lstrip())
+        self._read, self._value = self._read + before[: len(before) - len(self._left)], self._value + value
+        if not self._arguments.is_complete:
             return False
-        calls = calls_of(value)
+        calls = calls_of(self._value, needs_arguments=self._opened.strip() in ("", _FENCE))
         if not calls or (not self._is_marked and any(call.name not in self._schemas for call in calls)):
             self._be_text(pieces)
             return True
-        self._left = rest
+        self._read = self._value = ""
         return self._give(calls, pieces)
 
     def _whole(self, pieces: list[str | ToolCallDelta]) -> bool:
@@ -172,7 +236,7 @@ class ToolCallStream:
         text, end, rest = self._left.partition(self._form.end)
         if not end:
             return False
-        calls = self._form.whole(text) if self._form.whole else []
+        calls = (self._form.whole(text) if self._form.whole else []) or calls_of(text)
         if not calls:
             self._be_text(pieces)
             return True
@@ -200,7 +264,7 @@ class ToolCallStream:
         if not self._arguments.is_complete:
             return False
         self._num_calls += 1
-        self._step = self._tail if self._form.is_object else self._behind
+        self._step = self._tail if self._form.is_object and self._is_marked else self._behind
         return True
 
     def _nothing(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
@@ -209,11 +273,14 @@ class ToolCallStream:
         return False
 
     def _tail(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
-        """What a call may have after its arguments, such as an id, up to the bracket that closes it."""
-        _, bracket, self._left = self._left.partition("}")
-        if bracket:
-            self._step = self._behind
-        return bool(bracket)
+        """What a call may have after its arguments, such as an id, up to the bracket that closes it, or the end."""
+        before, bracket, rest = self._left.partition("}")
+        if len(self._form.end) > 1 and self._form.end in before:  # the bracket is missing
+            rest = self._left[before.index(self._form.end) :]
+        elif not bracket:
+            return False
+        self._left, self._step = rest, self._behind
+        return True
 
     @property
     def _again(self) -> str:
@@ -226,9 +293,13 @@ class ToolCallStream:
     def _behind(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
         """The end of the calls, or what separates them."""
         form, left, is_last = self._form, self._left.lstrip(), self._num_calls == self._max_calls
-        end, again = (form.end, self._again) if self._is_marked else ("```", "")
-        if (not left or (end.startswith(left) and left != end)) and (end or not is_last):
+        if form.is_object:
+            left = left.lstrip("}").lstrip()  # small models write one too many
+        ends, again = ([form.end], self._again) if self._is_marked else (self._closers, "")
+        is_open = not left or any(end.startswith(left) and end != left for end in ends)
+        if is_open and (any(ends) or not is_last):
             return False
+        end = next((end for end in ends if end and left.startswith(end)), "")
         if is_last:
             self._step = self._nothing
         elif again and left.startswith(again):
@@ -237,10 +308,22 @@ class ToolCallStream:
             return False
         elif form.separator and left.startswith(form.separator):
             self._left, self._step = left[len(form.separator) :], self._head
+        elif end and not self._is_marked:  # there may be others
+            self._left = left[len(end) :]
+            self._closers.remove(end)
         else:
             self._left, self._step = left.removeprefix(end), self._text
             self._is_behind_call = self._is_marked = True
         return True
+
+
+def _markers_of_others(form: ToolFormat) -> tuple[str, ...]:
+    """Markers that models of a format write beside its own."""
+    if form.is_object:
+        return (*_CLOSERS, _FUNCTION)
+    if form.prefix:
+        return (form.begin.removesuffix(form.prefix),)
+    return (_FUNCTION,) if form.tags and form.tags.name[0] == _FUNCTION else ()
 
 
 def joined(pieces: Iterable[str | ToolCallDelta]) -> tuple[str, list[ToolCall]]:
@@ -254,13 +337,6 @@ def joined(pieces: Iterable[str | ToolCallDelta]) -> tuple[str, list[ToolCall]]:
         else:
             calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + piece.arguments)
     return content, calls
-
-
-def _is_complete(text: str) -> bool:
-    """Whether a text that begins with a bracket ends with the one that closes it."""
-    reader = JsonArguments()
-    reader.take(text)
-    return reader.is_complete
 
 
 def _held(text: str, marker: str) -> str:

@@ -4,10 +4,10 @@ import { Answer } from "./answer.js";
 import { ApiError, listModels, loadOf, streamChat } from "./api.js";
 import { comparison, verdict } from "./compare.js";
 import { byId, copyText, element } from "./dom.js";
-import { contentOf, inWords, readFiles } from "./files.js";
+import { contentOf, inWords, readFiles, textOf } from "./files.js";
 import { forget, keepConversation, keepSettings, keptConversation, keptSettings, listed, newId } from "./kept.js";
 import {
-  fillIn, filledIn, offerDrafters, offerModels, openSettings, pointOut, readSettings, systemTurn,
+  fillIn, filledIn, offerDrafters, offerModels, openSettings, pointOut, readSettings, sees, systemTurn,
 } from "./settings.js";
 
 const KEY = "outrider-api-key";
@@ -65,7 +65,7 @@ function save() {
   offerChats();
 }
 
-const titleOf = () => chat.title || contentOf(exchanges[0].text, exchanges[0].files).trim().slice(0, 40).split("\n")[0];
+const titleOf = () => chat.title || textOf(exchanges[0].text, exchanges[0].files).trim().slice(0, 40).split("\n")[0];
 
 /** Offer the conversations that are kept, with the one that is shown. */
 function offerChats() {
@@ -118,7 +118,9 @@ function clear() {
 /** Add a question to the conversation, and the place for its answer. */
 function show(text, files, request) {
   const answer = new Answer(byId("drafts").checked);
-  const names = (files ?? []).map((file) => element("small", {}, inWords(file)));
+  const names = (files ?? []).map((file) => (
+    file.image ? element("img", { src: file.image, alt: file.name }) : element("small", {}, inWords(file))
+  ));
   const question = element("p", { className: "question", role: "article", "aria-label": "You" }, text, ...names);
   const actions = element("div", { className: "actions" });
   const exchange = { text, files, answer, request, actions, node: element("div", {}, question, actions, answer.node) };
@@ -222,7 +224,7 @@ function offerActions() {
   const button = (text, onclick) => element("button", { type: "button", onclick }, text);
   const copies = (text) => button("Copy", ({ target }) => copy(target, text));
   for (const exchange of exchanges) {
-    exchange.actions.replaceChildren(copies(contentOf(exchange.text, exchange.files)), button("Edit", () => edit(exchange)));
+    exchange.actions.replaceChildren(copies(textOf(exchange.text, exchange.files)), button("Edit", () => edit(exchange)));
     exchange.answer.actions.replaceChildren(...(exchange.answer.whole ? [copies(exchange.answer.whole)] : []));
   }
   const last = exchanges.at(-1);
@@ -333,6 +335,15 @@ function attach(files) {
   }));
 }
 
+async function addFiles(files) {
+  try {
+    pointOut(null, "");
+    attach([...attached, ...(await readFiles(files, attached, sees()))]);
+  } catch (error) {
+    pointOut(null, error.message);
+  }
+}
+
 /** Make the message's field as high as its text. */
 function fit() {
   message.style.height = "auto";
@@ -371,18 +382,16 @@ byId("chat").addEventListener("change", ({ target: { value } }) => {
   save();
 });
 byId("files").addEventListener("change", async ({ target }) => {
-  try {
-    pointOut(null, "");
-    attach([...attached, ...(await readFiles(target.files, attached))]);
-  } catch (error) {
-    pointOut(null, error.message);
-  }
+  await addFiles(target.files);
   target.value = "";
 });
 byId("menu").addEventListener("click", ({ currentTarget }) => {
   openSettings(currentTarget.getAttribute("aria-expanded") === "false");
 });
 byId("model").addEventListener("change", () => offerDrafters());
+message.addEventListener("paste", async ({ clipboardData }) => {
+  if (clipboardData.files.length) await addFiles(clipboardData.files);
+});
 byId("drafts").addEventListener("change", ({ target }) => {
   byId("legend").hidden = !target.checked;
   for (const { answer } of exchanges) answer.showDrafts(target.checked);

@@ -17,7 +17,8 @@ export function offerModels(served, { model, drafter } = {}) {
 
 /** Offer the drafters of the chosen model. The last choice stays if this model has it too. */
 export function offerDrafters(wanted = byId("drafter").value) {
-  const names = models.find(({ id }) => id === byId("model").value)?.drafters ?? [];
+  const names = chosen()?.drafters ?? [];
+  byId("attach").firstChild.data = sees() ? "Add images or text files " : "Add text files (200 kB at most) ";
   byId("drafter").replaceChildren(
     element("option", { value: "auto" }, "auto"),
     ...names.map((name) => element("option", { value: name }, name)),
@@ -25,6 +26,11 @@ export function offerDrafters(wanted = byId("drafter").value) {
   );
   byId("drafter").value = ["auto", "none", ...names].includes(wanted) ? wanted : "auto";
 }
+
+const chosen = () => models.find(({ id }) => id === byId("model").value);
+
+/** Whether the chosen model sees images. */
+export const sees = () => chosen()?.vision ?? false;
 
 /** What is filled in, by name. */
 export const filledIn = () => Object.fromEntries(FIELDS.map((name) => [name, byId(name).value]));

@@ -26,16 +26,19 @@ _LONGEST_NAME = 60  # characters
 _AS_MANY_AS_FIT = 2**31 - 1  # tokens
 _LEAST_TEMPERATURE = 1e-3  # below it, sampling is greedy
 
-# Other servers' names of fields: llama.cpp's, vLLM's, TGI's, Qwen's.
+# Other servers' names of fields: llama.cpp's, vLLM's, TGI's, Ollama's, Qwen's.
 _SAME = {
     "guided_grammar": "grammar",
     "guided_regex": "regex",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "max_new_tokens": "max_tokens",
     "min_tokens": "min_new_tokens",
     "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
     "random_seed": "seed",
     "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
     "thinking_budget": "reasoning_budget",
     "thinking_budget_tokens": "reasoning_budget",
     "thinking_token_budget": "reasoning_budget",

@@ -135,11 +135,14 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """Lists with one entry for each token. text_offset: where the token begins, in characters."""
+    """Lists with one entry for each token. text_offset: where the token begins, in characters.
+
+    token_logprobs, top_logprobs: null for the first token of a prompt that is echoed.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

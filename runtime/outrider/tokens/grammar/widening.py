@@ -94,6 +94,8 @@ def _schema(schema: Any, place: str, found: _Found, depth: int) -> Any:
     replaced: dict[str, Any] = {}
     for key, value in schema.items():
         at = f"{place}/{key}"
+        if value is None and key != "const":
+            continue  # as serializers write what is not set
         if key in ("properties", "patternProperties", *_TABLES) and isinstance(value, Mapping):
             made[key] = {name: _schema(each, f"{at}/{name}", found, depth + 1) for name, each in value.items()}
         elif key in ("allOf", "anyOf", "oneOf", "prefixItems", "items") and isinstance(value, list):
