@@ -110,23 +110,6 @@ def test_a_chat_begins_with_what_every_text_begins_with(tokenizer: Tokenizer, mo
     assert tokenizer.encode_rendered("<|endoftext|>Hi") == [begin, *plain]  # the template has written it
 
 
-def test_a_system_s_text_goes_to_a_template_that_refuses_systems(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refusing = TEMPLATE.replace(
-        "<{{ m.role }}>", "{% if m.role == 'system' %}{{ raise_exception('No.') }}{% endif %}<{{ m.role }}>"
-    )
-    system = {"role": "system", "content": "Be brief."}
-    templates = ChatTemplates({"default": refusing})
-    monkeypatch.setattr(tokenizer, "_templates", templates)
-    assert tokenizer.render([system, HI]) == "<user>Be brief.\nHi</><assistant>"  # as llama.cpp
-    with pytest.raises(RequestError, match="refuses these messages: No"):
-        tokenizer.render([system])
-    with pytest.raises(RequestError, match="refuses these messages: No"):
-        templates.render([system, HI], (), answering=True)  # as Transformers
-    assert ChatTemplates({"default": TEMPLATE}).without_system([system, HI]) is None
-
-
 def test_an_app_s_tokenizer_is_asked_for_what_a_request_has() -> None:
     toy = ToyTokenizer(chat=True)
     begun = [{"role": "user", "content": "hi"}, {"role": "a", "content": "so"}]

@@ -95,26 +95,6 @@ class ChatTemplates:
             )
         return text
 
-    def without_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-        """The messages with the system's text at the beginning of the user's, for a template that refuses systems.
-
-        None if it takes them, or there are no two such texts. Source: llama.cpp, `common/chat.cpp`.
-        """
-        if [message.get("role") for message in messages[:2]] != ["system", "user"]:
-            return None
-        texts = [message.get("content") for message in messages[:2]]
-        asking = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-        if self._is_taken(asking) or not self._is_taken(asking[1:]) or not all(isinstance(t, str) for t in texts):
-            return None
-        return [{**messages[1], "content": "\n".join(map(str, texts))}, *map(dict, messages[2:])]
-
-    def _is_taken(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        try:
-            self._rendered(self.default, messages, (), True)
-        except RequestError:
-            return False
-        return True
-
     def _rendered(
         self, source: str, messages: Any, tools: Any, answering: bool, given: Mapping[str, Any] | None = None
     ) -> str:

@@ -1,16 +1,14 @@
 """The bundle's tokenizer, through openvino-genai's, and apps' own, whose values are checked where they enter."""
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 
 from outrider.errors import BundleError, OptionError, RequestError, TooLong, one_line
 from outrider.inputs.text.chat_template import DEFAULT, ChatTemplates
@@ -19,8 +17,6 @@ from outrider.system.forks import spare
 from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
 from outrider.types import TextTokenizer
-
-log = logging.getLogger("outrider")
 
 FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
 
@@ -158,15 +154,7 @@ class Tokenizer:
             given, described = without_special((given, described), self._special)
         if continuing:
             _check_continued(given)
-        render = partial(self._templates.render, answering=answering, variables=variables, continuing=continuing)
-        try:
-            return render(given, described)
-        except RequestError as error:
-            is_refused = isinstance(error.__cause__, TemplateError)
-            if not is_refused or (merged := self._templates.without_system(given)) is None:
-                raise
-        log.info("The chat template refuses a system message, whose text begins the user's message instead.")
-        return render(merged, described)
+        return self._templates.render(given, described, answering=answering, variables=variables, continuing=continuing)
 
     def encode_rendered(self, text: str) -> list[int]:
         """The token ids of a text that a template has written, from its beginning on.
