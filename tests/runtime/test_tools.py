@@ -246,7 +246,7 @@ def test_pieces_add_up_to_the_same(form: ToolFormat, tools: Any, loose: bool, te
     content, calls = joined([*whole.push(text), *whole.finish()])
     assert add_up(pieces) == (content, [(i, call.name, call.arguments) for i, call in enumerate(calls)])
     if not calls:
-        assert content == text
+        assert content == text or (form.begin in text and text.startswith(content))  # a call that was cut is dropped
     assert stream.finish() == []
 
 
