@@ -21,7 +21,6 @@ from outrider.server.llamacpp import Limit, LlamaInfill
 from outrider.server.lmstudio import LmStudioChat
 from outrider.server.logprobs import TokenTexts
 from outrider.testing import ToyTokenizer
-from outrider.types import TextTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,21 +125,6 @@ def test_an_editor_s_request_to_fill_in() -> None:
     assert choice.prompt == Infill("def f():\n", "\nf()", "    ret", [("a.py", "x = 1\n")], "input_suffix")
     assert (choice.options["max_new_tokens"], choice.options["top_k"]) == (128, 40)
     assert choice.limit is not None
-
-
-class OfCode(ToyTokenizer):
-    """Has the tokens that code models have."""
-
-    def encode(self, text: str) -> list[int]:
-        return [1] if text.startswith("<|") and text.count("<") == 1 else super().encode(text)
-
-
-@pytest.mark.parametrize(("tokenizer", "head"), [
-    (OfCode(), "<|repo_name|>myproject\n<|file_sep|>a.py\nx\n<|file_sep|>filename\n"),
-])  # fmt: skip
-def test_files_stand_before_the_text(tokenizer: TextTokenizer, head: str) -> None:
-    text, _ = Infill("a", "b", "c", [("a.py", "x\n")]).laid_out(tokenizer)
-    assert text == f"{head}<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>c"
 
 
 def test_a_completion_ends_with_its_indentation_or_its_time() -> None:

@@ -337,14 +337,18 @@ def test_the_middle_is_asked_for_with_the_model_s_tokens() -> None:
     class Coder:
         def encode(self, text: str) -> list[int]:
             known = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "<a>", "<b>", "<c>"]
+            known.append("<|repo_name|>")
             return [known.index(text)] if text in known else [9] * len(text)
 
     prompt, options = Infill("a", "b").laid_out(Coder())  # type: ignore[arg-type]
     assert prompt == "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"
-    assert options == {"stop_token_ids": [0, 1, 2, 3]}
+    assert options == {"stop_token_ids": [0, 1, 2, 3, 7]}
     prompt, options = Infill("a", "b").laid_out(Coder(), ("<a>", "<b>", "<c>"))  # type: ignore[arg-type]
     assert prompt == "<a>a<b>b<c>"  # what the model's file names comes first
-    assert options == {"stop_token_ids": [4, 5, 6, 3]}
+    assert options == {"stop_token_ids": [4, 5, 6, 3, 7]}
+    prompt, _ = Infill("a", "b", "c", [("a.py", "x\n")]).laid_out(Coder())  # type: ignore[arg-type]
+    head = "<|repo_name|>myproject\n<|file_sep|>a.py\nx\n<|file_sep|>filename\n"
+    assert prompt == f"{head}<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>c"  # as llama.cpp's /infill
 
 
 def test_a_single_model_answers_to_any_name(http: httpx.Client, tiny: Path) -> None:
