@@ -129,7 +129,7 @@ def test_an_editor_s_request_to_fill_in() -> None:
 
 def test_a_completion_ends_with_its_indentation_or_its_time() -> None:
     limit = Limit(0, 4)
-    for piece, is_set in (("return 1\n", False), ("    x\n", False), ("  ", False), ("  y\n\n", False), ("def", True)):
+    for piece, is_set in (("return 1\n", False), ("    x\n", False), ("  ", False), ("  y\n", False), ("def", True)):
         limit.read(piece)
         assert limit.is_set() == is_set
     assert limit.cut("return 1\n    x\n  y\n") == "return 1\n    x\n  "
