@@ -77,7 +77,8 @@ SAME: list[dict[str, Any]] = [
     {"dry_multiplier": 0, "dry_base": 1.75, "dry_sequence_breakers": ["x"], "mirostat_tau": 5.0, "xtc_threshold": 0.1},
     {"top_n_sigma": -1, "n_probs": 0, "n_keep": 0, "t_max_predict_ms": 0, "typ_p": 1.0, "adaptive_target": -1.0},
     {"repeat_last_n": 64, "repeat_penalty": 1.0}, {"repeat_last_n": -1}, {"think": False}, {"best_of": 1},
-    {"function_call": "none", "functions": []},
+    {"function_call": "none", "functions": []}, {"thinking": False}, {"reasoning": "off"}, {"reasoning": "high"},
+    {"timeout": 30, "tags": ["a"], "num_retries": 2, "caching": False, "tool_stream": True, "conversation_id": "c"},
     {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
 ]  # fmt: skip
 
@@ -142,6 +143,7 @@ def test_fields_of_others_mean_the_same() -> None:
     (ResponseRequest, {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "Send the items themselves."),
     (ChatRequest, {"messages": HELLO, "repeat_last_n": 64, "presence_penalty": 1}, "Set it to -1, or leave it out."),
     (ChatRequest, {"messages": HELLO, "top_n_sigma": 1.0}, "'top_n_sigma' is not supported"),
+    (ChatRequest, {"messages": HELLO, "extra_body": {"top_k": 1}}, "'extra_body'. OpenAI's Python client has it"),
     (ChatRequest, {"messages": HELLO, "n_probs": 3}, "'n_probs' is not supported.*Send top_logprobs."),
     (ChatRequest, {"messages": HELLO, "function_call": {"name": "f"}}, "'function_call'.*Send tool_choice."),
     (ChatRequest, {"messages": HELLO, "functions": [{"name": "f"}]}, "'functions' is not supported.*Send tools."),

@@ -21,19 +21,22 @@ from outrider.system.nesting import TooDeep, check_json
 # Fields that never change an answer: accepted with any value, and ignored. `max_tool_calls` is of hosted tools, of
 # which there are none, and `dry_base` and the like are of samplers that are refused, or off.
 HARMLESS = (
-    "adaptive_decay", "backend_sampling", "cache_prompt", "cache_salt", "chat_id", "client_metadata",
-    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent",
-    "guided_decoding_backend", "id", "id_slot", "include", "keep_alive", "max_tool_calls", "metadata",
-    "mirostat_eta", "mirostat_tau", "models", "n_discard", "n_keep", "num_batch", "num_ctx", "num_gpu",
-    "num_thread", "penalize_nl", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "provider", "request_id", "return_progress", "route", "safety_identifier", "service_tier", "session_id",
-    "spaces_between_special_tokens", "store", "timings_per_token", "trace", "ttl", "usage", "user", "xtc_threshold",
+    "adaptive_decay", "backend_sampling", "cache_prompt", "cache_salt", "caching", "chat_id", "client_metadata",
+    "conversation_id", "details", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers",
+    "dynatemp_exponent", "guided_decoding_backend", "id", "id_slot", "include", "keep_alive", "litellm_metadata",
+    "max_tool_calls", "message_id", "metadata", "mirostat_eta", "mirostat_tau", "models", "n_discard", "n_keep",
+    "num_batch", "num_ctx", "num_gpu", "num_retries", "num_thread", "parent_id", "penalize_nl", "priority",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "provider", "request_id", "return_progress",
+    "route", "safety_identifier", "service_tier", "session_id", "spaces_between_special_tokens", "store", "tags",
+    "timeout", "timings_per_token", "tool_stream", "trace", "trace_id", "ttl", "usage", "user", "user_id",
+    "xtc_threshold",
 )  # fmt: skip
 _NO_MIROSTAT = (None, 0, 0.0)
 # What a client may send in place of a field that is refused.
 _IN_PLACE_OF = {
     "best_of": "Send n", "function_call": "Send tool_choice", "functions": "Send tools", "n_probs": "Send top_logprobs",
 }  # fmt: skip
+_UNFOLDED = "OpenAI's Python client has it, and sends the fields within it: send them themselves."
 # Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
 _OF_OTHERS: dict[str, tuple[Any, ...]] = {
     "adaptive_target": (None, -1, -1.0),
@@ -146,7 +149,7 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
         elif name in HARMLESS or fields[name] is None:
             ignored.append(name)
         else:
-            close = nearest(name, known)
+            close = _UNFOLDED if name == "extra_body" else nearest(name, known)
             raise ApiError(400, f"There is no field '{name[:100]}'. {close}", param=name[:100], code="unknown_field")
         del fields[name]
     IGNORED.add(ignored)

@@ -29,6 +29,11 @@ def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
         name = "reasoning_effort" if isinstance(think, str) else "enable_thinking"
         if fields.get(name) is None:
             fields[name] = think
+    if isinstance(fields.get("thinking"), bool):
+        fields["thinking"] = {"enabled": fields["thinking"]}
+    if isinstance(fields.get("reasoning"), str):  # LM Studio's
+        effort = fields["reasoning"]
+        fields["reasoning"] = {"enabled": effort == "on"} if effort in ("on", "off") else {"effort": effort}
     if "messages" in known:
         fields |= _of_chat(fields)
         if isinstance(fields.get("messages"), list):
