@@ -14,7 +14,7 @@ from outrider.server.answers import AnswerHead, ServedAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError, bad_field, in_anthropic_s_words
-from outrider.server.options import AnswerChoice, choices_of_chat
+from outrider.server.options import BETWEEN_PARTS, AnswerChoice, choices_of_chat
 from outrider.server.protocol.messages import (
     DocumentBlock,
     GivenMessage,
@@ -111,7 +111,7 @@ def _chat_of(asked: MessagesRequest) -> dict[str, Any]:
 
 def _text_of(turn: dict[str, Any]) -> str:
     content = turn["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    return content if isinstance(content, str) else BETWEEN_PARTS.join(part.get("text", "") for part in content)
 
 
 def _turns(message: GivenMessage, place: int) -> list[dict[str, Any]]:

@@ -202,10 +202,11 @@ def test_a_prediction_is_a_reference(client: Any, engine: outrider.Engine) -> No
 def test_parts_of_a_message_are_one_text(client: Any, engine: outrider.Engine) -> None:
     parts: Any = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "Why is "}, {"type": "text", "text": "the sky blue?"}]},
+        {"role": "user", "content": [{"type": "text", "text": "Why is"}, {"type": "text", "text": "the sky blue?"}]},
     ]
     answer = client.chat.completions.create(model="tiny", messages=parts)
-    assert answer.choices[0].message.content == engine.generate(MESSAGES).text
+    whole = [MESSAGES[0], {"role": "user", "content": "Why is\nthe sky blue?"}]
+    assert answer.choices[0].message.content == engine.generate(whole).text
 
 
 def test_models_are_listed(client: Any, engine: outrider.Engine) -> None:

@@ -48,7 +48,7 @@ def test_a_text_is_answered_as_by_the_engine(client: Any, engine: outrider.Engin
 def test_items_and_options_reach_the_engine(client: Any, engine: outrider.Engine) -> None:
     items: list[Any] = [
         {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "input_text", "text": "Why is "}, {"type": "input_text", "text": "it?"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Why is"}, {"type": "input_text", "text": "it?"}]},
         {
             "type": "message",
             "role": "assistant",
@@ -58,7 +58,7 @@ def test_items_and_options_reach_the_engine(client: Any, engine: outrider.Engine
     ]
     turns = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Why is it?"},
+        {"role": "user", "content": "Why is\nit?"},
         {"role": "assistant", "content": "So."},
         {"role": "user", "content": "Why?"},
     ]
