@@ -70,7 +70,8 @@ class Completions(AnswerChoices[CompletionRequest]):
         if tokens is None:
             return None
         scored, self._scored[number] = self._scored[number], None
-        (first, *_), before = scored or ([None], [])
+        first = scored[0][0] if scored and scored[0] else None
+        before = scored[1] if scored else ()
         made = completion_logprobs([*before, *tokens], self.head.texts, self._offsets[number], first)
         self._offsets[number] += sum(map(len, made.tokens))
         return made

@@ -275,7 +275,7 @@ def _files(given: Any) -> list[tuple[str, str]]:
 def _settings(request: CompletionRequest) -> dict[str, Any]:
     """The options that the request has, by its names."""
     fields = msgspec.to_builtins(request)
-    return {name: value for name, value in fields.items() if name not in ("prompt", "suffix") and value is not None}
+    return {name: value for name, value in fields.items() if name not in ("prompt", "model") and value is not None}
 
 
 def _only(body: dict[str, Any], names: Any) -> dict[str, Any]:

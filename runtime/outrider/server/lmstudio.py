@@ -118,8 +118,12 @@ async def _load(service: Service, request: Request) -> Response:
     IGNORED.add(f"{name} of a load" for name in _LOAD_OPTIONS if fields.pop(name, None) is not None)
     name = _only_field(fields, "model")
     model, began = _find(service, name), time.monotonic()
-    async with service.models.encoders.use(model) if isinstance(model, TextEncoder) else service.models.use(model):
-        pass
+    if isinstance(model, TextEncoder):
+        async with service.models.encoders.use(model):
+            pass
+    else:
+        async with service.models.use(model):
+            pass
     seconds = time.monotonic() - began
     body = {"type": "llm" if isinstance(model, Model) else "embedding", "instance_id": model.name, "status": "loaded"}
     config = {"load_config": {"context_length": model.info.max_model_len}} if echo else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -108,8 +109,7 @@ def test_the_fields_that_are_asked_for(http: httpx.Client) -> None:
 def test_what_cannot_be_done_is_refused(http: httpx.Client, path: str, fields: dict[str, Any], says: str) -> None:
     answer = http.post(path, json=fields)
     assert answer.status_code == 400
-    with pytest.raises(AssertionError, match=says):
-        raise AssertionError(answer.json()["error"]["message"])
+    assert re.search(says, answer.json()["error"]["message"])
 
 
 def test_an_editor_s_request_to_fill_in() -> None:
