@@ -230,7 +230,7 @@ async def _scored(choices: list[AnswerChoice], engine: Engine) -> list[AnswerCho
     for choice in choices:
         if choice.echoed is None or id(choice.prompt) in found:
             continue
-        token_ids = engine.encode_prompt(choice.prompt, chat_template=False)
+        token_ids = await asyncio.to_thread(partial(engine.encode_prompt, choice.prompt, chat_template=False))
         score = partial(engine.score_tokens, token_ids[:1], token_ids[1:], top=choice.echoed, chat_template=False)
         found[id(choice.prompt)] = token_ids, await asyncio.to_thread(score) if len(token_ids) > 1 else []
     return [dataclasses.replace(choice, scored=found.get(id(choice.prompt))) for choice in choices]
