@@ -1,9 +1,11 @@
 """The pieces of streamed text add up to the decoded text, for any kind of tokens."""
 
 import itertools
+import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 
 from outrider.inputs.text import TextStream
 from outrider.inputs.text.stream import StopStrings
+from outrider.inputs.text.token_texts import TokenTexts, joins_bytes
+from outrider.inputs.text.tokenizer import Tokenizer
 
 Decode = "Callable[[Sequence[int]], str]"
 
@@ -212,3 +216,45 @@ def test_at_once_it_is_the_same_text() -> None:
             stream.finish()
         assert streams[0].text == streams[1].text
         assert streams[0].num_tokens == streams[1].num_tokens
+
+
+def test_texts_of_tokens_join_to_what_the_detokenizer_writes(model: Path) -> None:
+    """Whatever the tokens: special ones, bytes of half a character, and bytes that are no text."""
+    import openvino_genai
+
+    detokenizer = openvino_genai.Tokenizer(str(model / "tokenizer"))
+    tokenizer, draw = Tokenizer(model / "tokenizer"), random.Random(0)
+    num_tokens = len(detokenizer.get_vocab())
+    among = draw.sample(range(num_tokens), min(num_tokens, 2000))
+    for _ in range(2000):
+        token_ids = draw.choices(among, k=draw.randrange(1, 12))
+        assert tokenizer.decode(token_ids) == detokenizer.decode(token_ids)
+    assert tokenizer.decode([*range(num_tokens)]) == detokenizer.decode([*range(num_tokens)])
+
+
+def test_tokens_that_were_met_are_not_decoded_again(tiny: Path) -> None:
+    asked: list[list[int]] = []
+
+    class Detokenizer:
+        def decode(self, token_ids: list[int]) -> str:
+            asked.append(token_ids)
+            return "".join("ab\ufffd"[i] for i in token_ids)
+
+    texts = TokenTexts(Detokenizer())
+    assert texts.join([0, 1, 0]) == "aba"
+    assert texts.join([1, 1]) == "bb"
+    assert texts.join([0, 2]) is None
+    assert asked == [[0], [1], [2]]
+    assert texts.join([*range(3, 20)]) is None, "a long text is one call"
+    assert len(asked) == 3
+    assert joins_bytes(tiny / "tokenizer")
+
+
+@pytest.mark.parametrize(("old", "new"), [('"UTF8Validate"', '"RegexNormalization"'), ("_mode=\"true", "_mode=\"false")])
+def test_other_detokenizers_are_called(old: str, new: str, tiny: Path, tmp_path: Path) -> None:
+    """Such as those that join words with spaces, or leave out what is no text."""
+    name = "openvino_detokenizer.xml"
+    graph = (tiny / "tokenizer" / name).read_text(encoding="utf-8")
+    assert old in graph
+    (tmp_path / name).write_text(graph.replace(old, new), encoding="utf-8")
+    assert not joins_bytes(tmp_path)

@@ -110,10 +110,12 @@ def seconds_of(answers: Sequence[Answer]) -> dict[int, tuple[float, float]]:
 
     An error ends the answers that use the drafter.
     """
-    found = {}
-    for drafter in {id(drafter): drafter for answer in answers for drafter in answer.request.drafters}.values():
-        with isolated(*(each for each in answers if any(own is drafter for own in each.request.drafters))):
-            found[id(drafter)] = drafter.seconds, drafter.ahead_seconds
+    found: dict[int, tuple[float, float]] = {}
+    for answer in answers:
+        for drafter in answer.request.drafters:
+            if id(drafter) not in found:
+                with isolated(answer):
+                    found[id(drafter)] = drafter.seconds, drafter.ahead_seconds
     return found
 
 

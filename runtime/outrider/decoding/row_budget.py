@@ -122,7 +122,8 @@ class RowBudget:
             return
         self._answers, self._context = answers, sum(contexts) / max(len(contexts), 1)
         self._answer_seconds = self._cost.together(answers, self._context) if answers else 0.0
-        self._row_seconds = self._prompt_scale * _added_row(self._cost, max(prompt_contexts, default=0))
+        if prompt_contexts:
+            self._row_seconds = self._prompt_scale * _added_row(self._cost, max(prompt_contexts))
 
     def _rows_left(self, answers: Sequence[int], begun: float) -> int:
         """Rows for prompts beside these answers."""

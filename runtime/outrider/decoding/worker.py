@@ -51,7 +51,7 @@ class Worker:
             try:
                 if not self._receive():
                     break
-                if scheduler.main and scheduler.running and not scheduler.is_far_ahead:
+                if scheduler.main and scheduler.running:
                     self._round(scheduler.main)
                     self._settle()
                     if self._prefixes is not None and self._prefixes.is_due:

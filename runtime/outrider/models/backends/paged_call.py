@@ -61,7 +61,7 @@ class PagedCall:
     begins: list[int] = field(default_factory=lambda: [0])
     blocks: list[NDArray[np.int32]] = field(default_factory=list)
     longest: int = 0
-    places: dict[Chunk, NDArray[np.int64]] = field(default_factory=dict)  # the row of each of a chunk's tokens
+    places: dict[Chunk, Sequence[int]] = field(default_factory=dict)  # the row of each of a chunk's tokens
     adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
     state_begins: list[int] = field(default_factory=lambda: [0])
     states: list[StateCall] = field(default_factory=list)  # by sequence
@@ -143,12 +143,12 @@ class PagedCall:
         past, count, first = chunk.slot.length, len(branch), len(self.token_ids)
         self.chains.append((chunk.slot, first, count, past))
         if chunk.layout.is_tree:
-            places = self.places.setdefault(chunk, np.full(len(chunk.token_ids), -1, dtype=np.int64))
+            places = self.places[chunk] = [*self.places.get(chunk, [-1] * len(chunk.token_ids))]
             for row, i in enumerate(branch, first):
                 if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts
                     places[i] = row
         else:
-            self.places[chunk] = np.arange(first, first + count, dtype=np.int64)
+            self.places[chunk] = range(first, first + count)
         self.token_ids.extend(chunk.token_ids[i] for i in branch)
         self.adapters.extend([chunk.slot.adapter] * count)
         begin = chunk.slot.first_position + past

@@ -23,6 +23,7 @@ _REST, _MOST_REST = 2.0, 600.0  # seconds without a request before calls are tim
 _TURNS = 3  # of all numbers of rows
 # Of the time of answers, for doubtful calls beside them: more rows of the main model's, calls of drafters.
 _SHARE_OF_ROWS, _SHARE_OF_CALLS = 0.005, 0.01
+_LOOK_SECONDS = 0.1  # of answers, between two looks for doubtful calls
 
 
 class Retiming:
@@ -45,6 +46,7 @@ class Retiming:
         self._due_at: float | None = None
         self._rest = _REST
         self._budgets: dict[str, float] = {}  # by role, seconds for calls beside answers
+        self._spent = 0.0  # seconds of answers since the last look
         self._is_sure = not any(cost.is_unsure for _, cost in self._learning)
 
     @property
@@ -96,8 +98,10 @@ class Retiming:
 
     def spent(self, seconds: float) -> None:
         """Answers have taken so many seconds: time a doubtful call, if that takes little of their time so far."""
-        if self._is_sure:
+        self._spent += seconds
+        if self._is_sure or self._spent < _LOOK_SECONDS:
             return
+        seconds, self._spent = self._spent, 0.0
         learning = self._learning
         try:
             for model, cost in learning:
