@@ -188,10 +188,14 @@ class World:
 
 
 class Liar(Ngram):
-    """A drafter with high confidences in tokens that are always wrong."""
+    """A drafter with high confidences in so many tokens, which are always wrong."""
+
+    def __init__(self, count: int = 8) -> None:
+        super().__init__()
+        self._count = count
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
+        return [Draft([63] * self._count, confidences=[0.9] * self._count) for _ in requests]
 
 
 def speed_up(world: World, **options: Any) -> float:

@@ -26,66 +26,57 @@ class Form:
 
     Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
 
-    gguf: its `general.architecture`; "" if its GGUF files are not read. interleaved: pairs of neighbours are
-    rotated, so checkpoints have the rows of queries and keys in that order; gguf_interleaved: llama.cpp's files
-    have. norm: "rms", or "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint,
-    but those of `plain_norms`. scale_embedding: embeddings are multiplied by the square root of their width.
-    norm_embedding: they have a norm without weights. fused: one matrix holds queries, keys and values (`qkv_proj`).
-    fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
-    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th;
-    of −n, layers are counted from the last. rotated: which layers rotate queries and keys: "all", "none",
-    "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by `position_embedding_type`. local_theta: layers with
-    a window rotate by frequencies of their own: by `rope_local_base_freq`, or by the same base without scaling.
-    normed_after_rope: norms of queries and keys come after their rotation. normed_heads: queries and keys have
-    norms, without weights if the file has none. gated: what attention finds is multiplied by a sigmoid, whose rows
-    in `q_proj` follow each head's. gate: a matrix of its own (`self_attn.output_gate`) gives that sigmoid.
-    in_blocks: attention, states and feed-forward parts are numbered each on their own, see `Blocks`. ungated:
-    feed-forward parts are down(act(up)), by the square of ReLU, too. names: what checkpoints call modules that have
-    other names here, which are Llama's where it has such, or tensors, with {} for the number of an expert. keys:
-    what config.json calls keys that have other names here. router, shared: of mixtures of experts, see `Experts`;
-    "" for dense models. clamped: as there; their matrices are stored by columns, or in MXFP4. varied: layers differ
-    in their sizes, as `sizes` says, values have a norm without weights, and a layer's output may be scaled. streams: a
-    token has several residual streams, see `Streams`, and feed-forward parts may let pass few numbers. latent: keys and
-    values are made of a short row of each token, see `Latent`. grouped: experts may be in groups, their weights
-    scaled, and some layers dense, as DeepSeek's. by_columns: the matrices of experts are stored by columns. chunked:
-    layers may attend within chunks of `attention_chunk_size` tokens, of which the context has one; the queries of those
-    that do not rotate grow with their position.
-    defaults: what Transformers takes for keys that config.json lacks.
+    Keys that a comment names are those of config.json.
     """
 
     name: str
-    gguf: str = ""
-    interleaved: bool = False
-    gguf_interleaved: bool = False
+    gguf: str = ""  # its `general.architecture`; "" if its GGUF files are not read
+    # Names
+    names: Mapping[str, str] = field(default_factory=dict)  # here: in checkpoints. {}: an expert's number
+    keys: Mapping[str, str] = field(default_factory=dict)  # here: there
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # what Transformers takes for keys that are missing
+    # Matrices
+    interleaved: bool = False  # checkpoints have the rows of queries and keys in pairs that are rotated together
+    gguf_interleaved: bool = False  # llama.cpp's files have
+    fused: bool = False  # one matrix holds queries, keys and values (`qkv_proj`)
+    fused_mlp: bool = False  # one holds gate and up (`gate_up_proj`)
+    # Norms and the embedding
     norms: Norms = field(default_factory=Norms)
-    norm: str = "rms"
-    norm_offset: float = 0.0
-    plain_norms: tuple[str, ...] = ()
-    scale_embedding: bool = False
-    norm_embedding: bool = False
-    fused: bool = False
-    fused_mlp: bool = False
+    norm: str = "rms"  # or "layer", for mean and variance
+    norm_offset: float = 0.0  # added to the weights of norms in a checkpoint
+    plain_norms: tuple[str, ...] = ()  # but to these
+    scale_embedding: bool = False  # embeddings are multiplied by the square root of their width
+    norm_embedding: bool = False  # embeddings have a norm without weights
+    # Attention
+    # Layers that have the sliding window where `layer_types` is missing: "none", "all", "late" (from max_window_layers
+    # on), or a number n: all but each n-th; of −n, layers are counted from the last.
     windows: str | int = "none"
+    # Layers that rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by
+    # `position_embedding_type`.
     rotated: str = "all"
+    # Layers with a window rotate by `rope_local_base_freq`, or by the same base without scaling.
     local_theta: bool = False
-    normed_after_rope: bool = False
-    normed_heads: bool = False
-    gated: bool = False
-    in_blocks: bool = False
-    ungated: bool = False
-    gate: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    router: str = ""
-    shared: str = ""
-    clamped: bool = False
-    varied: bool = False
-    streams: bool = False
-    latent: bool = False
-    grouped: bool = False
-    by_columns: bool = False
+    normed_after_rope: bool = False  # norms of queries and keys come after their rotation
+    normed_heads: bool = False  # queries and keys have norms, without weights if the file has none
+    gated: bool = False  # its result is multiplied by a sigmoid, whose rows in `q_proj` follow each head's
+    gate: bool = False  # a matrix of its own (`self_attn.output_gate`) gives that sigmoid
+    latent: bool = False  # keys and values are made of a short row of each token, see `Latent`
+    # Layers may attend within chunks of `attention_chunk_size` tokens, of which the context has one; the queries of
+    # those that do not rotate grow with their position.
     chunked: bool = False
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Feed-forward parts
+    ungated: bool = False  # they are down(act(up)), by the square of ReLU, too
+    router: str = ""  # of mixtures of experts, see `Experts`; "": a dense model
+    shared: str = ""  # experts that read every token, see `Experts`
+    clamped: bool = False  # see `Experts`; their matrices are stored by columns, or in MXFP4
+    by_columns: bool = False  # the matrices of experts are stored by columns
+    grouped: bool = False  # experts in groups, scaled weights and some dense layers, as DeepSeek has
+    # Layers
+    in_blocks: bool = False  # attention, states and feed-forward parts are numbered each on their own, see `Blocks`
+    # Layers differ in their sizes, as `sizes` says, values have a norm without weights, and outputs may be scaled.
+    varied: bool = False
+    # A token has several residual streams, see `Streams`, and feed-forward parts may let pass few numbers.
+    streams: bool = False
 
     def in_checkpoint(self, name: str) -> str:
         """The name in checkpoints of a module, or of a tensor."""

@@ -72,12 +72,12 @@ class OpenVINOAssistant(OpenVINOSharing):
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: no keys and values are written."""
 
-    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, Sequence[int]]]:
         token_ids, slots, states = list[int](), list[Any](), list[NDArray[np.float32]]()
-        places: dict[Chunk, NDArray[np.int64]] = {}
+        places: dict[Chunk, Sequence[int]] = {}
         for chunk in chunks:
             count = len(chunk.token_ids)
-            places[chunk] = np.arange(len(slots), len(slots) + count)
+            places[chunk] = range(len(slots), len(slots) + count)
             token_ids += chunk.token_ids
             slots += [chunk.slot] * count
             known = chunk.hidden_states

@@ -39,12 +39,12 @@ class OpenVINOBlock(OpenVINOPaged):
     def _append(self, chunk: Chunk) -> None:
         chunk.slot.append(chunk.token_ids[: _num_context(chunk)])
 
-    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, Sequence[int]]]:
         counts = [(_num_context(chunk), len(chunk.token_ids)) for chunk in chunks]
         num_context = sum(context for context, _ in counts)
         order, in_block, rows, types = list[int](), list[int](), list[int](), list[int]()
         at_context, at_block = 0, num_context
-        places: dict[Chunk, NDArray[np.int64]] = {}
+        places: dict[Chunk, Sequence[int]] = {}
         for chunk, (context, count) in zip(chunks, counts, strict=True):
             size = count - context
             in_block += range(len(order) + context, len(order) + count)
@@ -52,7 +52,7 @@ class OpenVINOBlock(OpenVINOPaged):
             types += [0] * context + [1] * size
             at_context, at_block = at_context + context, at_block + size
             own = range(at_block - num_context - chunk.num_rows, at_block - num_context)
-            places[chunk] = np.array(own, dtype=np.int64)
+            places[chunk] = own
             rows += own
         pasts = [chunk.slot.length for chunk in chunks]
         ends = [past + count for past, (_, count) in zip(pasts, counts, strict=True)]
@@ -133,7 +133,7 @@ class OpenVINOPlaces(OpenVINOPaged):
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: there is no cache."""
 
-    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, Sequence[int]]]:
         known = [chunk.hidden_states for chunk in chunks if chunk.hidden_states is not None]
         texts = [[*chunk.token_ids[: self._num_read]] for chunk in chunks]
         if not known:  # a measurement

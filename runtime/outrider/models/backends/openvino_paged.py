@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
@@ -147,7 +146,7 @@ class OpenVINOPaged(MeasuredBackend):
         self._bound = BoundInputs(self._request)
         self._chunks: Sequence[Chunk] = ()  # of the running call
         self._begins: list[int] = []  # of its chunks, in their slots
-        self._places: dict[Chunk, NDArray[np.int64]] = {}
+        self._places: dict[Chunk, Sequence[int]] = {}
         # The device may use another precision than the option, and properties may set another.
         self.precision = name_of(compiled.get_property("INFERENCE_PRECISION_HINT"))
         keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
@@ -299,7 +298,7 @@ class OpenVINOPaged(MeasuredBackend):
         self._chunks, self._places = chunks, places
         return PagedPending(self, began)
 
-    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, NDArray[np.int64]]]:
+    def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, Sequence[int]]]:
         """The inputs of a call by name, and the rows of each chunk's tokens."""
         rule, steady = self.capabilities.rows, self.capabilities.steady
         if self._states:

@@ -109,7 +109,7 @@ class PagedCall:
         made = np.zeros((len(self.token_ids), width), dtype=np.float32)
         for chunk in chunks:
             if chunk.hidden_states is not None:
-                made[self.places[chunk]] = chunk.hidden_states
+                made[[*self.places[chunk]]] = chunk.hidden_states
         return made
 
     def inputs(self) -> dict[str, NDArray[Any]]:
@@ -149,7 +149,7 @@ class PagedCall:
                     places[i] = row
         else:
             self.places[chunk] = range(first, first + count)
-        self.token_ids.extend(chunk.token_ids[i] for i in branch)
+        self.token_ids.extend([chunk.token_ids[i] for i in branch] if chunk.layout.is_tree else chunk.token_ids)
         self.adapters.extend([chunk.slot.adapter] * count)
         begin = chunk.slot.first_position + past
         self.positions.extend(range(begin, begin + count))

@@ -25,18 +25,18 @@ class PagedStep(WithoutFeatures):
     """Rows of logits, in the output tensors of the request: valid until the next call.
 
     rows: float32 [r, vocab_size]. hidden: hidden states float32 [n, width] of all rows of the call, by name.
-    places: the rows of each chunk's tokens among these, int64 [n].
+    places: the rows of each chunk's tokens among these.
     """
 
     rows: NDArray[np.float32]
     hidden: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    places: Mapping[Chunk, NDArray[np.int64]] = field(default_factory=dict)
+    places: Mapping[Chunk, Sequence[int]] = field(default_factory=dict)
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for, float32 [n, width], concatenated."""
         if not chunk.features or not set(chunk.features) <= self.hidden.keys():
             return WithoutFeatures.features(self, chunk)
-        places = self.places[chunk]
+        places = [*self.places[chunk]]
         parts = [self.hidden[name][places] for name in chunk.features]
         return np.concatenate(parts, axis=1)
 
@@ -56,7 +56,7 @@ class Outputs:
         self._features = tuple(features)
         self._vocab_size = vocab_size
 
-    def step(self, places: Mapping[Chunk, NDArray[np.int64]]) -> PagedStep:
+    def step(self, places: Mapping[Chunk, Sequence[int]]) -> PagedStep:
         """The rows of the call that has ended. places: as in `PagedStep`."""
         hidden = {name: self._request.get_tensor(name).data for name in self._features}
         rows = self._request.get_tensor("logits").data[:, 0, : self._vocab_size]

@@ -134,10 +134,12 @@ class LearnedCost(PassCost):
             return
         at, share = self._place(total)
         near, least = self._near, self._near[0]
-        parts = [(at, (1 - share) * near[at])] + ([(at + 1, share * near[at + 1])] if share else [])
+        parts, added = [(at, (1 - share) * near[at])], (1 - share) * self._added[at] + self._more_added * least
+        if share:
+            parts.append((at + 1, share * near[at + 1]))
+            added += share * self._added[at + 1]
         behind = (context - self.contexts[0]) / max(self.contexts[1] - self.contexts[0], 1)
         alone = sum(part for _, part in parts)
-        added = sum(part / near[i] * self._added[i] for i, part in parts) + self._more_added * least
         expected = alone + max(behind * added, -alone / 2)
         has_changed = before != total and self._change is not None
         if has_changed:

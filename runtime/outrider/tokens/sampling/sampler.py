@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -142,7 +143,7 @@ class LogitsSampler:
 def _finite_argmax(logits: Logits, token_ids: NDArray[np.int64] | None) -> int:
     """The index of the maximum, which is the first NaN, if there is one. token_ids: as in `LogitsRow.finite`."""
     highest = int(logits.argmax())
-    if not np.isfinite(logits[highest]):
+    if not math.isfinite(logits[highest]):
         token_id = highest if token_ids is None else int(token_ids[highest])
         raise DeviceError(
             f"The model's logits are not finite ({logits[highest]} for token {token_id}). Check the bundle with "
