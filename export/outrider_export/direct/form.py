@@ -32,8 +32,9 @@ class Form:
     name: str
     gguf: str = ""  # its `general.architecture`; "" if its GGUF files are not read
     # Names
-    names: Mapping[str, str] = field(default_factory=dict)  # here: in checkpoints. {}: an expert's number
-    keys: Mapping[str, str] = field(default_factory=dict)  # here: there
+    # By the names here (Llama's, where it has such), what checkpoints call modules or tensors; {}: an expert's number.
+    names: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)  # the same for keys of config.json
     defaults: Mapping[str, Any] = field(default_factory=dict)  # what Transformers takes for keys that are missing
     # Matrices
     interleaved: bool = False  # checkpoints have the rows of queries and keys in pairs that are rotated together
