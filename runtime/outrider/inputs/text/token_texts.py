@@ -30,7 +30,7 @@ class TokenTexts(dict[int, str]):
 
     def join(self, token_ids: Sequence[int]) -> str | None:
         """The text of tokens, if all of them are text alone, and nearly all were met before."""
-        if len({*token_ids} - self.keys()) > _MAX_NEW_TOKENS:
+        if [*map(self.get, token_ids)].count(None) > _MAX_NEW_TOKENS:
             return None
         texts = [*map(self.__getitem__, token_ids)]
         return "".join(texts) if all(texts) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from outrider.models.kv import LAST, ZERO_ROW, StateCall
 from outrider.types import Chunk, RowRule, SteadyRows
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
+class _Chain(NamedTuple):
     """A chunk's branch, as indices of its tokens, the blocks that it is read with, and the rows of its states."""
 
     chunk: Chunk
