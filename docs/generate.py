@@ -233,10 +233,9 @@ GGUF files of Granite 4.0 that have attention in all layers name the architectur
 
 ## Models that read images, as text models
 
-Checkpoints of Ministral 3 and Mistral Small 3 (`mistral3`), EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer read images:
-their text part is converted, and the bundle reads text only. [Images](vision.md#the-export) lists the models whose
-images are read, and what stands in the way of others. Checkpoints in FP8, such as Ministral 3's, are read with
-their scales.
+Checkpoints of EXAONE 4.5, Gemma 3n, Llama 4 and Muse Glimmer read images: their text part is converted, and the bundle
+reads text only. [Images](vision.md#the-export) lists the models whose images are read, and what stands in the way of
+others. Checkpoints in FP8, such as Ministral 3's, are read with their scales.
 
 ## Gemma 4
 

@@ -117,8 +117,8 @@ def test_other_layouts_are_refused(checkpoint: Path, draft: Path, tmp_path: Path
     images = "preprocessor_config.json"
     for folder, message in (
         (
-            copy("llava", architectures=["LlavaNextForConditionalGeneration"]),
-            "holds a LlavaNextForConditionalGeneration, whos",
+            copy("llava", architectures=["LlavaForConditionalGeneration"]),
+            "holds a LlavaForConditionalGeneration, whos",
         ),
         (
             copy("tiles", images, max_image_size={"longest_edge": 32}),

@@ -40,7 +40,7 @@ PROCESSOR: dict[str, Any] = {
 def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
     """A SmolVLM of two layers in each half, random, with weights that are large enough to tell images apart."""
     import torch
-    from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMForConditionalGeneration
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
     tokenizer = vision_tokenizer()
     shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -54,17 +54,29 @@ def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
         image_token_id=tokenizer.token_to_id("<image>"), scale_factor=2, pad_token_id=400,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = SmolVLMForConditionalGeneration(config).eval()
+    model = SmolVLMForConditionalGeneration(config)
+    _save(folder, model, tokenizer, "<image>", PROCESSOR, {"image_seq_len": 4})
+
+
+def _save(
+    folder: Path, model: Any, tokenizer: Any, place: str, images: dict[str, Any], processor: dict[str, Any]
+) -> None:
+    """Draw a model's weights, large enough to tell images apart, and write its files. place: what an image becomes."""
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    model.float().eval()
     for name, parameter in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=0.3 if "vision" in name else 0.15)
+        if not any(part in name for part in ("norm", "lambda", "ln_")):
+            torch.nn.init.normal_(parameter, std=0.3 if "vis" in name else 0.15)
     model.generation_config.eos_token_id = [402, 400]
     model.save_pretrained(folder)
+    template = PARTS_TEMPLATE.replace("<image>", place)
     special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=PARTS_TEMPLATE, **special)
-    wrapped.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
-    (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}), encoding="utf-8")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
+    for file, content in (("preprocessor_config.json", images), ("processor_config.json", processor)):
+        if content:
+            (folder / file).write_text(json.dumps(content), encoding="utf-8")
 
 
 INTERNVL_TOKENS = ("<img>", "<IMG_CONTEXT>", "</img>", *(f"<extra_{i}>" for i in range(9)))
@@ -79,7 +91,7 @@ INTERNVL_PROCESSOR: dict[str, Any] = {
 def write_internvl_checkpoint(folder: Path, seed: int = 0) -> None:
     """An InternVL of two layers in each half, random, in the layout of OpenGVLab's `-hf` files."""
     import torch
-    from transformers import InternVLConfig, InternVLForConditionalGeneration, PreTrainedTokenizerFast
+    from transformers import InternVLConfig, InternVLForConditionalGeneration
 
     tokenizer = internvl_tokenizer()
     shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -93,33 +105,24 @@ def write_internvl_checkpoint(folder: Path, seed: int = 0) -> None:
         image_token_id=tokenizer.token_to_id("<IMG_CONTEXT>"), image_seq_length=4, tie_word_embeddings=False,
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = InternVLForConditionalGeneration(config).eval()
-    for name, parameter in model.named_parameters():
-        if "norm" not in name and "lambda" not in name:
-            torch.nn.init.normal_(parameter, std=0.3 if "vision" in name else 0.15)
-    model.generation_config.eos_token_id = [402, 400]
-    model.save_pretrained(folder)
-    template = PARTS_TEMPLATE.replace("<image>", "<IMG_CONTEXT>\n")
-    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(INTERNVL_PROCESSOR), encoding="utf-8")
-    (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}), encoding="utf-8")
+    model = InternVLForConditionalGeneration(config)
+    _save(folder, model, tokenizer, "<IMG_CONTEXT>\n", INTERNVL_PROCESSOR, {"image_seq_length": 4})
 
 
 QWEN_TOKENS = (
     "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", *(f"<extra_{i}>" for i in range(8)),
 )  # fmt: skip
-QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+QWEN_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 def write_qwen_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
     """A random Qwen-VL of two layers, in the layout of Qwen's files. family: one of `QWEN_FAMILIES`."""
     import torch
     from safetensors.numpy import load_file, save_file
-    from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+    from transformers import AutoConfig, AutoModelForImageTextToText
 
     tokenizer = qwen_tokenizer()
-    is_new, patch = family.startswith("qwen3"), 4
+    is_new, is_moe, patch = family.startswith("qwen3"), family.endswith("_moe"), 4
     ids = {
         f"{name}_token_id": tokenizer.token_to_id(token)
         for name, token in zip(("vision_start", "vision_end", "image", "video"), QWEN_TOKENS, strict=False)
@@ -130,6 +133,11 @@ def write_qwen_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}, **ids,
         "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, "tie_word_embeddings": False,
     }  # fmt: skip
+    if is_moe:
+        text |= {
+            "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True, "shared_expert_intermediate_size": 48,
+            "moe_intermediate_size": 24 if family == "qwen3_vl_moe" else 32,  # the former's matrices are not square
+        }  # fmt: skip
     of_family: dict[str, dict[str, Any]] = {
         "qwen2_vl": {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
         "qwen2_5_vl": {"intermediate_size": 48, "fullatt_block_indexes": [1], "window_size": 16},
@@ -139,8 +147,8 @@ def write_qwen_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
     vision: dict[str, Any] = {
         "depth": 3, "num_heads": 2, "patch_size": patch, "spatial_merge_size": 2, "temporal_patch_size": 2,
         "hidden_size": 32, "out_hidden_size": 64,
-    } | of_family[family]  # fmt: skip
-    if family == "qwen3_5":
+    } | of_family[family.removesuffix("_moe")]  # fmt: skip
+    if family.startswith("qwen3_5"):
         text |= {
             "intermediate_size": 96, "num_hidden_layers": 4, "mtp_num_hidden_layers": 1,
             "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -152,19 +160,7 @@ def write_qwen_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
         }  # fmt: skip
     whole = {"text_config": text, "vision_config": vision, "tie_word_embeddings": False, **ids}
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **whole)).float().eval()
-    for name, parameter in model.named_parameters():
-        if "norm" not in name and "ln_q" not in name:
-            torch.nn.init.normal_(parameter, std=0.3 if "visual" in name else 0.15)
-    model.generation_config.eos_token_id = [402, 400]
-    model.save_pretrained(folder)
-    if family == "qwen3_5":  # Transformers 5.5 saves the encoder under another name than it is published with
-        weights = load_file(folder / "model.safetensors")
-        named = {name.replace("language_model.visual.", "visual."): each for name, each in weights.items()}
-        save_file(named | tensors_of("mtp qwen"), folder / "model.safetensors")
-    template = PARTS_TEMPLATE.replace("<image>", "<|vision_start|><|image_pad|><|vision_end|>")
-    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
+    model = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **whole))
     pixels = {"shortest_edge": 256, "longest_edge": 4096}
     images = {
         **PROCESSOR, "resample": 3, "patch_size": patch, "merge_size": 2, "temporal_patch_size": 2,
@@ -172,7 +168,101 @@ def write_qwen_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
         **({"size": pixels} if is_new else {"min_pixels": 256, "max_pixels": 4096}),
     }  # fmt: skip
     images = {name: value for name, value in images.items() if name not in ("max_image_size", "do_image_splitting")}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images), encoding="utf-8")
+    _save(folder, model, tokenizer, "<|vision_start|><|image_pad|><|vision_end|>", images, {})
+    if family.startswith("qwen3_5"):  # Transformers 5.5 saves the encoder under another name than it is published with
+        weights = load_file(folder / "model.safetensors")
+        named = {name.replace("language_model.visual.", "visual."): each for name, each in weights.items()}
+        module = tensors_of("mtp experts" if is_moe else "mtp qwen")
+        save_file(named | module, folder / "model.safetensors")
+    elif is_moe:  # and these by rows
+        weights = load_file(folder / "model.safetensors")
+        for name, each in weights.items():
+            if ".experts." in name:
+                weights[name] = np.ascontiguousarray(each.swapaxes(1, 2))
+        save_file(weights, folder / "model.safetensors")
+
+
+_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4,
+}  # fmt: skip
+_TEXT_PART: dict[str, Any] = {
+    "vocab_size": NUM_TOKENS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "pad_token_id": 400,
+    "eos_token_id": 402, "bos_token_id": 400, "tie_word_embeddings": False,
+}  # fmt: skip
+_PINPOINTS = [[18, 36], [36, 18], [36, 36], [18, 54], [54, 18]]
+# By family: the tokens of images, what an image becomes in the template, the parts of config.json, and the processors'.
+TOWERS: dict[str, tuple[tuple[str, ...], str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "mistral3": (
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"), "[IMG]",
+        {
+            "text_config": _TEXT_PART | {"model_type": "ministral3", "head_dim": 16},
+            "vision_config": _VISION | {"model_type": "pixtral", "image_size": 64, "hidden_act": "silu"},
+            "tie_word_embeddings": False,
+        },
+        {"patch_size": 4, "size": {"longest_edge": 64}, "resample": 3},
+        {"patch_size": 4, "spatial_merge_size": 2},
+    ),
+    "llava_next": (
+        ("<image>",), "<image>",
+        {
+            "text_config": _TEXT_PART | {
+                "model_type": "granite", "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+                "residual_multiplier": 0.5, "attention_multiplier": 0.3,
+            },
+            "vision_config": _VISION | {"model_type": "siglip_vision_model", "image_size": 18},
+            "vision_feature_layer": [-3, -1], "vision_feature_select_strategy": "full",
+            "image_grid_pinpoints": _PINPOINTS, "tie_word_embeddings": False,
+        },
+        {
+            "size": {"height": 18, "width": 18}, "crop_size": {"height": 18, "width": 18}, "resample": 3,
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+        {"patch_size": 4, "vision_feature_select_strategy": "full"},
+    ),
+    "lfm2_vl": (
+        (
+            "<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+            *(f"<|img_row_1_col_{column}|>" for column in range(1, 5)),
+            *(f"<|img_row_{row}_col_1|>" for row in range(2, 5)), "<|img_row_2_col_2|>",
+        ),
+        "<image>",
+        {
+            "text_config": _TEXT_PART | {
+                "model_type": "lfm2", "num_hidden_layers": 4, "block_multiple_of": 16, "tie_word_embeddings": True,
+                "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            },
+            "vision_config": _VISION | {"model_type": "siglip2_vision_model", "num_patches": 25},
+            "projector_hidden_size": 48,
+        },
+        {
+            "tile_size": 16, "encoder_patch_size": 4, "min_image_tokens": 4, "max_image_tokens": 9, "max_tiles": 4,
+            "resample": 2,
+        },
+        {},
+    ),
+}  # fmt: skip
+
+
+def write_tower_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
+    """A random model with a vision tower, in the layout of its publisher's files. family: one of `TOWERS`."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    tokens, place, config, images, processor = TOWERS[family]
+    tokenizer = tower_tokenizer(family)
+    name = "image_token_id" if family == "lfm2_vl" else "image_token_index"
+    made = AutoConfig.for_model(family, **json.loads(json.dumps(config)), **{name: tokenizer.token_to_id(tokens[0])})
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(made)
+    usual = {key: PROCESSOR[key] for key in PROCESSOR if key not in ("max_image_size", "image_processor_type", "size")}
+    _save(folder, model, tokenizer, place, usual | images, processor)
+
+
+def tower_tokenizer(family: str) -> Any:
+    """The tests' tokenizer with a family's tokens around images."""
+    tokens = TOWERS[family][0]
+    return train_tokenizer(special=(*SPECIAL, *tokens, *(f"<extra_{i}>" for i in range(len(tokens), 12))))
 
 
 def qwen_tokenizer() -> Any:

@@ -7,7 +7,8 @@ import pytest
 
 from outrider.bundle import VisionEntry
 from outrider.errors import RequestError
-from outrider.inputs.vision.grids import fitted, inputs_of, patches_of
+from outrider.inputs.vision.grids import patches_of
+from outrider.inputs.vision.qwen import fitted, inputs_of
 from outrider.models.backends.embeds import given_grid, grid_offsets
 from outrider.types import Prompt, Span
 
@@ -63,7 +64,7 @@ def test_patches_stand_tile_by_tile_and_windows_have_each_once() -> None:
     rows, columns = 3, 4
     marks = np.zeros((3, 24, 32), np.float32)
     marks[:] = np.add.outer(np.arange(24) // 4 * 100, np.arange(32) // 4)  # of a patch its row and column
-    patches, given = patches_of(marks, ENTRY), inputs_of(rows, columns, ENTRY)
+    patches, given = patches_of(marks, ENTRY, 2), inputs_of(rows, columns, ENTRY)
     positions: Any = given["patch_positions"]
     assert patches.shape == (48, 2 * 3 * 4 * 4)
     assert (patches == (positions @ [100, 1])[:, None]).all()

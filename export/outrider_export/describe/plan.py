@@ -15,6 +15,7 @@ from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.describe.encoder_decoder import describe_encoder, geometry_of, kind_of, vocabulary_of
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.describe.qwen_vision import qwen_vision_of
+from outrider_export.describe.tower_vision import tower_vision_of
 from outrider_export.describe.vision import vision_of
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.describe import NotDirect, describe
@@ -291,11 +292,12 @@ def make_plan(
                 vision = _checked(vision_of(path, config, weights, vocabulary))
                 if (role, format) == ("main", "openvino"):  # of others the text part alone
                     vision = vision or _checked(qwen_vision_of(path, weights, vocabulary))
+                    vision = vision or _checked(tower_vision_of(path, weights, vocabulary))
     if vision is not None and role != "main":
         raise ExportError(
             f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
         )
-    direct = weights != "keep" and (vision is None or vision.layout == "qwen")
+    direct = weights != "keep" and (vision is None or vision.layout not in IMAGE_MODELS.values())
     direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
     if not direct and config.get("quantization_config"):
         raise ExportError(

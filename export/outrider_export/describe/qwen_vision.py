@@ -10,9 +10,9 @@ from pathlib import Path
 
 from outrider.bundle.manifest import VisionEntry
 from outrider_export.describe.vision import CLIP, FOLDER, check_prepared, image_token_id_of
-from outrider_export.direct.vision_encoder import OF_VISION
+from outrider_export.direct.qwen_encoder import OF_VISION
 from outrider_export.sources.safetensors import tensors_of
-from outrider_export.sources.source import GRID_MODELS, architectures_of, read_json
+from outrider_export.sources.source import DIRECT_ENCODERS, architectures_of, read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 _PLACE = "<|image_pad|>"
@@ -30,7 +30,7 @@ def qwen_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> Vision
         ExportError: when images are prepared in a way that is not known.
     """
     config = read_json(folder / "config.json")
-    if not GRID_MODELS & {*architectures_of(config)}:
+    if "qwen" not in {DIRECT_ENCODERS.get(name) for name in architectures_of(config)}:
         return None
     images = read_json(folder / "preprocessor_config.json")
     images = images or read_json(folder / "processor_config.json").get("image_processor", {})

@@ -22,7 +22,7 @@ from outrider_export.tokenizers.vocabulary import Vocabulary
 
 FOLDER = "vision"
 _LANCZOS, _BICUBIC = 1, 3
-_STANDARD = (0.5, 0.5, 0.5)
+STANDARD = (0.5, 0.5, 0.5)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # By the manifest's name, the tokenizer's name for the token, and the usual token.
 _TOKENS: dict[ImageLayout, dict[str, tuple[str, str]]] = {
@@ -64,7 +64,7 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     tokens = _tokens(folder, layout)
     image_token_id = image_token_id_of(folder, config, tokens["image_token"], vocabulary)
     is_internvl = layout == "internvl"
-    usual_mean, usual_std = CLIP if is_internvl else (_STANDARD, _STANDARD)
+    usual_mean, usual_std = CLIP if is_internvl else (STANDARD, STANDARD)
     fields = {
         "folder": FOLDER,
         "weights": "int8" if weights == "int4" else weights,
@@ -80,10 +80,10 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     return VisionEntry(**(fields | sizes | tokens))
 
 
-_Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
+Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
 
 
-def check_prepared(folder: Path, images: dict[str, Any], checks: _Checks, encoder: str) -> None:
+def check_prepared(folder: Path, images: dict[str, Any], checks: Checks, encoder: str) -> None:
     """Raise ExportError if a checkpoint prepares images in a way that is not known. encoder: what it reads."""
     usual = [(name, images.get(name, True), True) for name in ("do_resize", "do_rescale", "do_normalize")]
     for what, found, known in (*usual, *checks):
@@ -107,7 +107,7 @@ def image_token_id_of(folder: Path, config: dict[str, Any], token: str, vocabula
 
 def _of_idefics3(
     config: dict[str, Any], images: dict[str, Any], whole: dict[str, Any], tile_size: int, patch: int
-) -> tuple[dict[str, Any], _Checks]:
+) -> tuple[dict[str, Any], Checks]:
     """The fields of the manifest that the layout needs, and what its files may say."""
     count = (tile_size // patch) ** 2 // config.get("scale_factor", 2) ** 2
     longest = images.get("size", {}).get("longest_edge", 4 * tile_size)
@@ -120,7 +120,7 @@ def _of_idefics3(
 
 def _of_internvl(
     config: dict[str, Any], images: dict[str, Any], whole: dict[str, Any], tile_size: int, patch: int
-) -> tuple[dict[str, Any], _Checks]:
+) -> tuple[dict[str, Any], Checks]:
     """As `_of_idefics3`. Its processor always cuts images, whatever `crop_to_patches` says."""
     count = int((tile_size // patch * config.get("downsample_ratio", 0.5)) ** 2)
     fewest, most = images.get("min_patches", 1), images.get("max_patches", 12)

@@ -34,6 +34,8 @@ class CheckpointWeights(Weights):
         by_columns = self.decoder.form.clamped or self.decoder.form.by_columns
         if by_columns and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             return self._by_columns(stored)
+        if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts
+            return self._by_columns(module)
         plain = stored.replace(".shared_expert.", ".")  # of layers without experts, in Llama 4
         tensor = self._tensors.get(stored) or self._tensors.get(plain) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
@@ -74,7 +76,7 @@ class CheckpointWeights(Weights):
         return StoredMatrix(shape, tensor.size + scales.size, read)
 
     def _by_columns(self, name: str) -> StoredMatrix | None:
-        """All matrices of experts: [experts, columns, rows], or in MXFP4."""
+        """All matrices of experts: [experts, columns, rows], or in MXFP4. Transformers may save Qwen3-VL's by rows."""
         blocks, scales, whole = (self._tensors.get(f"{name}{end}") for end in ("_blocks", "_scales", ""))
         if blocks is not None and scales is not None and len(blocks.shape) == 4 and scales.shape == blocks.shape[:3]:
             groups = scales.shape[2]
@@ -86,6 +88,9 @@ class CheckpointWeights(Weights):
             return None
         count, columns, rows = whole.shape
         numbers = self._data(whole).reshape(count, columns, rows, -1)
+        hidden = self.decoder.hidden_size
+        if hidden != (columns if name.endswith("gate_up_proj") else rows):
+            columns, rows, numbers = rows, columns, numbers.swapaxes(1, 2)
 
         def read(part: slice | Indices) -> Rows:
             chosen = np.arange(count * rows)[part]

@@ -1,7 +1,8 @@
 """Child process: a GGUF file or a checkpoint folder of a Llama-like decoder to OpenVINO IR or ONNX, without PyTorch.
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `format` and `weights`; `geometry`;
-`output`, the folder for openvino_model or model.onnx; `vision`, the folder for its encoder of images, if any;
+`output`, the folder for openvino_model or model.onnx; `vision`, the folder for its encoder of images, if any, and
+`layout`, of these;
 `adapter`, the folder of a LoRA adapter that is merged into it, if any; `is_draft`, whether it is a draft model: it has
 to be fast, so int4 has nothing in 8 bits but the matrices of tokens.
 """
@@ -50,10 +51,10 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     elif decoder.long_from:
         progress.note(f"Texts of more than {decoder.long_from:,} tokens are rotated otherwise: see docs/models.md.")
     whole = {} if job["gguf"] else read_json(Path(job["model"]) / "config.json")
-    if job.get("vision"):
+    if job.get("vision") and job["layout"] == "qwen":
         with configuring(Path(job["model"]) / "config.json"):
             decoder = _in_grids(decoder, whole)
-    elif text_part(whole) != whole:
+    elif not job.get("vision") and text_part(whole) != whole:
         progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))
@@ -65,7 +66,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         progress.phase("write")
         save(*build(decoder, weights, packed), output / "openvino_model.xml")
     if job.get("vision"):
-        write_encoder(Path(job["model"]), whole["vision_config"], Path(job["vision"]), job["weights"])
+        write_encoder(Path(job["model"]), whole, job["layout"], Path(job["vision"]), job["weights"])
     layers = describe_layers(decoder) | ({"context_length": limit} if limit else {"long_from": decoder.long_from})
     return {"tied_embeddings": HEAD not in matrices, "layers": layers}
 

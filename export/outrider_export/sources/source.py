@@ -45,31 +45,43 @@ TEXT_PARTS = {
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
+    "Lfm2VlForConditionalGeneration": "Lfm2ForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "LlavaNextForConditionalGeneration": "GraniteForCausalLM",  # of Granite Vision
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen3MoeForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-# Of these, a main model in OpenVINO's format reads images, too; see `outrider_export.describe.qwen_vision`.
-GRID_MODELS = {
-    "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
-    "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration",
-}  # fmt: skip
+# Of these, a main model in OpenVINO's format reads images, too, and its encoder is written without PyTorch.
+DIRECT_ENCODERS: dict[str, ImageLayout] = {
+    "Lfm2VlForConditionalGeneration": "lfm2",
+    "LlavaNextForConditionalGeneration": "llava_next",
+    "Mistral3ForConditionalGeneration": "pixtral",
+    "Qwen2VLForConditionalGeneration": "qwen",
+    "Qwen2_5_VLForConditionalGeneration": "qwen",
+    "Qwen3VLForConditionalGeneration": "qwen",
+    "Qwen3VLMoeForConditionalGeneration": "qwen",
+    "Qwen3_5ForConditionalGeneration": "qwen",
+    "Qwen3_5MoeForConditionalGeneration": "qwen",
+}
 # Other names of text parts' architectures.
 _TEXT_TYPES = {
     "exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
 }  # fmt: skip
 # Names of tensors beside a text part: of images, sounds, and a drafter.
 NO_TEXT = (
     "model.visual.", "visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "vision_model.",
     "model.multi_modal_", "model.audio_", "model.embed_vision.", "model.embed_audio.", "model.language_model.visual.",
+    "image_newline", "model.image_newline",
 )  # fmt: skip
-_OF_TEXT = ("model.language_model.", "language_model.model.")
+_OF_TEXT = ("model.language_model.model.", "model.language_model.", "language_model.model.")  # the first: saved by 5.5
 _OF_MAMBA = "backbone."
 UNQUANTISED = "Export the original checkpoint or a GGUF file."
 AGAIN = "Download the checkpoint again."

@@ -31,7 +31,7 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
-ImageLayout: TypeAlias = Literal["idefics3", "internvl", "qwen"]
+ImageLayout: TypeAlias = Literal["idefics3", "internvl", "lfm2", "llava_next", "pixtral", "qwen"]
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -176,11 +176,14 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rescale_factor: float  # of a pixel's value, before `mean` is subtracted
     resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
     layout: ImageLayout = "idefics3"
-    end_token: str = ""  # InternVL's, behind the tokens of an image; `around_token` is only before them
-    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # InternVL's fewest and most, without the whole image
-    # Of Qwen's, whose images keep their form, and are whole rows and columns of tiles of one token each:
+    end_token: str = ""  # after the tokens of an image, where `around_token` is only before them
+    row_token: str = ""  # after each row of Pixtral's, but the last
+    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # InternVL's and LFM2's fewest and most, without the whole image
+    sizes: tuple[tuple[Positive, Positive], ...] = ()  # LLaVA-NeXT's, before it is cut: width and height
+    tolerance: float = 1.0  # LFM2 cuts an image that has so many times the most pixels
+    # Where images keep their form, and are whole rows and columns of tiles of one token each (LFM2: of tokens):
     num_pixels: tuple[NonNegative, NonNegative] = (0, 0)  # an image's fewest and most; 0 in other layouts
-    patches: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # along a tile's edge
+    patches: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # along the edge of a token
     window: NonNegative = 0  # patches along the edge of the windows within which some layers attend; 0: there are none
     num_places: NonNegative = 0  # along an edge of the grid of learned positions; 0: there are none
     num_parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1  # the embedding, and what later layers add

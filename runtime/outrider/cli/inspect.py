@@ -18,6 +18,7 @@ from outrider.cli.parts import is_unknown_architecture, print_parts
 from outrider.config.files import user_path
 from outrider.engine.opening import is_gguf
 from outrider.errors import ExportError, OptionError, needs
+from outrider.inputs.vision.tiles import PROCESSORS
 from outrider.models.backends.attention import describe_windows
 from outrider.system.files import usable
 
@@ -226,14 +227,7 @@ def _images(model: ModelEntry) -> dict[str, str]:
     vision = model.vision
     if vision is None:
         return {}
-    cut = f"cut at {vision.longest_edge:,} pixels" if vision.splits else "not cut"
-    if vision.splits and vision.layout == "internvl":
-        cut = f"cut into {vision.num_tiles[1]} tiles at most, and the whole"
-    if vision.layout == "qwen":
-        fewest, most = (count // vision.tile_size**2 for count in vision.num_pixels)
-        size = f"{vision.tile_size} × {vision.tile_size} pixels"
-        return {"images": f"{fewest:,} to {most:,} tokens, each of {size}, {vision.weights}"}
-    return {"images": f"{cut}, tiles of {vision.tile_size}, {vision.tokens_per_tile} tokens each, {vision.weights}"}
+    return {"images": f"{PROCESSORS[vision.layout].described(vision)}, {vision.weights}"}
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:

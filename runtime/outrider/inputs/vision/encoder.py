@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import openvino as ov
     from numpy.typing import NDArray
 
-    from outrider.inputs.vision.tiles import Tiles
+    from outrider.inputs.vision.processor import Tiles
 
 _MOST_KEPT = 8  # images whose embeddings are in memory: those of a conversation are asked for at every turn
 
@@ -28,10 +28,9 @@ _MOST_KEPT = 8  # images whose embeddings are in memory: those of a conversation
 class VisionEncoder:
     """The bundle's vision encoder, compiled at the first image. Thread-safe.
 
-        embeds, keys = encoder.encode(tiles)    # float32 [n, tokens, hidden], and for each tile what identifies it
+        embeds, keys = encoder.encode(tiles)    # of each run of tokens float32 [n, hidden], and what identifies it
 
-    One image is encoded at a time, in one call, so that its embeddings do not depend on other images. In Qwen's layout,
-    n is 1.
+    One image is encoded at a time, in one call, so that its embeddings do not depend on other images.
 
     Raises:
         BundleError: at the first image, when the file cannot be read.
@@ -45,13 +44,16 @@ class VisionEncoder:
         self._known: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
         self.thread = ThreadPoolExecutor(1, "outrider images")  # where event loops have images read, one by one
 
-    def encode(self, tiles: Tiles) -> tuple[NDArray[np.float32], list[bytes]]:
-        """The embeddings of an image's tiles, and the sha256 of each one's pixels together with the whole image's.
+    def encode(self, tiles: Tiles) -> tuple[list[NDArray[np.float32]], list[bytes]]:
+        """The embeddings of an image's runs of tokens, and the sha256 of each one's number and all that is read.
 
         The encoder's bits for a tile may depend on how many others are in the call. So its key names the call, too.
         """
         shape = *tiles.pixels.shape, tiles.rows, tiles.columns
-        whole = hashlib.sha256(repr(shape).encode() + tiles.pixels.tobytes()).digest()
+        read = hashlib.sha256(repr(shape).encode() + tiles.pixels.tobytes())
+        for name in sorted(tiles.others):  # of two black images, say, their size
+            read.update(tiles.others[name].tobytes())
+        whole = read.digest()
         with self._lock:
             embeds = self._known.pop(whole, None)
             if embeds is None:
@@ -59,7 +61,8 @@ class VisionEncoder:
             self._known[whole] = embeds
             if len(self._known) > _MOST_KEPT:
                 self._known.popitem(last=False)
-        return embeds, [hashlib.sha256(whole + b"%d" % i).digest() for i in range(len(embeds))]
+        runs = np.split(embeds.reshape(-1, embeds.shape[-1]), np.cumsum(tiles.lengths)[:-1])
+        return runs, [hashlib.sha256(whole + b"%d" % i).digest() for i in range(len(runs))]
 
     def close(self) -> None:
         """Drop the compiled encoder and the embeddings that are kept. Closing twice does no harm."""

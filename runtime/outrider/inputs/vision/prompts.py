@@ -16,7 +16,7 @@ from outrider.bundle.manifest import MODEL_NAMES, VisionEntry
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.vision.encoder import VisionEncoder
 from outrider.inputs.vision.images import MEMORY, read_image
-from outrider.inputs.vision.tiles import cut_into_tiles, image_text
+from outrider.inputs.vision.tiles import PROCESSORS, cut_into_tiles, image_text
 from outrider.types import ChatTokenizer, CompiledModel, Prompt, Span
 
 _READS_PARTS = re.compile(r"""(\[['"]type['"]\]|\.type)\s*==\s*['"](image|text)['"]""")
@@ -145,7 +145,7 @@ class Vision:
         with self._decoding:
             tiles = cut_into_tiles(read_image(image, self.memory), self.entry)
         embeds, keys = self.encoder.encode(tiles)
-        grid = (tiles.rows, tiles.columns) if self.entry.layout == "qwen" else None
+        grid = (tiles.rows, tiles.columns) if PROCESSORS[self.entry.layout].has_grid else None
         return EncodedImage(image_text(tiles, self.entry), tuple(zip(embeds, keys, strict=True)), grid)
 
     def _encode_all(self, images: Sequence[Any], gone: Event | None) -> list[EncodedImage]:

@@ -1,0 +1,43 @@
+"""Images as Mistral Small 3 and Ministral 3 read them: in their own form, with a token that ends each row.
+
+Source: `PixtralImageProcessorPil` and `PixtralProcessor` of Transformers 5.5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from outrider.bundle.manifest import VisionEntry
+from outrider.errors import RequestError
+from outrider.inputs.vision.grids import patches_of, positions_of
+from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized
+
+
+class PixtralProcessor(ImageProcessor):
+    """Rows and columns are of tokens; each row is a run of them."""
+
+    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+        """See `ImageProcessor`."""
+        size = vision.tile_size
+        width, height = image.size
+        if (ratio := max(width, height) / vision.longest_edge) > 1:
+            width, height = math.floor(width / ratio), math.floor(height / ratio)
+        if not (width and height):
+            raise RequestError(
+                "The image is so narrow that its shorter edge is no pixel wide where the longer one fits. Cut it."
+            )
+        rows, columns = math.ceil(height / size), math.ceil(width / size)
+        pixels = normalised([resized(image, columns * size, rows * size, vision)], vision)[0]
+        others = {"patch_positions": positions_of(rows, columns, vision.patches)}
+        return Tiles(patches_of(pixels, vision), rows, columns, (columns,) * rows, others)
+
+    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+        """See `ImageProcessor`."""
+        return vision.row_token.join([vision.image_token * tiles.columns] * tiles.rows) + vision.end_token
+
+    def described(self, vision: VisionEntry) -> str:
+        """See `ImageProcessor`."""
+        size = vision.tile_size
+        most = math.ceil(vision.longest_edge / size)
+        return f"{most} × {most} tokens at most, each of {size} × {size} pixels"

@@ -1,0 +1,69 @@
+"""What a layout of images has to say: how an image is cut for the encoder, and which tokens stand for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.bundle.manifest import VisionEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """An image as the encoder reads it.
+
+    pixels: float32 [n, 3, size, size], row by row, or float32 [patches, n] where images keep their form. rows, columns:
+    of the tiles without the one that shows the whole image, or of tokens. lengths: how many embeddings each run of
+    image tokens has. others: the encoder's other inputs, by name.
+    """
+
+    pixels: NDArray[np.float32]
+    rows: int
+    columns: int
+    lengths: tuple[int, ...]
+    others: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class ImageProcessor(ABC):
+    """One layout; the manifest's `VisionEntry.layout` names it. has_grid: tokens have positions in rows and columns."""
+
+    has_grid = False
+
+    @abstractmethod
+    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+        """An image of Pillow's in RGB, resized, cut and normalised. Raises RequestError when it is too narrow."""
+
+    @abstractmethod
+    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+        """The tokens that stand for an image in a prompt, as text."""
+
+    @abstractmethod
+    def described(self, vision: VisionEntry) -> str:
+        """How images are cut, for `outrider inspect`."""
+
+
+def resized(image: Any, width: int, height: int, vision: VisionEntry) -> Any:
+    """An image of Pillow's in another size."""
+    return image.resize((width, height), resample=vision.resample)
+
+
+def cut_up(image: Any, rows: int, columns: int, size: int) -> list[Any]:
+    """The square tiles of an image, row by row."""
+    return [
+        image.crop((column * size, row * size, (column + 1) * size, (row + 1) * size))
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def normalised(images: list[Any], vision: VisionEntry) -> NDArray[np.float32]:
+    """The pixels of equal images, float32 [n, 3, height, width], rescaled, minus the mean, in standard deviations."""
+    pixels = np.stack([np.asarray(image) for image in images]).transpose(0, 3, 1, 2)
+    scaled = (pixels.astype(np.float64) * vision.rescale_factor).astype(np.float32)
+    mean, std = (np.array(each, dtype=np.float32).reshape(3, 1, 1) for each in (vision.mean, vision.std))
+    made: NDArray[np.float32] = np.ascontiguousarray((scaled - mean) / std)
+    return made
