@@ -10,7 +10,8 @@ HIDDEN, WIDE = 64, 96
 def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The weights that a Llama-like `config.json` has, float32."""
     kind = config["model_type"].replace("exaone4_5_text", "exaone4")
-    hidden, wide = config["hidden_size"], config.get("intermediate_size", WIDE)
+    hidden, widths = config["hidden_size"], config.get("intermediate_size", WIDE)
+    wide: int = config.get("intermediate_size_mlp") or (widths[0] if isinstance(widths, list) else widths)
     heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     head = config.get("head_dim") or hidden // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
@@ -31,7 +32,7 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
             shapes |= {f"{at}self_attn.{name}.bias": (size,) for name, size in sizes.items()}
         shapes[f"{at}self_attn.o_proj.weight"] = (hidden, heads * head)
         shapes[f"{at}mlp.down_proj.weight"] = (hidden, wide)
-        if kind in ("qwen3", "gemma3_text", "gemma4_text", "exaone4"):
+        if kind in ("qwen3", "qwen3_moe", "qwen3_vl_moe_text", "gemma3_text", "gemma3n_text", "gemma4_text", "exaone4"):
             shapes |= {f"{at}self_attn.{name}_norm.weight": (head,) for name in "qk"}
         if kind == "hunyuan_v1_dense":
             shapes |= {f"{at}self_attn.{name}_layernorm.weight": (head,) for name in ("query", "key")}
@@ -53,9 +54,16 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_mixtral(shapes, config["num_local_experts"])
     if kind == "gemma4_text":
         shapes = _of_gemma4(shapes, config)
+    if kind == "gemma3n_text":
+        shapes = _of_gemma3n(shapes, config)
+    if kind == "llama4_text":
+        shapes = _of_llama4(shapes, config)
+    if kind in ("qwen3_moe", "qwen3_vl_moe_text"):
+        shapes = _of_qwen_moe(shapes, config)
     if "kv_lora_rank" in config:
         shapes = _of_latent(shapes, config)
-    offset = 0.0 if kind.startswith(("gemma", "muse")) and kind != "gemma4_text" else 1.0
+    plain = kind in ("gemma3n_text", "gemma4_text")
+    offset = 0.0 if kind.startswith(("gemma", "muse")) and not plain else 1.0
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
         drawn = rng.normal(0, 0.15 if len(shape) > 1 else 0.1, shape)
@@ -65,7 +73,7 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     made = {name: draw(name, shape) for name, shape in shapes.items()}
     if config.get("tie_word_embeddings") or config.get("tie_embedding"):
         made["lm_head.weight"] = made["model.embed_tokens.weight"]
-    return made
+    return _by_columns(made) if kind == "qwen3_vl_moe_text" else made
 
 
 _Shapes = dict[str, tuple[int, ...]]
@@ -130,6 +138,79 @@ def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
     }
 
 
+def _of_gemma3n(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those with several streams, and with inputs by layer; layers that share keys have matrices for them, too."""
+    count, width, hidden = config["num_hidden_layers"], config["hidden_size_per_layer_input"], config["hidden_size"]
+    streams, rank = config["altup_num_inputs"], config["laurel_rank"]
+    for i in range(count):
+        of_layer: _Shapes = {
+            "altup.correct_output_scale": (hidden,), "altup.correction_coefs.weight": (streams, streams),
+            "altup.modality_router.weight": (streams, hidden), "altup.router_norm.weight": (hidden,),
+            "altup.prediction_coefs.weight": (streams**2, streams), "laurel.linear_left.weight": (rank, hidden),
+            "laurel.linear_right.weight": (hidden, rank), "laurel.post_laurel_norm.weight": (hidden,),
+            "per_layer_input_gate.weight": (width, hidden), "per_layer_projection.weight": (hidden, width),
+            "post_per_layer_input_norm.weight": (hidden,),
+        }  # fmt: skip
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in of_layer.items()}
+    for i in range(streams - 1):
+        shapes |= {
+            f"model.altup_{name}.{i}.weight": (hidden, hidden) for name in ("projections", "unembed_projections")
+        }
+    return shapes | {
+        "model.embed_tokens_per_layer.weight": (config["vocab_size_per_layer_input"], count * width),
+        "model.per_layer_model_projection.weight": (count * width, hidden),
+        "model.per_layer_projection_norm.weight": (width,),
+    }
+
+
+def _of_llama4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those with the matrices of all experts in one tensor, by columns, beside a shared expert."""
+    count, size, hidden = config["num_local_experts"], config["intermediate_size"], config["hidden_size"]
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, is_fed, part = name.partition(".mlp.")
+        if not is_fed:
+            made[name] = shape
+            continue
+        made[f"{at}.feed_forward.shared_expert.{part}"] = (hidden, size) if part.startswith("down") else (size, hidden)
+        made[f"{at}.feed_forward.router.weight"] = (count, hidden)
+        made[f"{at}.feed_forward.experts.gate_up_proj"] = (count, hidden, 2 * size)
+        made[f"{at}.feed_forward.experts.down_proj"] = (count, size, hidden)
+    return made
+
+
+def _of_qwen_moe(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
+    """Those with experts in place of each feed-forward part."""
+    count, size, hidden = config["num_experts"], config["moe_intermediate_size"], config["hidden_size"]
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        at, is_fed, part = name.partition(".mlp.")
+        if not is_fed:
+            made[name] = shape
+            continue
+        made[f"{at}.mlp.gate.weight"] = (count, hidden)
+        of_each = (hidden, size) if part.startswith("down") else (size, hidden)
+        made |= {f"{at}.mlp.experts.{i}.{part}": of_each for i in range(count)}
+    return made
+
+
+def _by_columns(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The same with the matrices of all experts in one tensor, as Qwen3-VL's: [experts, columns, rows]."""
+    made: dict[str, Any] = {}
+    experts: dict[str, dict[str, list[Any]]] = {}
+    for name, values in tensors.items():
+        at, is_expert, part = name.partition(".experts.")
+        if is_expert:
+            experts.setdefault(at, {}).setdefault(part.split(".")[1], []).append(values.T)
+        else:
+            made[name] = values
+    for at, parts in experts.items():
+        gate_up = [np.concatenate(both, axis=1) for both in zip(parts["gate_proj"], parts["up_proj"], strict=True)]
+        made[f"{at}.experts.gate_up_proj"] = np.stack(gate_up)
+        made[f"{at}.experts.down_proj"] = np.stack(parts["down_proj"])
+    return made
+
+
 def _of_latent(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
     """Those of latent attention, with experts after the first layer, and the layer of a drafter after the last."""
     heads, rank, hidden = config["num_attention_heads"], config["kv_lora_rank"], config["hidden_size"]
@@ -177,6 +258,7 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "glm4": ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     "muse_glimmer_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma2": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
+    "gemma3n_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma4_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
     "gemma3_text": ("input_layernorm", "pre_feedforward_layernorm", *_AFTER),
 }

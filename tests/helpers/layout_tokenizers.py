@@ -22,6 +22,11 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 
 
@@ -67,6 +72,7 @@ _SPLITS: dict[str, dict[str, Any]] = {
     "cl100k": _sequence(_split(_CL100K, "Removed", invert=True), _PLAIN_BYTES),
     "qwen": _sequence(_split(_QWEN), _PLAIN_BYTES),
     "tekken": _sequence(_split(_TEKKEN), _PLAIN_BYTES),
+    "o200k": _sequence(_split(_O200K), _PLAIN_BYTES),
     "deepseek-coder": _sequence(
         _split(r"[\r\n]"), _split(r"\s?\p{L}+"), _split(r"\s?\p{P}+"), _split("[一-龥ࠀ-一가-퟿]+"), _DIGITS,
         _PLAIN_BYTES,
@@ -262,6 +268,7 @@ def _whisper() -> dict[str, Any]:
 _CHAT = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _RUNS = [" " * n for n in range(8, 1, -1)]
 _LLAMA3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+_LLAMA4 = ["<|begin_of_text|>", "<|end_of_text|>", "<|header_start|>", "<|header_end|>", "<|eom|>", "<|eot|>"]
 FAMILIES: dict[str, Callable[[], dict[str, Any]]] = {
     "gpt2-old": lambda: byte_level("gpt2", ["<|endoftext|>"], old=True),
     "gpt2": lambda: byte_level("gpt2", ["<|endoftext|>"]),
@@ -278,6 +285,7 @@ FAMILIES: dict[str, Callable[[], dict[str, Any]]] = {
     "cl100k": lambda: byte_level("cl100k", _CHAT),
     "cl100k-nfc": lambda: byte_level("llama3", _CHAT, normalizer="NFC"),
     "llama3": lambda: byte_level("llama3", _LLAMA3, bos="<|begin_of_text|>", ignore_merges=True),
+    "llama4": lambda: byte_level("o200k", _LLAMA4, bos="<|begin_of_text|>"),
     "qwen": lambda: byte_level("qwen", _CHAT, normalizer="NFC", plain=["<tool_call>", "</tool_call>"]),
     "tekken": lambda: byte_level("tekken", ["<unk>", "<s>", "</s>", "[INST]"], bos="<s>", ignore_merges=True),
     "deepseek-coder": lambda: byte_level(

@@ -224,6 +224,22 @@ def _layouts() -> list[Layout]:
              form="objects", decoder=False, map=False, template="text", shards=2),
         make("glm-4.7-flash", 2026, "cl100k", "glm4_moe_lite", eos="<|im_end|>", pad="<|endoftext|>", template="file",
              generation="list", more_eos=("<|endoftext|>",), shards=2),
+        make("llama-4-scout-17b-16e-instruct", 2025, "llama4", "llama4", bos="<|begin_of_text|>", eos="<|eot|>",
+             template="file", generation="list", more_eos=("<|end_of_text|>", "<|eom|>"), shards=2,
+             whole="Llama4ForConditionalGeneration", text_at="language_model.model."),
+        make("gemma-3n-e4b-it", 2025, "gemma", "gemma3n", **_BOS_EOS, template="file", generation="list",
+             more_eos=("<|user|>",), shards=2, whole="Gemma3nForConditionalGeneration",
+             text_at="model.language_model."),
+        make("qwen3-vl-30b-a3b-instruct", 2025, "qwen", "qwen3_moe",
+             {"model_type": "qwen3_vl_moe_text", "rope_scaling": {
+                 "mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}},
+             **_QWEN | {"template": "file"}, generation="list", more_eos=("<|endoftext|>",), shards=2,
+             whole="Qwen3VLMoeForConditionalGeneration", text_at="model.language_model."),
+        make("lfm2-vl-1.6b", 2025, "llama3", "lfm2", **_LLAMA3 | {"template": "file"}, tied_head=True,
+             whole="Lfm2VlForConditionalGeneration", text_at="model.language_model."),
+        make("granite-vision-3.3-2b", 2025, "starcoder", "granite", {"logits_scaling": 8.0}, **_GPT2,
+             pad="<|endoftext|>", template="file", shards=2, whole="LlavaNextForConditionalGeneration",
+             text_at="language_model.model."),
         make("t5-small", 2019, "t5-old", "t5", eos="</s>", pad="<pad>", unk="<unk>", decoder=False,
              dtype="float32", refused=_needs("T5ForConditionalGeneration")),
         make("flan-t5-small", 2022, "t5", "t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -331,7 +347,11 @@ def write(layout: Layout, folder: Path) -> Path:
     if layout.inv_freq:
         made |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32) for i in range(2)}
     if layout.whole:
-        made = {name.replace("model.", layout.text_at, 1): values for name, values in made.items()}
+        head = "language_model." if layout.text_at.startswith("language_model.") else ""
+        made = {
+            name.replace("model.", layout.text_at, 1).replace("lm_head.", f"{head}lm_head."): values
+            for name, values in made.items()
+        }
         made |= {"model.vision_tower.patch.weight": np.ones((4, 4), np.float32)}
         made |= {"mtp.fc.weight": np.ones((4, 4), np.float32)} if "Exaone" in layout.whole else {}
     names = [*made]

@@ -26,7 +26,7 @@ For a drafter with a cut output matrix, which proposes only some of its tokens, 
 A main model that reads images has its vision encoder beside it (`ModelEntry.vision`)::
 
       vision/openvino_model.xml and .bin     pixel_values float32 [tiles, 3, size, size] → image_embeds float32
-                                             [tiles, tokens, hidden]; of Qwen's, see `inputs.vision.grids`
+                                             [tiles, tokens, hidden]; others: `inputs.vision.processor`
 
 `read_bundle` refuses a folder whose parts are missing, damaged, cut short or do not fit, and says which. For the
 models' weights it checks sizes only; `Bundle.check_hashes` reads every byte.
