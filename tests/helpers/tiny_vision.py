@@ -265,6 +265,102 @@ def tower_tokenizer(family: str) -> Any:
     return train_tokenizer(special=(*SPECIAL, *tokens, *(f"<extra_{i}>" for i in range(len(tokens), 12))))
 
 
+GEMMA_TOKENS = {
+    "gemma3": ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+    "gemma4": ("<|image>", "<|image|>", "<image|>"),
+}
+GEMMA_FAMILIES = ("gemma3", "gemma4", "gemma4_small")
+
+
+def write_gemma_checkpoint(folder: Path, family: str, seed: int = 0) -> None:
+    """A random Gemma of few layers, in the layout of Google's files. family: one of `GEMMA_FAMILIES`.
+
+    Images have more tokens than the sliding window.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+    is_new = family.startswith("gemma4")
+    tokens = GEMMA_TOKENS["gemma4" if is_new else "gemma3"]
+    tokenizer = gemma_tokenizer(family)
+    begin, place, end = map(tokenizer.token_to_id, tokens)
+    windowed, full = "sliding_attention", "full_attention"
+    text: dict[str, Any] = {
+        "vocab_size": NUM_TOKENS, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "head_dim": 32,
+        "sliding_window": 12, "layer_types": [windowed, windowed, full], "query_pre_attn_scalar": 32,
+        "pad_token_id": 5, "eos_token_id": 402, "bos_token_id": 400,
+    }  # fmt: skip
+    if is_new:
+        text |= {
+            "global_head_dim": 32, "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision", "layer_types": [windowed, full, full],
+        }  # fmt: skip
+    if family == "gemma4_small":
+        text |= {
+            "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": NUM_TOKENS, "num_kv_shared_layers": 1,
+            "layer_types": [windowed, full, windowed, full], "num_hidden_layers": 4,
+            "use_bidirectional_attention": None,
+        }  # fmt: skip
+    vision: dict[str, Any] = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4,
+    }  # fmt: skip
+    if is_new:
+        vision |= {
+            "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 64,
+            "standardize": family == "gemma4", "use_clipped_linears": family == "gemma4_small",
+        }  # fmt: skip
+        ids = {"boi_token_id": begin, "image_token_id": place, "eoi_token_id": end}
+        rest = {"video_token_id": 414, "audio_token_id": 415, "audio_config": None}
+    else:
+        vision |= {"image_size": 32, "model_type": "siglip_vision_model", "vision_use_head": False}
+        text["rope_parameters"] = {
+            full: {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            windowed: {"rope_type": "default", "rope_theta": 1e4},
+        }
+        ids = {"boi_token_index": begin, "image_token_index": place, "eoi_token_index": end}
+        rest = {"mm_tokens_per_image": 16}
+    kind = "gemma4" if is_new else "gemma3"
+    tied = {"tie_word_embeddings": family == "gemma4_small"}  # otherwise such small ones repeat a token
+    config = AutoConfig.for_model(kind, text_config=text | tied, vision_config=vision, **tied, **ids, **rest)
+    torch.manual_seed(seed)
+    model = AutoModelForImageTextToText.from_config(config).float().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name and "layer_scalar" not in name:
+            is_seen = "vision" in name or "projector" in name
+            torch.nn.init.normal_(parameter, std=0.3 if is_seen else 0.15)
+    for name, buffer in model.named_buffers():
+        of_name = {"std_bias": 0.1, "std_scale": 0.9, "_min": -1.5, "_max": 1.5}
+        value = next((of_name[end] for end in of_name if name.endswith(end)), None)
+        if value is not None:
+            buffer.fill_(value)
+    model.generation_config.eos_token_id = [402, 400]
+    model.save_pretrained(folder)
+    template = PARTS_TEMPLATE.replace("<image>", tokens[1] if is_new else tokens[0])
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **special).save_pretrained(folder)
+    if is_new:
+        images = {
+            "do_convert_rgb": True, "do_normalize": False, "do_rescale": True, "do_resize": True, "resample": 3,
+            "image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70, "patch_size": 4,
+            "pooling_kernel_size": 2, "rescale_factor": 1 / 255,
+        }  # fmt: skip
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": images}), encoding="utf-8")
+        return
+    images = {
+        **PROCESSOR, "image_processor_type": "Gemma3ImageProcessor", "resample": 2, "image_seq_length": 16,
+        "size": {"height": 32, "width": 32}, "do_pan_and_scan": None,
+    }  # fmt: skip
+    del images["max_image_size"], images["do_image_splitting"], images["do_pad"]
+    (folder / "preprocessor_config.json").write_text(json.dumps(images), encoding="utf-8")
+
+
+def gemma_tokenizer(family: str) -> Any:
+    """The tests' tokenizer with Gemma's tokens around images."""
+    tokens = GEMMA_TOKENS["gemma3" if family == "gemma3" else "gemma4"]
+    return train_tokenizer(special=(*SPECIAL, *tokens, *(f"<extra_{i}>" for i in range(9))))
+
+
 def qwen_tokenizer() -> Any:
     """The tests' tokenizer with Qwen's tokens around images."""
     return train_tokenizer(special=(*SPECIAL, *QWEN_TOKENS))

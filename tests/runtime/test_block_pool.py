@@ -138,6 +138,21 @@ def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
         again.close(token_ids)
 
 
+def test_of_a_part_that_is_whole_all_is_taken_from_the_cache_or_none() -> None:
+    pool = BlockPool(64, SIZE)
+    text = [*range(20)]
+    table = pool.open(20, text)
+    assert table
+    table.close(text[:13])
+    for wholes, expected in (
+        ([], 13), ([(4, 13)], 13), ([(4, 14)], 4), ([(13, 16)], 13), ([(2, 5), (7, 15)], 7), ([(0, 19)], 0),
+    ):  # fmt: skip
+        again = pool.open(20, text, wholes=wholes)
+        assert again
+        assert again.num_cached == expected
+        again.close(text[:13])
+
+
 def test_the_least_recently_used_text_goes_first_and_its_end_before_its_beginning() -> None:
     pool = BlockPool(6, SIZE)
     first, second = [1] * 9, [2] * 9

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from outrider.models.backends.divided import divide
 from outrider.models.backends.paged_call import PagedCall
 from outrider.testing.fake import FakeBackend
-from outrider.types import Chunk, Exactness, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Rounding, RowRule, Span
 
 RULES = [
     RowRule(most=64),
@@ -46,6 +46,25 @@ def test_rows_and_hidden_states_are_those_of_one_call_and_no_call_has_more_rows(
     for one, other in zip(*results, strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_a_span_that_is_whole_is_alone_in_its_call_if_it_has_more_rows() -> None:
+    class Slot:
+        length = 10
+        embeds = (
+            Span(30, np.zeros((20, 4), np.float32), b"cat", whole=True),
+            Span(60, np.zeros((80, 4), np.float32), b"dog", whole=True),
+        )
+
+    for rule, expected in (
+        (RowRule(most=64), [50, 80, 40]),
+        (RowRule(Rounding(8, 8), call=Rounding(8, 8), most=80), [50, 80, 40]),
+        (RowRule(most=90), [50, 90, 30]),
+        (RowRule(most=200), [170]),
+    ):
+        calls = divide([Chunk(Slot(), [1] * 170, 1)], rule)
+        assert [[len(chunk.token_ids) for chunk in call] for call in calls] == [[count] for count in expected]
+        assert [call[-1].num_rows for call in calls] == [0] * (len(calls) - 1) + [1]
 
 
 def _readable(chunk: Chunk) -> Chunk:

@@ -7,10 +7,11 @@ import pytest
 
 from outrider.bundle import VisionEntry
 from outrider.errors import RequestError
+from outrider.inputs.vision.gemma import largest
 from outrider.inputs.vision.grids import patches_of
 from outrider.inputs.vision.qwen import fitted, inputs_of
 from outrider.models.backends.embeds import given_grid, grid_offsets
-from outrider.types import Prompt, Span
+from outrider.types import Prompt, Span, TokenSequence, undivided
 
 TOKENS: Any = {"image_token": "<i>", "around_token": "", "global_token": ""}
 ENTRY = VisionEntry(
@@ -53,6 +54,26 @@ def test_a_grid_has_a_place_for_each_embedding() -> None:
 )
 def test_an_image_gets_the_nearest_size_of_whole_tiles(size: tuple[int, int], expected: tuple[int, int]) -> None:
     assert fitted(*size, ENTRY) == expected  # by `smart_resize` of Transformers
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [((31, 40), (56, 72)), ((4, 4), (64, 64)), ((400, 100), (128, 32)), ((8000, 4), (512, 8))]
+)
+def test_an_image_gets_the_largest_size_of_whole_tiles(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert largest(*size, ENTRY) == expected  # by `get_aspect_ratio_preserving_size` of Transformers
+    assert largest(*size[::-1], ENTRY) == expected[::-1]
+
+
+def test_a_piece_of_a_prompt_divides_no_span_that_is_whole() -> None:
+    embeds = tuple(Span(begin, np.zeros((4, 4), np.float32), b"key", whole=begin != 9) for begin in (2, 9, 13))
+    sequence = TokenSequence.of(Prompt([1] * 20, embeds=embeds))
+    found = [undivided(embeds, begin, end) for begin, end in ((0, 2), (0, 3), (0, 6), (2, 3), (6, 11), (9, 15))]
+    assert found == [2, 2, 6, 6, 11, 13]
+    begin, pieces = 0, []
+    while begin < len(sequence):
+        pieces.append(len(sequence.next_piece(begin, 3)[0]))
+        begin += pieces[-1]
+    assert pieces == [2, 4, 3, 3, 1, 4, 3]
 
 
 def test_a_narrow_image_is_refused() -> None:

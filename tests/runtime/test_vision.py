@@ -73,17 +73,19 @@ def backend(seeing: Path) -> OpenVINOPaged:
     return backend_of(read_bundle(seeing))
 
 
-def backend_of(bundle: Bundle, adapters: Adapters | None = None) -> OpenVINOPaged:
-    """The main model, which gives its embeddings as features."""
+def backend_of(
+    bundle: Bundle, adapters: Adapters | None = None, features: tuple[str, ...] = (STATES,), **options: Any
+) -> OpenVINOPaged:
+    """The main model, which gives its embeddings as features. options: of `read_decoder`."""
     main = bundle.manifest.main
     attended = main.geometry.num_heads * main.geometry.head_size
-    given: dict[str, Any] = {"embeds": True, "adapters": adapters, "attended": attended}
+    given: dict[str, Any] = {"embeds": True, "adapters": adapters, "attended": attended, **options}
     made = OpenVINOPaged(
         bundle.model_path(main),
         vocab_size=main.vocab_size,
         precision="f32",
-        features=(STATES,),
-        build=functools.partial(read_decoder, features=(STATES,), **given),
+        features=features,
+        build=functools.partial(read_decoder, features=features, **given),
         adapters=adapters,
     )
     made.allocate(4_096)
@@ -179,6 +181,34 @@ def test_branches_read_the_embeddings_of_their_positions(backend: OpenVINOPaged)
         for j, i in enumerate(path):
             assert (step.row(j).full() == rows[i]).all()
         alone.close()
+
+
+def test_spans_that_are_whole_attend_in_both_directions(seeing: Path) -> None:
+    """A span's first hidden state depends on its last embedding; pieces and prefixes change no bit."""
+    both_ways = backend_of(read_bundle(seeing), both_ways="all", features=("hidden_states.1",))
+    text, own = ids_of(1, 60), np.random.default_rng(0).normal(0, 0.02, (24, 64)).astype(np.float32)
+    other = own.copy()
+    other[-1] += 1
+
+    def rows(embeds: NDArray[np.float32], *pieces: int, is_cached: bool = False) -> NDArray[np.float32]:
+        """The hidden states of all tokens that are read, float32 [n, hidden]."""
+        spans = (Span(10, embeds, b"a" if embeds is own else b"b", whole=True),)
+        slot = both_ways.open(70, Prompt(text if is_cached else (), embeds=spans))
+        assert slot is not None
+        found = []
+        for end in (*pieces, 60):
+            chunk = Chunk(slot, text[slot.length : end], num_rows=1, features=("hidden_states.1",))
+            found.append(both_ways.submit([chunk]).wait().features(chunk).copy())
+        slot.publish(text[:26])
+        slot.close()
+        return np.concatenate(found)
+
+    whole = rows(own)
+    changed = np.flatnonzero((rows(other) != whole).any(axis=1))
+    assert changed[0] == 10
+    assert (rows(own, 10) == whole).all()
+    assert (rows(own, 34, 40) == whole).all()
+    assert (rows(own, is_cached=True) == whole[10:]).all()  # of the image, 16 tokens are in the cache
 
 
 def test_embeddings_that_do_not_fit_are_refused(backend: OpenVINOPaged) -> None:

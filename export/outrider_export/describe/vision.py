@@ -86,7 +86,8 @@ Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one
 def check_prepared(folder: Path, images: dict[str, Any], checks: Checks, encoder: str) -> None:
     """Raise ExportError if a checkpoint prepares images in a way that is not known. encoder: what it reads."""
     usual = [(name, images.get(name, True), True) for name in ("do_resize", "do_rescale", "do_normalize")]
-    for what, found, known in (*usual, *checks):
+    named = {what for what, *_ in checks}
+    for what, found, known in (*(each for each in usual if each[0] not in named), *checks):
         if found != known:
             raise ExportError(
                 f"{folder} prepares images with {what}={shown(found)}, and Outrider knows {what}={known} only for its "
@@ -94,13 +95,15 @@ def check_prepared(folder: Path, images: dict[str, Any], checks: Checks, encoder
             )
 
 
-def image_token_id_of(folder: Path, config: dict[str, Any], token: str, vocabulary: Vocabulary) -> int:
+def image_token_id_of(
+    folder: Path, config: dict[str, Any], token: str, vocabulary: Vocabulary, key: str = "image_token_id"
+) -> int:
     """The id of an image's token. Raises ExportError if the configuration and the tokenizer differ."""
     token_id = vocabulary.find(token)
-    if token_id is None or token_id != config.get("image_token_id", token_id):
+    if token_id is None or token_id != config.get(key, token_id):
         raise ExportError(
-            f"{folder}/config.json has image_token_id={config.get('image_token_id')}, and {token} is {token_id} in its "
-            "tokenizer: they do not belong together."
+            f"{folder}/config.json has {key}={config.get(key)}, and {token} is {token_id} in its tokenizer: they do "
+            "not belong together."
         )
     return token_id
 

@@ -94,7 +94,7 @@ class PixtralEncoder(_Tower):
         return ops.add(stream, self.linear(f"{name}.feed_forward.down_proj", made))
 
 
-class _SiglipTower(_Tower):
+class SiglipTower(_Tower):
     """The layers of SigLIP's encoders, both."""
 
     def layer(self, i: int, stream: ov.Node, num_rows: int | None, *, within: bool = False) -> ov.Node:
@@ -108,21 +108,8 @@ class _SiglipTower(_Tower):
         made = self.activated(read, self.config.get("hidden_act", "gelu_pytorch_tanh"))
         return ops.add(stream, self.linear(f"{name}.mlp.fc2", made))
 
-    @property
-    def eps(self) -> float:
-        """Of its norms."""
-        return float(self.config.get("layer_norm_eps", _EPS))
-
-
-class LlavaNextEncoder(_SiglipTower):
-    """Of Granite Vision: square tiles, whose tokens are put in the order that the input `places` says."""
-
-    def model(self) -> ov.Model:
-        """See `VisionGraph`."""
-        edge, patch = int(self.config["image_size"]), int(self.config["patch_size"])
-        side = edge // patch
-        pixels = self.input("pixel_values", ov.Type.f32, (-1, 3, edge, edge))
-        places = self.input("places", ov.Type.i64, (-1,))
+    def patches(self, pixels: ov.Node, side: int, patch: int) -> ov.Node:
+        """The embeddings of the patches of square tiles, [n, width]. pixels: float32 [tiles, 3, size, size]."""
         # SigLIP 2's patches of 14 do not fill 384 pixels: the last ones are not read.
         cropped = ops.slice(pixels, ints(0, 0), ints(side * patch, side * patch), ints(1, 1), ints(2, 3))
         apart = ops.reshape(cropped, ints(-1, 3, side, patch, side, patch), special_zero=False)
@@ -132,7 +119,24 @@ class LlavaNextEncoder(_SiglipTower):
         stream = self.biased(f"{_TOWER}.embeddings.patch_embedding", ops.matmul(rows, floats(matrix), False, True))
         learned = floats(self.numbers(f"{_TOWER}.embeddings.position_embedding.weight")[None])
         stream = ops.add(ops.reshape(stream, ints(-1, side * side, self.width), special_zero=False), learned)
-        states = [ops.reshape(stream, ints(-1, self.width), special_zero=False)]
+        return ops.reshape(stream, ints(-1, self.width), special_zero=False)
+
+    @property
+    def eps(self) -> float:
+        """Of its norms."""
+        return float(self.config.get("layer_norm_eps", _EPS))
+
+
+class LlavaNextEncoder(SiglipTower):
+    """Of Granite Vision: square tiles, whose tokens are put in the order that the input `places` says."""
+
+    def model(self) -> ov.Model:
+        """See `VisionGraph`."""
+        edge, patch = int(self.config["image_size"]), int(self.config["patch_size"])
+        side = edge // patch
+        pixels = self.input("pixel_values", ov.Type.f32, (-1, 3, edge, edge))
+        places = self.input("places", ov.Type.i64, (-1,))
+        states = [self.patches(pixels, side, patch)]
         found = self.whole.get("vision_feature_layer", -2)
         chosen = [range(self.num_layers + 1)[i] for i in (found if isinstance(found, list) else [found])]
         for i in range(max(chosen)):
@@ -144,7 +148,7 @@ class LlavaNextEncoder(_SiglipTower):
         return self.made(embeds if scale == 1 else ops.multiply(embeds, floats([[scale]])))
 
 
-class Lfm2Encoder(_SiglipTower):
+class Lfm2Encoder(SiglipTower):
     """Of LFM2-VL: patches of one image's parts, token by token; those of a part attend to each other."""
 
     def model(self) -> ov.Model:

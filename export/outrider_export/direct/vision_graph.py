@@ -62,10 +62,13 @@ class VisionGraph(ABC):
         """Rows as heads, [n, heads, size]."""
         return ops.reshape(x, ints(-1, self.num_heads, self.width // self.num_heads), special_zero=False)
 
-    def attended(self, parts: Sequence[ov.Node], num_rows: int | None = None, *, within: bool = False) -> ov.Node:
+    def attended(
+        self, parts: Sequence[ov.Node], num_rows: int | None = None, *, within: bool = False, scale: float | None = None
+    ) -> ov.Node:
         """What queries, keys and values, each [n, heads, size], find: float32 [n, width].
 
-        num_rows: each so many rows attend to themselves; None for all. within: those of a window do.
+        num_rows: each so many rows attend to themselves; None for all. within: those of a window do. scale: of
+        products; None for the usual one.
         """
         size = self.width // self.num_heads
         order, mask, places = ops.constant(np.array([0, 2, 1, 3], np.int32)), floats(np.zeros((1, 1, 1, 1))), None
@@ -78,8 +81,8 @@ class VisionGraph(ABC):
             shape = ints(-1, num_rows, self.num_heads, size)
             batched = [ops.reshape(each, shape, special_zero=False) for each in parts]
         turned = [ops.transpose(each, order) for each in batched]  # [windows, heads, n, size]
-        scale = ops.constant(np.float32(size**-0.5))
-        found = ops.transpose(ops.scaled_dot_product_attention(*turned, mask, scale), order)
+        factor = ops.constant(np.float32(size**-0.5 if scale is None else scale))
+        found = ops.transpose(ops.scaled_dot_product_attention(*turned, mask, factor), order)
         found = ops.reshape(found, ints(-1, self.width), special_zero=False)
         return found if places is None else ops.gather(found, places, ops.constant(_ZERO))
 

@@ -42,6 +42,7 @@ IMAGE_MODELS: dict[str, ImageLayout] = {
 # Models that read images, by the class of their text part, which is a model of its own.
 TEXT_PARTS = {
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
     "Gemma4UnifiedForConditionalGeneration": "Gemma4ForCausalLM",
@@ -59,6 +60,8 @@ TEXT_PARTS = {
 }
 # Of these, a main model in OpenVINO's format reads images, too, and its encoder is written without PyTorch.
 DIRECT_ENCODERS: dict[str, ImageLayout] = {
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma4ForConditionalGeneration": "gemma4",
     "Lfm2VlForConditionalGeneration": "lfm2",
     "LlavaNextForConditionalGeneration": "llava_next",
     "Mistral3ForConditionalGeneration": "pixtral",
@@ -74,6 +77,13 @@ _TEXT_TYPES = {
     "exaone4_5_text": "exaone4", "gemma4_unified_text": "gemma4_text", "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
+}  # fmt: skip
+# What published configurations of text parts leave to Transformers.
+_LEFT_OUT = {
+    "Gemma3ForCausalLM": {
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+    },
 }  # fmt: skip
 # Names of tensors beside a text part: of images, sounds, and a drafter.
 NO_TEXT = (
@@ -253,7 +263,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     # Older files of Qwen's have the text's keys beside the others.
     text: dict[str, Any] = {} if "hidden_size" in config and "text_config" not in config else config["text_config"]
     kind = text.get("model_type") or config.get("model_type")
-    return around | text | tied | {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
+    named = {"architectures": [part], "model_type": _TEXT_TYPES.get(str(kind), kind)}
+    return _LEFT_OUT.get(part, {}) | around | text | tied | named
 
 
 def name_in_text(name: str) -> str:

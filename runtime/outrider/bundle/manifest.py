@@ -31,7 +31,8 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
-ImageLayout: TypeAlias = Literal["idefics3", "internvl", "lfm2", "llava_next", "pixtral", "qwen"]
+ImageLayout: TypeAlias = Literal["gemma3", "gemma4", "idefics3", "internvl", "lfm2", "llava_next", "pixtral", "qwen"]
+BothWays: TypeAlias = Literal["none", "windowed", "all"]  # layers in which an image's tokens attend to later ones, too
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -187,6 +188,10 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: NonNegative = 0  # patches along the edge of the windows within which some layers attend; 0: there are none
     num_places: NonNegative = 0  # along an edge of the grid of learned positions; 0: there are none
     num_parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1  # the embedding, and what later layers add
+    # Of Gemma's:
+    both_ways: BothWays = "none"
+    soft_token: str = ""  # stands where embeddings are read, if a message has another token for an image
+    place_token_id: NonNegative | None = None  # whose embeddings by layer are read there; None: there are none
 
 
 class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

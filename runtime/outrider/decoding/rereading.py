@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence
+from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence, undivided
 
 log = logging.getLogger("outrider")
 
@@ -56,7 +56,8 @@ class Rereading:
                 self._slot = main.open(len(token_ids), self._texts[0])
             if self._slot is not None:
                 begin = self._slot.length
-                main.submit([Chunk(self._slot, token_ids[begin : begin + _PIECE], num_rows=0)]).wait()
+                end = undivided(self._texts[0].embeds, begin, begin + _PIECE)
+                main.submit([Chunk(self._slot, token_ids[begin:end], num_rows=0)]).wait()
         except Exception as error:  # requests are not affected: they read what is not in the cache
             log.warning("An answer could not be read again: %r", error)
             slot, self._slot = self._slot, None

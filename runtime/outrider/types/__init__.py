@@ -48,7 +48,7 @@ from outrider.types.drafting import (
     Turn,
 )
 from outrider.types.layout import Layout
-from outrider.types.prompt import LONG_POSITION, NO_PROMPT, EncoderSource, Prompt, Span
+from outrider.types.prompt import LONG_POSITION, NO_PROMPT, EncoderSource, Prompt, Span, undivided
 from outrider.types.randomness import Distribution, Noise
 from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
@@ -106,4 +106,5 @@ __all__ = [
     "embed_keys",
     "num_common_tokens",
     "prompt_keys",
+    "undivided",
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.errors import DrafterError, RequestError
 from outrider.types.layout import branches_of, path_to
+from outrider.types.prompt import undivided
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,8 +55,11 @@ class TokenSequence:
         return len(self.token_ids)
 
     def next_piece(self, begin: int, most: int) -> tuple[list[int], bool]:
-        """Up to `most` tokens from position `begin` on, and whether they are tokens of an answer: all are, or none."""
-        end = min(begin + most, len(self.token_ids))
+        """Up to `most` tokens from position `begin` on, and whether they are tokens of an answer: all are, or none.
+
+        They are more where a span of embeddings begins that is read in one call.
+        """
+        end = undivided(self.embeds, begin, min(begin + most, len(self.token_ids)))
         for first, last in (*self.answers, (self.num_prompt_tokens, len(self.token_ids))):
             if begin < first:
                 return self.token_ids[begin : min(end, first)], False

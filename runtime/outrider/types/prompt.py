@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,13 +22,15 @@ class Span:
 
     embeds: float32 [length, hidden], for the positions from `begin` on. key: identifies them in the prefix cache, such
     as a hash of the image. Spans with the same key count as the same. grid: the rows and columns of an image whose
-    tokens have positions of their own along both; None for one position after the other.
+    tokens have positions of their own along both; None for one position after the other. whole: whether its positions
+    attend to each other in both directions, so that it is read in one call; see `undivided`.
     """
 
     begin: int
     embeds: NDArray[np.float32] = field(compare=False)
     key: bytes
     grid: tuple[int, int] | None = None
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -41,6 +43,22 @@ class Span:
                 f"The span of embeds at token {self.begin} has {len(self.embeds)} of them, and a grid of "
                 f"{self.grid[0]} × {self.grid[1]}. Give one for each place of the grid."
             )
+
+    @property
+    def end(self) -> int:
+        """The position after the last one."""
+        return self.begin + len(self.embeds)
+
+
+def undivided(embeds: Iterable[Span], begin: int, end: int) -> int:
+    """The end of a piece of a prompt from `begin` on, where `end` would divide a span that is read in one call.
+
+    The piece ends before the span, or if it begins with it, after it.
+    """
+    for span in embeds:
+        if span.whole and span.begin < end < span.end:
+            return span.begin if begin < span.begin else span.end
+    return end
 
 
 @dataclass(frozen=True, eq=False)

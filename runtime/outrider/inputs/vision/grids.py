@@ -10,12 +10,20 @@ from numpy.typing import NDArray
 from outrider.bundle.manifest import VisionEntry
 
 
-def patches_of(pixels: NDArray[np.float32], vision: VisionEntry, num_frames: int = 1) -> NDArray[np.float32]:
-    """An image's patches, tile by tile, float32 [n, 3 · frames · patch²]. pixels: float32 [3, height, width]."""
+def patches_of(
+    pixels: NDArray[np.float32], vision: VisionEntry, num_frames: int = 1, *, by_pixel: bool = False
+) -> NDArray[np.float32]:
+    """An image's patches, tile by tile, float32 [n, 3 · frames · patch²]. pixels: float32 [3, height, width].
+
+    by_pixel: the three colours of a pixel stand side by side, float32 [n, patch² · 3].
+    """
     count = vision.patches
     edge = vision.tile_size // count
     rows, columns = (length // vision.tile_size for length in pixels.shape[1:])
-    apart = pixels.reshape(3, rows, count, edge, columns, count, edge).transpose(1, 4, 2, 5, 0, 3, 6)
+    apart = pixels.reshape(3, rows, count, edge, columns, count, edge)
+    if by_pixel:
+        return np.ascontiguousarray(apart.transpose(1, 4, 2, 5, 3, 6, 0).reshape(rows * columns * count**2, -1))
+    apart = apart.transpose(1, 4, 2, 5, 0, 3, 6)
     frames = np.repeat(apart[:, :, :, :, :, None], num_frames, axis=5)
     made: NDArray[np.float32] = np.ascontiguousarray(frames.reshape(rows * columns * count**2, -1))
     return made

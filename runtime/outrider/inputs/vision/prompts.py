@@ -195,7 +195,8 @@ class Vision:
                 f"{len(tiles)} tiles of images have {len(places)} image tokens, and need {begins[-1]}: the bundle's "
                 "tokenizer and vision encoder do not belong together. Export the bundle again."
             )
-        return tuple(Span(int(places[begin]), *tile) for begin, tile in zip(begins[:-1], tiles, strict=True))
+        whole = self.entry.both_ways != "none"
+        return tuple(Span(int(places[begin]), *tile, whole) for begin, tile in zip(begins[:-1], tiles, strict=True))
 
     def _message(self, message: Any, place: int, images: list[Any], tokenizer: ChatTokenizer) -> Any:
         """A message as the template takes it; its images are added to `images`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.bundle.manifest import ImageLayout, VisionEntry
+from outrider.inputs.vision.gemma import Gemma3Processor, Gemma4Processor
 from outrider.inputs.vision.idefics3 import Idefics3Processor
 from outrider.inputs.vision.internvl import InternVLProcessor
 from outrider.inputs.vision.lfm2 import Lfm2Processor
@@ -14,6 +15,8 @@ from outrider.inputs.vision.processor import ImageProcessor, Tiles
 from outrider.inputs.vision.qwen import QwenProcessor
 
 PROCESSORS: dict[ImageLayout, ImageProcessor] = {
+    "gemma3": Gemma3Processor(),
+    "gemma4": Gemma4Processor(),
     "idefics3": Idefics3Processor(),
     "internvl": InternVLProcessor(),
     "lfm2": Lfm2Processor(),

@@ -105,12 +105,17 @@ def _load_paged(spec: ModelSpec, setting: Setting | None, graph: ov.Model | byte
         return load_head(spec.path, spec.head, shared)
     if graph is not None and not isinstance(graph, bytes):  # other slices read the same pages
         return OpenVINOPaged(spec.path, **shared, build=lambda *_: graph.clone(), columns=columns, releases=False)
+    vision = spec.model.vision
+    if vision is not None and vision.both_ways != "none" and not str(shared["device"]).startswith("CPU"):
+        vision = None  # see `embeds.add_embeds`
     build = functools.partial(
         read_decoder,
         features=spec.features,
         adapters=spec.adapters,
         attended=geometry.attended_size,
-        embeds=spec.model.vision.num_parts if spec.model.vision else 0,
+        embeds=vision.num_parts if vision else 0,
+        both_ways=vision.both_ways if vision else "none",
+        place_token_id=vision.place_token_id if vision else None,
         windows=geometry.sliding_windows,
     )
     return OpenVINOPaged(

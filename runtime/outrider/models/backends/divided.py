@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.types import undivided
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 def divide(chunks: Sequence[Chunk], rule: RowRule) -> list[list[Chunk]]:
     """The calls that read these chunks: of at most `rule.most` rows each, with padding, or one call without a limit.
 
-    Their chunks are pieces of the given ones, in the same order. A tree stays whole, even if it has more rows.
+    Their chunks are pieces of the given ones, in the same order. A tree stays whole, even if it has more rows, and so
+    does a span of embeddings that is read in one call: it is alone in its call then.
     """
     room = rule.room
     if not room or sum(_num_rows(chunk, rule) for chunk in chunks) <= room:
@@ -36,7 +39,11 @@ def divide(chunks: Sequence[Chunk], rule: RowRule) -> list[list[Chunk]]:
                 break
             else:
                 multiple = 1 if rest.generated and rule.separate else rule.sequence.multiple
-                count = left // multiple * multiple
+                count = _undivided(chunk, rest, left // multiple * multiple)
+                if count > left and calls[-1]:
+                    calls.append([])
+                    left = room
+                    continue
                 calls[-1].append(_cut(rest, 0, count))
                 rest = _cut(rest, count, len(rest.token_ids))
                 left = 0
@@ -49,6 +56,12 @@ def _num_rows(chunk: Chunk, rule: RowRule) -> int:
     """Rows of a chunk, with its padding."""
     counts = map(len, chunk.layout.branches)
     return sum(counts if rule.separate and chunk.generated else map(rule.sequence, counts))
+
+
+def _undivided(chunk: Chunk, rest: Chunk, count: int) -> int:
+    """How many tokens of a chunk's rest are read, where `count` would divide a span that is read in one call."""
+    begin: int = chunk.slot.length + len(chunk.token_ids) - len(rest.token_ids)
+    return undivided(getattr(chunk.slot, "embeds", ()), begin, begin + count) - begin
 
 
 def _cut(chunk: Chunk, begin: int, end: int) -> Chunk:

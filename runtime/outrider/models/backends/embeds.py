@@ -3,6 +3,7 @@
     add_embeds(model)                                   # the graph has two more inputs, or three
     given_embeds(call.chains, num_rows, width)          # what they are in one call
     given_grid(call.chains, num_rows)
+    given_whole(call.chains, num_rows)
 
 Source: the inputs_embeds of vision-language models in Transformers. Positions in rows and columns: Wang et al. 2024,
 "Qwen2-VL", M-RoPE. Embeddings that later layers add: Meng et al. 2024, "DeepStack".
@@ -18,20 +19,30 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from outrider.bundle.manifest import BothWays
 from outrider.errors import BundleError
-from outrider.models.backends.taps import after_layers, hidden_states_of, ints, num_paged_layers, parameter
+from outrider.models.backends.attention import windows_of
+from outrider.models.backends.taps import PAGED, after_layers, hidden_states_of, ints, num_paged_layers, parameter
 from outrider.types import Span
 
 EMBEDS = "given_embeds"  # float32 [m, parts · hidden], m ≥ 1
 EMBED_ROWS = "given_rows"  # int64 [n]: for each row of the call the row of `EMBEDS` that it reads, −1 for its token's
 AXES = "position_axes"  # the node, int64 [n, 3, 1], of the positions by which rows are rotated, of all three axes
+WHOLE = "given_whole"  # int32 [n]: 1 for rows that attend to those around them with a 1 in both directions
 GRID = "given_grid"  # int64 [n, 3]: what is added to a row's position along each axis
 
 
-def add_embeds(model: ov.Model, num_parts: int = 1) -> None:
+_TYPES = 25  # the input of PAGED that is `WHOLE` (openvino/op/paged_attention.hpp, 2026.4: token_type_ids)
+
+
+def add_embeds(
+    model: ov.Model, num_parts: int = 1, both_ways: BothWays = "none", place_token_id: int | None = None
+) -> None:
     """Let a graph with a paged cache read given embeddings. No bit changes where tokens are read. Before `tap`.
 
     num_parts: the first is read in place of a token's embedding, and each other is added after one layer more.
+    both_ways: the layers in which spans attend in both directions. place_token_id: of the token that layers with
+    embeddings of their own look up there.
 
     Raises:
         BundleError: when the graph's form is unknown.
@@ -50,7 +61,10 @@ def add_embeds(model: ov.Model, num_parts: int = 1) -> None:
     rows = parameter(EMBED_ROWS, ov.Type.i64, (-1,))
     zero = ops.constant(np.int64(0))
     model.add_parameters([given, rows])
-    is_given = ops.unsqueeze(ops.greater_equal(rows, zero), ints(1, 2))
+    has_embeds = ops.greater_equal(rows, zero)
+    if place_token_id is not None:
+        _replace_tokens(model, has_embeds, place_token_id)
+    is_given = ops.unsqueeze(has_embeds, ints(1, 2))
     chosen = ops.unsqueeze(ops.gather(given, ops.maximum(rows, zero), zero), ints(1))
     parts = [chosen] if num_parts == 1 else ops.split(chosen, ops.constant(np.int64(2)), num_parts).outputs()
     for state, part in zip(read[1:], parts[1:], strict=True):
@@ -64,6 +78,7 @@ def add_embeds(model: ov.Model, num_parts: int = 1) -> None:
     for user in users:
         user.replace_source_output(first.output(0))
     _add_grid(model)
+    _add_whole(model, both_ways)
     model.validate_nodes_and_infer_types()
 
 
@@ -78,6 +93,41 @@ def _add_grid(model: ov.Model) -> None:
     for reader in readers:
         reader.replace_source_output(moved.output(0))
     model.add_parameters([grid])
+
+
+def _replace_tokens(model: ov.Model, has_embeds: ov.Node, token_id: int) -> None:
+    """Let rows with embeddings have this token."""
+    tokens = model.input("input_ids")
+    readers = tokens.get_target_inputs()
+    shown = ops.select(has_embeds, ops.constant(np.full((1,), token_id, np.int64)), tokens.get_node())
+    for reader in readers:
+        reader.replace_source_output(shown.output(0))
+
+
+def _add_whole(model: ov.Model, both_ways: BothWays) -> None:
+    """Let rows of a span attend to all of it, in layers that do so.
+
+    On CPU that holds in any call that has all of the span; the GPU plugin (2026.4) ignores it after earlier tokens.
+    """
+    layers = [node for node in model.get_ordered_ops() if node.get_type_name() == PAGED] if both_ways != "none" else []
+    if not layers:
+        return
+    whole = parameter(WHOLE, ov.Type.i32, (-1,))
+    for node, window in zip(layers, windows_of(model), strict=True):
+        if both_ways == "all" or window:
+            node.input(_TYPES).replace_source_output(whole.output(0))
+    model.add_parameters([whole])
+
+
+def given_whole(chains: Iterable[tuple[Any, int, int, int]], num_rows: int) -> NDArray[np.int32]:
+    """The input `WHOLE` of a call. chains: as of `given_embeds`."""
+    made = np.zeros(num_rows, dtype=np.int32)
+    for slot, row, length, position in chains:
+        for span in slot.embeds:
+            begin, end = max(position, span.begin), min(position + length, span.end)
+            if span.whole and begin < end:
+                made[row + begin - position : row + end - position] = 1
+    return made
 
 
 def given_embeds(

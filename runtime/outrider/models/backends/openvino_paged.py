@@ -20,7 +20,7 @@ from outrider.models.backends.columns import append_columns
 from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.divided import DividedCall, divide
-from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, GRID, given_embeds, given_grid
+from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, GRID, WHOLE, given_embeds, given_grid, given_whole
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, blocks_to_allocate, tokens_per_row
@@ -317,6 +317,8 @@ class OpenVINOPaged(MeasuredBackend):
             inputs |= zip((EMBEDS, EMBED_ROWS), given, strict=True)
         if GRID in self._names:
             inputs[GRID] = given_grid(call.chains, len(call.token_ids))
+        if WHOLE in self._names:
+            inputs[WHOLE] = given_whole(call.chains, len(call.token_ids))
         return inputs, call.places
 
     def clear_prefixes(self) -> None:

@@ -171,7 +171,8 @@ class PagedCache:
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
         prompt = dataclasses.replace(prompt, token_ids=embed_keys(prompt.token_ids, prompt.embeds))
-        table = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
+        wholes = [(span.begin, span.end) for span in prompt.embeds if span.whole]
+        table = self._pool.open(num_tokens, prompt.token_ids, prompt.scope, wholes)
         if table is None:
             return None
         if table.copied_block is not None:

@@ -14,6 +14,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from outrider.bundle.manifest import BothWays
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
 from outrider.models.backends.attention import check_paged, check_recognised, check_windows
@@ -46,12 +47,14 @@ def read_decoder(
     attended: int = 0,
     windows: Sequence[int] | None = None,
     embeds: int = 0,
+    both_ways: BothWays = "none",
+    place_token_id: int | None = None,
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
     path: of the model's file, or the model, which is changed in place. adapters: that it is to apply; attended:
     see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: in how
-    many parts it is to read given embeddings, see `add_embeds`; 0: not at all.
+    many parts it is to read given embeddings; 0: not at all. both_ways, place_token_id: see `add_embeds`.
 
     Raises:
         BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
@@ -61,7 +64,7 @@ def read_decoder(
     if windows is not None:
         check_windows(model, windows)
     if embeds:
-        add_embeds(model, embeds)
+        add_embeds(model, embeds, both_ways, place_token_id)
     tap(model, features)
     gather_rows(model)
     if adapters is not None:

@@ -80,16 +80,27 @@ class BlockPool:
         """Most tokens of one table, if no other holds a block."""
         return self.max_blocks * self.block_size
 
-    def open(self, num_tokens: int, token_ids: Sequence[int] = (), scope: bytes = b"") -> BlockTable | None:
+    def open(
+        self,
+        num_tokens: int,
+        token_ids: Sequence[int] = (),
+        scope: bytes = b"",
+        wholes: Sequence[tuple[int, int]] = (),
+    ) -> BlockTable | None:
         """A table for `num_tokens` tokens that begin with `token_ids`; None while others hold the blocks.
 
         The last of `token_ids` is never taken from the prefix cache, because its row is wanted. Scopes share nothing.
+        wholes: parts of `token_ids`, each from one position up to another, of which all are taken from the prefix cache
+        or none.
         """
         text = tuple(token_ids[: max(min(len(token_ids), num_tokens) - 1, 0)])
         root = self._roots.get(scope) or Root(scope)
-        shared = self._find(text, root)
+        shared, source, num_common = self._nearest(text, root)
+        for begin, end in wholes:
+            if begin < len(shared) * self.block_size + num_common < end:
+                text = text[:begin]
+                shared, source, num_common = self._nearest(text, root)
         begun = len(shared) * self.block_size
-        source, num_common = (shared[-1] if shared else root).nearest(text[begun : begun + self.block_size])
         rows, num_found = None, begun + num_common
         if self.rows is not None:
             if not self.rows.has_room:
@@ -127,6 +138,12 @@ class BlockPool:
         elif own[0] != source.number:  # it may have been evicted, but its content is still there
             table.copied_block = source.number
         return table
+
+    def _nearest(self, text: tuple[int, ...], root: Root) -> tuple[list[Block], Block | None, int]:
+        """The longest published prefix of a text: its full blocks, the block with its rest, and how much that is."""
+        shared = self._find(text, root)
+        begun = len(shared) * self.block_size
+        return shared, *(shared[-1] if shared else root).nearest(text[begun : begun + self.block_size])
 
     def _to_row(
         self, text: tuple[int, ...], shared: list[Block], root: Root

@@ -1,0 +1,67 @@
+"""Images as Gemma 3 and Gemma 4 read them: as one square, and in their own form.
+
+Source: `Gemma3ImageProcessorPil`, `Gemma3Processor`, `Gemma4ImageProcessorPil` and `Gemma4Processor` of Transformers
+5.5.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from outrider.bundle.manifest import VisionEntry
+from outrider.inputs.vision.grids import patches_of, positions_of
+from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized
+
+
+class Gemma3Processor(ImageProcessor):
+    """One tile, without pan and scan."""
+
+    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+        """See `ImageProcessor`."""
+        size = vision.tile_size
+        return Tiles(normalised([resized(image, size, size, vision)], vision), 0, 0, (vision.tokens_per_tile,))
+
+    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+        """See `ImageProcessor`."""
+        return vision.around_token + vision.soft_token * sum(tiles.lengths) + vision.end_token
+
+    def described(self, vision: VisionEntry) -> str:
+        """See `ImageProcessor`."""
+        return f"{vision.tokens_per_tile} tokens of {vision.tile_size} × {vision.tile_size} pixels"
+
+
+class Gemma4Processor(ImageProcessor):
+    """Rows and columns are of tokens, all of which are one run."""
+
+    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+        """See `ImageProcessor`."""
+        width, height = image.size
+        width, height = largest(width, height, vision)
+        pixels = normalised([resized(image, width, height, vision)], vision)[0]
+        rows, columns = height // vision.tile_size, width // vision.tile_size
+        others = {"patch_positions": positions_of(rows, columns, vision.patches)}
+        return Tiles(patches_of(pixels, vision, by_pixel=True), rows, columns, (rows * columns,), others)
+
+    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+        """See `ImageProcessor`."""
+        return vision.around_token + vision.image_token * sum(tiles.lengths) + vision.end_token
+
+    def described(self, vision: VisionEntry) -> str:
+        """See `ImageProcessor`."""
+        size = vision.tile_size
+        return f"{vision.num_pixels[1] // size**2} tokens at most, each of {size} × {size} pixels"
+
+
+def largest(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
+    """The largest size of whole tiles that has an image's form and at most its most pixels; (width, height)."""
+    size, most = vision.tile_size, vision.num_pixels[1]
+    factor = math.sqrt(most / (width * height))
+    found = [math.floor(edge * factor / size) * size for edge in (width, height)]
+    if not all(found):  # too narrow for its form
+        longest = most // size**2 * size
+        found = [
+            min(max(width // height, 1) * size, longest) if found[0] else size,
+            min(max(height // width, 1) * size, longest) if found[1] else size,
+        ]
+    return found[0], found[1]
