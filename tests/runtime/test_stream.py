@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.inputs.text import TextStream
+from outrider.inputs.text.joinable_texts import JoinableTexts, joins_bytes
 from outrider.inputs.text.stream import StopStrings
-from outrider.inputs.text.token_texts import TokenTexts, joins_bytes
 from outrider.inputs.text.tokenizer import Tokenizer
 
 Decode = "Callable[[Sequence[int]], str]"
@@ -240,7 +240,7 @@ def test_tokens_that_were_met_are_not_decoded_again(tiny: Path) -> None:
             asked.append(token_ids)
             return "".join("ab\ufffd"[i] for i in token_ids)
 
-    texts = TokenTexts(Detokenizer())
+    texts = JoinableTexts(Detokenizer())
     assert texts.join([0, 1, 0]) == "aba"
     assert texts.join([1, 1]) == "bb"
     assert texts.join([0, 2]) is None

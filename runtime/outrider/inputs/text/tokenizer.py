@@ -12,8 +12,8 @@ import numpy as np
 
 from outrider.errors import BundleError, OptionError, RequestError, TooLong, one_line
 from outrider.inputs.text.chat_template import DEFAULT, ChatTemplates
+from outrider.inputs.text.joinable_texts import JoinableTexts, joins_bytes
 from outrider.inputs.text.special_tokens import CUT, read_special_tokens, without_special
-from outrider.inputs.text.token_texts import TokenTexts, joins_bytes
 from outrider.system.forks import spare
 from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
@@ -51,7 +51,7 @@ class Tokenizer:
                 f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
             ) from error
         spare(self, self._tokenizer)
-        self._texts = TokenTexts(self._tokenizer) if joins_bytes(folder) else None
+        self._texts = JoinableTexts(self._tokenizer) if joins_bytes(folder) else None
         self._templates = self._read_templates(folder)
         self._special = () if special_tokens_in_content else read_special_tokens(folder)
 

@@ -14,10 +14,10 @@ _JOINS = {"Parameter", "Const", "Convert", "VocabDecoder", "FuzeRagged", "UTF8Va
 _MAX_NEW_TOKENS = 8  # of one text: more of them are not decoded one by one
 
 
-class TokenTexts(dict[int, str]):
+class JoinableTexts(dict[int, str]):
     """By token its text; empty for special tokens, and for bytes that are no text alone.
 
-        texts = TokenTexts(tokenizer) if joins_bytes(folder) else None
+        texts = JoinableTexts(tokenizer) if joins_bytes(folder) else None
         texts.join([12, 7, 901])    # None: call the detokenizer
 
     Where bytes are joined, so are texts without U+FFFD. That takes microseconds, and a detokenizer's call a hundred.
