@@ -211,12 +211,12 @@ class LlamaInfill(LlamaCompletion):
         """The completion that a body asks for."""
         fields = read_object(body)
         given = {name: fields.pop(name, None) for name in ("input_prefix", "input_suffix", "input_extra")}
-        texts = [_text(given[name] or "", name) for name in ("input_prefix", "input_suffix")]
+        before, after = (_text(given[name] or "", name) for name in ("input_prefix", "input_suffix"))
         files = _files(given["input_extra"] or [])
         asked = cls._read(fields)
         if not isinstance(asked.completion.prompt, str):
             raise ApiError(400, "The prompt of /infill is not a text.", param="prompt", code="invalid_type")
-        infill = Infill(*texts, begun=asked.completion.prompt, files=files, field="input_suffix")
+        infill = Infill(before, after, begun=asked.completion.prompt, files=files, field="input_suffix")
         return _Asked(asked.completion, {**asked.others, "infill": infill})
 
     @staticmethod
