@@ -49,23 +49,37 @@ def events_of(answer: httpx.Response) -> list[Any]:
 
 
 def test_a_completion_in_llama_cpp_s_words(http: httpx.Client) -> None:
-    plain = post(http, "/v1/completions", prompt="The sky", max_tokens=6, return_tokens=True)
-    made = post(http, "/completion", prompt="The sky", n_predict=6, return_tokens=True, cache_prompt=True, id_slot=-1)
+    plain = post(http, "/v1/completions", prompt="The sky", max_tokens=6, ignore_eos=True, return_tokens=True)
+    made = post(
+        http,
+        "/completion",
+        prompt="The sky",
+        n_predict=6,
+        ignore_eos=True,
+        return_tokens=True,
+        cache_prompt=True,
+        id_slot=-1,
+    )
     assert made["content"] == plain["choices"][0]["text"]
     assert made["tokens"] == [token["id"] for token in plain["choices"][0]["tokens"]]
     assert (made["stop"], made["stop_type"], made["tokens_predicted"], made["prompt"]) == (True, "limit", 6, "The sky")
     assert made["timings"]["predicted_n"] == 6
-    events = events_of(http.post("/completion", json={"prompt": "The sky", "n_predict": 6, "stream": True}))
+    events = events_of(
+        http.post("/completion", json={"prompt": "The sky", "n_predict": 6, "ignore_eos": True, "stream": True})
+    )
     assert "".join(event["content"] for event in events) == made["content"]
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
     assert [i for event in events for i in event["tokens"]] == made["tokens"]
-    several = post(http, "/completion", prompt=["The sky", "A"], n_predict=6)
+    several = post(http, "/completion", prompt=["The sky", "A"], n_predict=6, ignore_eos=True)
     assert [each["index"] for each in several] == [0, 1]
     assert several[0]["content"] == made["content"]
-    assert post(http, "/completion", prompt={"prompt_string": "The sky"}, n_predict=6)["content"] == made["content"]
+    assert (
+        post(http, "/completion", prompt={"prompt_string": "The sky"}, n_predict=6, ignore_eos=True)["content"]
+        == made["content"]
+    )
     empty = post(http, "/completion", prompt="The sky", n_predict=0)
     assert (empty["content"], empty["tokens_predicted"]) == ("", 0)
-    word = post(http, "/completion", prompt="The sky", n_predict=6, stop=[made["content"][1:3]])
+    word = post(http, "/completion", prompt="The sky", n_predict=6, ignore_eos=True, stop=[made["content"][1:3]])
     assert (word["stop_type"], word["stopping_word"]) == ("word", made["content"][1:3])
 
 

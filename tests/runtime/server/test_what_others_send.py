@@ -415,7 +415,7 @@ def test_history_is_read_as_others_write_it() -> None:
         {"type": "refusal", "refusal": "."},
     ]
     assert turn(role="assistant", content=parts) == {
-        "role": "assistant", "content": "Yes.", "reasoning_content": "Hm."
+        "role": "assistant", "content": "Yes\n.", "reasoning_content": "Hm."
     }  # fmt: skip
     for arguments in ({"a": 1}, '{"a": 1}'):
         call["function"] = {"name": "f", "arguments": arguments}
