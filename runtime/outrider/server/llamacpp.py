@@ -242,11 +242,12 @@ def _prompt(prompt: Any) -> Any:
 
 
 def _check_samplers(fields: dict[str, Any]) -> None:
-    """Leave out the names and the order of samplers where the likeliest token is taken anyway."""
+    """Leave out the names and the order of samplers where the likeliest token is taken: also without a temperature."""
     samplers = fields.get("samplers")
     if isinstance(samplers, list) and {*map(str, samplers)} <= _SAMPLERS and not fields.get("temperature"):
         IGNORED.add(["samplers"])
         del fields["samplers"]
+        fields["temperature"] = 0.0  # whatever the server's default is
 
 
 def _number(others: Mapping[str, Any], name: str) -> float:
