@@ -74,6 +74,7 @@ def several(*drafters: Drafter) -> Fixed:
 def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
     """Drafters are the same if they are one object. Equal objects are called separately."""
     main, drafter, other = FakeBackend(6), Counting(), Counting()
+    assert Fixed(drafter) == Fixed(drafter) != Fixed(other)  # though their hashes may be equal
     requests = [make_request(Fixed(each)) for each in (drafter, other, drafter)]
     for request in requests:
         assert admit(request, main)
