@@ -19,7 +19,7 @@ import outrider
 from hybrids import KINDS, save_hybrid
 from outrider.bundle import Bundle, Format, read_bundle
 from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import ModelEntry, write_manifest
+from outrider.bundle.manifest import ModelEntry, StateKind, write_manifest
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
 from outrider.models.backends import load_model
@@ -33,6 +33,7 @@ from outrider.models.tuning.candidates import settings_for
 from outrider.models.tuning.measure.readings import compare_readings, compare_states
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.testing.weights import LAYERS
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from outrider_bench.verify.certify import check_states
@@ -551,6 +552,49 @@ def test_a_state_in_a_form_that_is_not_paged_is_named(kind: str, tmp_path: Path)
         each.replace_source_output(halved.output(0))
     with pytest.raises(outrider.BundleError, match=r"^The model keeps a state \[.*, in a form that OpenVINO does not"):
         to_paged_attention(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", ["halved", "swapped", "not stored"])
+def test_a_graph_that_stores_something_else_in_a_state_is_refused(kind: str, change: str, tmp_path: Path) -> None:
+    """OpenVINO drops what is stored without a look, so that the text would be that of another model."""
+    bundle = save_hybrid(tmp_path / "bundle", kind)
+    model = ov.Core().read_model(bundle.model_path(bundle.manifest.main))
+    kept = [each for each in model.get_sinks() if "past_key_values" not in each.get_variable_id()]
+    last, value = kept[-1], kept[-1].input_value(0)
+    if change == "halved":
+        last.input(0).replace_source_output(ops.multiply(value, ops.constant(np.float32(0.5))).output(0))
+    elif change == "swapped":  # with the state of another layer of the same kind
+        other = kept[len(kept) // 2 - 1]
+        last.input(0).replace_source_output(other.input_value(0))
+        other.input(0).replace_source_output(value)
+    else:
+        model.remove_sink(last)
+    said = "nothing" if change == "not stored" else "what (Multiply|Slice|Reshape) makes"
+    with pytest.raises(outrider.BundleError, match=f"^The model stores {said} in its state .* 'outrider export'") as e:
+        to_paged_attention(model)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (("selective_ssm", "") * LAYERS, r"keep selective_ssm \(layers 0, 2\), and its graph has short_convolution"),
+        (("", "short_convolution") * LAYERS, r"short_convolution \(layers 1, 3\), .* short_convolution \(layers 0, 2\)"),
+        ((), r"keep no states, and its graph has short_convolution \(layers 0, 2\)\. .* 'outrider export'"),
+    ],
+)
+def test_a_manifest_that_names_other_states_than_the_graph_s_is_refused(
+    states: tuple[StateKind, ...], said: str, tmp_path: Path
+) -> None:
+    bundle = save_hybrid(tmp_path / "bundle", "conv")
+    main = bundle.manifest.main
+    geometry = msgspec.structs.replace(main.geometry, layer_states=states)
+    changed = msgspec.structs.replace(bundle.manifest, main=msgspec.structs.replace(main, geometry=geometry))
+    write_manifest(bundle.folder, changed)
+    with pytest.raises(outrider.BundleError, match=said) as e:
+        load_toy(read_bundle(bundle.folder))
+    assert "\n" not in str(e.value)
 
 
 def test_positions_that_a_graph_counts_itself_are_connected() -> None:

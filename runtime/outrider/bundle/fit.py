@@ -40,6 +40,12 @@ def check_fit(manifest: Manifest) -> None:
         _check_encoder(manifest, role, model, listed)
         if not model.geometry.num_layers and role not in heads:
             raise BundleError(f"{MANIFEST_NAME} gives the {role} model num_layers=0. Export the bundle again.")
+        num_kinds = len(model.geometry.layer_states)
+        if num_kinds not in (0, model.geometry.num_layers):
+            raise BundleError(
+                f"{MANIFEST_NAME} gives the {role} model {model.geometry.num_layers} layers, and layer_states of "
+                f"{num_kinds}. Export the bundle again."
+            )
         if model.vocab_size > model.geometry.logits_width and role not in cut:
             raise BundleError(
                 f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "

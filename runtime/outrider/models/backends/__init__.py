@@ -117,6 +117,7 @@ def _load_paged(spec: ModelSpec, setting: Setting | None, graph: ov.Model | byte
         both_ways=vision.both_ways if vision else "none",
         place_token_id=vision.place_token_id if vision else None,
         windows=geometry.sliding_windows,
+        kinds=geometry.layer_states,
     )
     return OpenVINOPaged(
         spec.path,

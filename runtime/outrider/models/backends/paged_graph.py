@@ -17,7 +17,7 @@ from openvino._offline_transformations import paged_attention_transformation
 from outrider.bundle.manifest import BothWays
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
-from outrider.models.backends.attention import check_paged, check_recognised, check_windows
+from outrider.models.backends.attention import check_kinds, check_paged, check_recognised, check_windows, wrongly_stored
 from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
 from outrider.models.backends.taps import (
@@ -49,18 +49,22 @@ def read_decoder(
     embeds: int = 0,
     both_ways: BothWays = "none",
     place_token_id: int | None = None,
+    kinds: Sequence[str] | None = None,
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
     path: of the model's file, or the model, which is changed in place. adapters: that it is to apply; attended:
     see `add_adapters`. windows: the sliding window of each layer, which are checked; None: not known. embeds: in how
-    many parts it is to read given embeddings; 0: not at all. both_ways, place_token_id: see `add_embeds`.
+    many parts it is to read given embeddings; 0: not at all. both_ways, place_token_id: see `add_embeds`. kinds: of the
+    layers' states, which are checked, see `check_kinds`; None: not known.
 
     Raises:
-        BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
+        BundleError: when it cannot be read, is none, has other windows or states, or has no such hidden states.
     """
     model = path if isinstance(path, ov.Model) else read_ir(core, path)
     to_paged_attention(model)
+    if kinds is not None:
+        check_kinds(model, kinds)
     if windows is not None:
         check_windows(model, windows)
     if embeds:
@@ -94,9 +98,10 @@ def to_paged_attention(model: ov.Model) -> None:
     tables [rows, …] that the caller owns, too, with inputs of the same kind that begin with "la."; see `PagedCall`.
 
     Raises:
-        BundleError: when the graph is not a stateful decoder, or keeps a state that is not paged.
+        BundleError: when the graph is not a stateful decoder, or keeps a state that is not paged, or stored otherwise.
     """
     connect_positions(model)
+    wrong = wrongly_stored(model)
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:
@@ -105,6 +110,12 @@ def to_paged_attention(model: ov.Model) -> None:
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
     check_paged(model)
+    if wrong:
+        raise BundleError(
+            f"The model stores {wrong}. With a paged cache OpenVINO stores a convolution's last columns, or what a "
+            "recurrence has after the last token, so its text would be another one. Export its checkpoint with "
+            "'outrider export'."
+        )
     split_begins(model)
 
 

@@ -61,11 +61,16 @@ class Slices:
 
 
 def find_slices(
-    core: ov.Core, path: Path, num_layers: int, windows: Sequence[int | None] | None = None
+    core: ov.Core,
+    path: Path,
+    num_layers: int,
+    windows: Sequence[int | None] | None = None,
+    kinds: Sequence[str] = (),
 ) -> Slices | None:
     """Slices of the decoder at `path`; None if its graph has an unknown form, or they would have most of its layers.
 
     windows: the sliding window of each layer, None for one without attention, which are checked; None: not known.
+    kinds: of the layers' states, which are checked; none if all have attention.
     Raises as `read_decoder`.
     """
     model = read_ir(core, path)
@@ -76,7 +81,12 @@ def find_slices(
     def build(kept: Sequence[int]) -> ov.Model:
         sliced = keep_layers(model.clone(), num_layers, kept)
         found = [windows[i] for i in kept] if windows is not None else []
-        return read_decoder(core, sliced, windows=None if windows is None else [n for n in found if n is not None])
+        return read_decoder(
+            core,
+            sliced,
+            windows=None if windows is None else [n for n in found if n is not None],
+            kinds=[kinds[i] for i in kept] if kinds else (),
+        )
 
     return Slices(build(layers.small), build(layers.large), layers)
 

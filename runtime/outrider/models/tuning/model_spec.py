@@ -225,7 +225,8 @@ class ModelSpec:
         if self.head is not None:
             return None
         geometry = self.model.geometry
-        return find_slices(new_core(), self.path, geometry.num_layers, geometry.windows_by_layer)
+        windows, kinds = geometry.windows_by_layer, geometry.layer_states
+        return find_slices(new_core(), self.path, geometry.num_layers, windows, kinds)
 
     def onnx_slice(self) -> bytes | None:
         """A slice of a model in ONNX, on which bits can be measured; None for a small model, or one that has none.
