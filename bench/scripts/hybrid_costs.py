@@ -4,8 +4,9 @@
 
 The models have random weights in the shapes of published ones, and the tokenizer of a checkpoint's folder: what they
 say means nothing, and their calls cost what those of the real ones do. Each is exported in int8 into FOLDER, where it
-stays. Rows with stores and without are called in turns, after 200 tokens; each figure is the least of many. For an idle
-machine, so it is run by hand. Needs PyTorch and Transformers, which know the names of the tensors.
+stays. Rows with stores and without are called in turns, after 200 tokens; each figure is the least of many. The memory
+that calls add is compared with what the cache counts of it. For an idle machine, so it is run by hand. Needs PyTorch
+and Transformers, which know the names of the tensors.
 """
 
 import shutil
@@ -26,8 +27,9 @@ import outrider
 from outrider.models.kv import LAST, SequenceRows
 from outrider.types import Chunk
 
-ROWS = (1, 2, 3, 4, 8)
+ROWS = (1, 2, 3, 4, 8, 16)
 PAST, REPEATS = 200, 15
+NUM_SLOTS = 3  # whose memory is measured, after a first one
 _QWEN = {
     "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248_320,
     "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
@@ -124,24 +126,44 @@ def measure(engine: outrider.Engine) -> dict[bool, dict[int, float]]:
     return found
 
 
+def memory(engine: outrider.Engine) -> tuple[float, float]:
+    """Bytes that sequences add to the process, with eight stored rows each, and those that the cache counts of them."""
+    backend: Any = engine.main
+    slots, added = [], list[tuple[int, float]]()
+    for _ in range(NUM_SLOTS + 1):
+        slots.append(backend.open(PAST + 8))
+        backend.submit([Chunk(slots[-1], [3] * PAST, 1)]).wait()
+        backend.submit([Chunk(slots[-1], [5] * 8, 8, generated=True)]).wait()
+        use = backend.cache
+        counted = use.num_used_tokens * use.bytes_per_token + use.num_used_rows * use.bytes_per_row
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text("utf-8").splitlines())
+        added.append((1024 * int(fields["RssAnon"].split()[0]), counted))
+    for slot in slots:
+        slot.close()
+    return added[-1][0] - added[0][0], added[-1][1] - added[0][1]
+
+
 def main(folder: str, tokenizer: str, *names: str) -> None:
     """Print the table."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     print(
         f"| int8, rows | a call of 1 row | {' | '.join(map(str, ROWS[1:]))} "
-        "| 8, storing | bytes of a row of states | of a token's keys and values |"
+        "| bytes of a row of states | of a token's keys and values | memory: measured / counted |"
     )
     print("|---" * (len(ROWS) + 4) + "|")
     for name in names or SHAPES:
         bundle = export(place, Path(tokenizer), name)
         with outrider.load(bundle, drafter=None, cache_size=2) as engine:
-            found, use = measure(engine), engine.cache["main"]
+            use, (measured, counted) = engine.cache["main"], memory(engine)
+            found, setting = measure(engine), engine.setting["main_device"]
             one = found[False][1]
-            cells = [name, f"{1e3 * one:.1f} ms", *(f"{found[True][n] / one:.2f}" for n in ROWS[1:])]
-            cells += [f"{found[True][8] / found[False][8]:.2f}", f"{use.bytes_per_row:,}"]
-            cells += [f"{use.bytes_per_token:,.0f}"]
+            cells = [name, f"{1e3 * one:.1f} ms ({found[True][1] / one:.2f})"]
+            cells += [f"{found[True][n] / one:.2f} ({found[True][n] / found[False][n]:.2f})" for n in ROWS[1:]]
+            cells += [f"{use.bytes_per_row:,}", f"{use.bytes_per_token:,.0f}"]
+            cells += [f"{measured / 1e6:.0f} / {counted / 1e6:.0f} MB"]
             print(f"| {' | '.join(cells)} |", flush=True)
+            print(f"{name}: {setting}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid_costs import PAST, ROWS, SHAPES, export, measure  # type: ignore[import-not-found]
+from hybrid_costs import PAST, SHAPES, export, measure  # type: ignore[import-not-found]
 
 import outrider
 from outrider.drafters import prediction
 
-CUT, LONGEST = 32_768, max(ROWS) - 1  # tokens of an output matrix, and draft tokens
+CUT, LONGEST = 32_768, 7  # tokens of an output matrix, and draft tokens
 BLOCK_LAYERS, BLOCK_STATES = 5, 5
 QWEN = {"mtp": 4.54, "dflash": 4.92, "dspark": 5.49, "dflash2": 5.97}
 TOKENS: dict[str, dict[str, float]] = {

@@ -50,7 +50,7 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
         (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
         (lambda m: m["main"].update(vocab_size="forty"), r"Expected `int`, got `str`.*main.vocab_size"),
         (lambda m: m["main"]["geometry"].update(num_layers=0), r"num_layers"),
-        (lambda m: m["main"]["geometry"].update(layer_states=["mamba", ""]), r"Invalid enum value 'mamba'.*layer_states"),
+        (lambda m: m["main"]["geometry"].update(layer_states=["rwkv", ""]), "Invalid enum value 'rwkv'.*layer_states"),
         (lambda m: m["main"]["geometry"].update(layer_states=[""]), "2 layers, and layer_states of 1"),
         (lambda m: m["main"].update(folder="../main"), r"main.folder"),
         (lambda m: m["files"][0].update(path="../../etc/passwd"), "not inside"),

@@ -580,7 +580,7 @@ def test_a_graph_that_stores_something_else_in_a_state_is_refused(kind: str, cha
     ("states", "said"),
     [
         (("selective_ssm", "") * LAYERS, r"keep selective_ssm \(layers 0, 2\), and its graph has short_convolution"),
-        (("", "short_convolution") * LAYERS, r"short_convolution \(layers 1, 3\), .* short_convolution \(layers 0, 2\)"),
+        (("", "short_convolution") * LAYERS, r"keep short_convolution \(layers 1, 3\), .* \(layers 0, 2\)"),
         ((), r"keep no states, and its graph has short_convolution \(layers 0, 2\)\. .* 'outrider export'"),
     ],
 )

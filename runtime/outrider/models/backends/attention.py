@@ -135,8 +135,8 @@ def check_kinds(model: ov.Model, expected: Sequence[str]) -> None:
     if (any(found) or any(expected)) and found != [*expected]:
         raise BundleError(
             f"The manifest says that the model's layers keep {_describe_kinds(expected)}, and its graph has "
-            f"{_describe_kinds(found)}. Precision and memory are chosen by them. Export the bundle again with 'outrider "
-            "export'."
+            f"{_describe_kinds(found)}. Precision and memory are chosen by them. Export the bundle again with "
+            "'outrider export'."
         )
 
 
