@@ -193,7 +193,8 @@ compared as above.
 A layer with a state (short convolution, gated delta net, Mamba-2) has no keys and values of which a rejected draft
 could be dropped. OpenVINO 2026.4 stores such a state after each token of a call (`PagedCausalConv1D`,
 `PagedGatedDeltaNet`, `PagedSelectiveSSM`). It recognises these layers by the form of the graph, so they are converted
-without PyTorch only, and a graph with a state that is not paged is refused. ONNX Runtime has no such stores.
+without PyTorch only. A graph is refused if a state is not paged, if something else is stored in one than OpenVINO's
+operators store, or if its layers have other states than the manifest says. ONNX Runtime has no such stores.
 
 OpenVINO gives a model a paged cache only if it has attention in at least one layer ("No ScaledDotProductAttention
 operation observed in the graph"), so models of Mamba-2 alone (`mamba2`) are refused.

@@ -267,6 +267,25 @@ def test_exactness_is_measured_of_the_setting_that_would_be_taken(
     assert [trial.verdict.split(":")[0] for trial in choice.trials] == ["slower", "too far from f32", "exact"]
 
 
+@pytest.mark.parametrize(("kernels", "holds"), [(EIGHTS.kernels, True), (NEVER.kernels, False)])
+def test_where_all_are_too_far_from_f32_the_nearest_is_taken_and_measured(
+    part: ModelSpec,
+    processor: Callable[..., list[Setting]],
+    monkeypatch: pytest.MonkeyPatch,
+    measured_of: list[str],
+    kernels: Callable[[int], int],
+    holds: bool,
+) -> None:
+    """Whether drafts can change the text does not depend on how far it is from f32."""
+    processor(f32=Kind(FAST), f16=Kind(FAST, noise=1.0), bf16=Kind(SLOW, kernels, noise=0.5))
+    settings = [Setting(name, name) for name in ("f16", "bf16")]
+    monkeypatch.setattr(trials, "settings_for", lambda *_: settings)
+    choice = choice_of(part)
+    assert (choice.setting.precision, choice.setting.exactness.holds) == ("bf16", holds)
+    assert measured_of == ["bf16"]
+    assert all(trial.kl is not None and trial.kl > trials.MAX_KL for trial in choice.trials)
+
+
 def test_settings_of_the_same_groups_are_compared_with_the_same_padding(
     part: ModelSpec, processor: Callable[..., list[Setting]], measured_of: list[str]
 ) -> None:

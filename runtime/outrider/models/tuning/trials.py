@@ -9,6 +9,7 @@ or by a fifth in another precision. Times of two loads differ by smaller gains, 
 import contextlib
 import dataclasses
 import gc
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -66,10 +67,10 @@ def choose(spec: ModelSpec) -> tuple[Choice, Measured | None]:
         return _only(spec, slices, candidates[0])
     search = _Search(spec, slices, candidates)
     search.prepare()
-    best = search.preferred()
+    best = search.preferred() or search.nearest()
     if best is not None:
         best = search.with_fewer_threads(search.with_columns(best), num_threads)
-    # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
+    # If none is exact: the fastest that was examined. If there is none either: the first candidate.
     trials = search.trials
     setting = (best or min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))).setting
     report(f"{spec} will run in {setting}.")
@@ -143,6 +144,20 @@ class _Search:
                 self._examined_and_timed(first.setting)
         self._ahead.clear()
         return first
+
+    def nearest(self) -> Trial | None:
+        """The setting that is nearest to f32 where all are too far from it, if it is exact; None if not.
+
+        Its exactness is measured, too: a model that loses much in any setting has no other one to run in.
+        """
+        far = [trial for trial in self.trials if trial.kl is not None and trial.kl > MAX_KL]
+        if not far or any(trial.verdict == _INEXACT for trial in self.trials):
+            return None
+        setting = min(far, key=lambda trial: trial.kl or 0.0).setting
+        report(f"{self._spec} is checked for exactness in {setting}")
+        self._try(setting, lambda measured: self._with_times(self._examine(measured, math.inf), measured))
+        trial = self._trials[str(setting)]
+        return trial if trial.verdict in _USABLE else None
 
     def with_columns(self, best: Trial) -> Trial:
         """The best trial, or one with columns appended to products, if calls then need fewer rows and less time.
@@ -325,12 +340,15 @@ class _Search:
         self._try(setting, lambda measured: self._with_times(self._examine(measured), measured))
         return self._trials[str(setting)]
 
-    def _examine(self, measured: Measured) -> Trial:
-        """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so."""
+    def _examine(self, measured: Measured, most: float = MAX_KL) -> Trial:
+        """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so.
+
+        most: nats that it may be away from f32.
+        """
         setting, is_main = measured.setting, self._spec.is_main
         kl = self._reference.kl(measured.main) if is_main else None
-        if kl is not None and not kl <= MAX_KL:  # it may be no number
-            verdict = f"too far from f32: a difference above {MAX_KL:g}"
+        if kl is not None and not kl <= most:  # it may be no number
+            verdict = f"too far from f32: a difference above {most:g}"
         else:
             setting = dataclasses.replace(setting, exactness=measured.needed())
             measured.use(setting.exactness)
