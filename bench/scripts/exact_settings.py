@@ -1,10 +1,10 @@
-"""Measures in which settings drafts cannot change the text on this machine, by precision, groups and threads.
+"""Measures in which settings drafts cannot change the text on this machine, by precision and groups.
 
     python bench/scripts/exact_settings.py BUNDLE …
 
 Each setting is measured as when a model is loaded, on slices of a large model; of layers that keep states, prompts that
 are cut anywhere and drafts that are rejected at every place are compared, too, with the rule that was found. Loading
-tries some of these settings; `--precision` and `--num-threads` name the others.
+tries some of these settings; `--precision` names the others.
 """
 
 import itertools
@@ -23,21 +23,21 @@ from outrider.models.tuning.setting import Setting
 
 CONTEXT = 150  # tokens that states are compared on
 NAMES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
-GROUPS = (None, 0, 128)  # of dynamic quantisation: OpenVINO's choice, none
+GROUPS = (128, None)  # of dynamic quantisation; None: OpenVINO's choice
 
 
 def main(*folders: str) -> None:
     """Print the table."""
     known = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     print(f"{find_processor()}\nOpenVINO {ov.get_version()}\n")
-    print("| model | precision | groups | threads | exact | rows |\n|---|---|---|---|---|---|")
+    print("| model | precision | groups | exact | rows |\n|---|---|---|---|---|")
     for folder in folders:
         bundle = read_bundle(folder)
         spec = ModelSpec("main", bundle, bundle.manifest.main, options=DeviceConfig())
         slices = spec.slices()
         precisions = [name for name, capability in NAMES.items() if capability in known]
-        for precision, groups, threads in itertools.product(precisions, GROUPS, (2, 1)):
-            setting = Setting(precision, precision, groups, num_threads=threads)
+        for precision, groups in itertools.product(precisions, GROUPS):
+            setting = Setting(precision, precision, groups)
             backend = compile_for_trials(spec, setting, slices.large if slices else None)
             found = measure_exactness(backend)
             backend.use(found)
@@ -46,7 +46,7 @@ def main(*folders: str) -> None:
                 differences |= compare_states(backend, CONTEXT)
             worst = max(differences, key=lambda name: differences[name])
             said = str(found.rule) if not differences[worst] else f"{differences[worst]:.2g}: {worst}"
-            cells = [bundle.folder.name, precision, "default" if groups is None else str(groups), str(threads)]
+            cells = [bundle.folder.name, precision, "default" if groups is None else str(groups)]
             print(f"| {' | '.join(cells)} | {'no' if differences[worst] else 'yes'} | {said} |", flush=True)
 
 
