@@ -222,6 +222,18 @@ tokens with each drafter, in int8 (–: not measured).
 
 None of them recalls a code that a prompt named 100 tokens before, in int8 or fp32, so they do not show a long memory.
 
+What calls cost, in int8 and f32, with random weights in published shapes, after 200 tokens, on two cores of an Intel Xeon
+with AMX (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`, OpenVINO 2026.4.1): as multiples of a call of one row,
+with the states after each row stored, and in brackets as multiples of the same rows of which only the last state is stored.
+
+| shape | one row | 2 | 3 | 4 | 8 | 16 | bytes of a row of states |
+|---|---|---|---|---|---|---|---|
+| LFM2.5-1.2B | 70.6 ms (1.00) | 0.94 (1.04) | 0.97 (1.01) | 0.99 (1.01) | 1.12 (0.97) | 1.83 (1.00) | 245,760 |
+| Qwen3.5-0.8B | 67.7 ms (1.00) | 1.32 (1.00) | 1.63 (1.02) | 1.71 (1.05) | 2.72 (0.98) | 4.40 (1.08) | 20,643,840 |
+
+So storing costs nothing that stands out of the noise, and what several rows cost is what a gated delta net takes for each.
+[Benchmarks](benchmarks.md#models-with-states) compares plain decoding with openvino-genai's.
+
 Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
 
 Nemotron-H numbers what mixes tokens and feed-forward parts each on their own. Here, a layer is one of the former with
