@@ -231,8 +231,8 @@ with the states after each row stored, and in brackets as multiples of the same 
 | LFM2.5-1.2B | 70.6 ms (1.00) | 0.94 (1.04) | 0.97 (1.01) | 0.99 (1.01) | 1.12 (0.97) | 1.83 (1.00) | 245,760 |
 | Qwen3.5-0.8B | 67.7 ms (1.00) | 1.32 (1.00) | 1.63 (1.02) | 1.71 (1.05) | 2.72 (0.98) | 4.40 (1.08) | 20,643,840 |
 
-So storing costs nothing that stands out of the noise, and what several rows cost is what a gated delta net takes for each.
-[Benchmarks](benchmarks.md#models-with-states) compares plain decoding with openvino-genai's.
+Activations were quantised in groups of 128. Storing costs 8 % at most; what several rows cost is what a gated delta net
+takes for each. [Benchmarks](benchmarks.md#models-with-states) compares plain decoding with openvino-genai's.
 
 Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
 
