@@ -31,11 +31,11 @@ class CheckpointWeights(Weights):
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.forms.cut`
-        by_columns = self.decoder.form.clamped or self.decoder.form.by_columns
-        if by_columns and not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
-            return self._by_columns(stored)
-        if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts
-            return self._by_columns(module)
+        if not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
+            if self.decoder.form.clamped or self.decoder.form.by_columns:
+                return self._by_columns(stored)
+            if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts
+                return self._by_columns(module)
         plain = stored.replace(".shared_expert.", ".")  # of layers without experts, in Llama 4
         tensor = self._tensors.get(stored) or self._tensors.get(plain) or self._tensors.get(name)
         if tensor is None or not tensor.shape:
