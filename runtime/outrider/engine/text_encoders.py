@@ -109,6 +109,11 @@ class _TextEncoder:
                 raise DeviceError(f"The device has failed: {one_line(error)}.") from error
 
 
+def _properties_on(device: str) -> dict[str, str]:
+    """OpenVINO's: on a CPU f32, where its default depends on the processor, and with it the vectors."""
+    return {"INFERENCE_PRECISION_HINT": "f32"} if device.startswith("CPU") else {}
+
+
 class Embedder(_TextEncoder):
     """An embedding model: texts to vectors whose products are their likeness. Thread-safe.
 
@@ -137,7 +142,7 @@ class Embedder(_TextEncoder):
         if not self._tokenizer.encode(["a", "a a a a"]).attention_mask.data[0, 0]:
             config.padding_side = "left"  # as the tokenizer pads: else the pipeline looks for last tokens elsewhere
         config.max_length = self.context_length
-        self._pipeline = pipeline(folder, device, config)
+        self._pipeline = pipeline(folder, device, config, **_properties_on(device))
 
     @property
     def width(self) -> int:
@@ -209,7 +214,7 @@ class Reranker(_TextEncoder):
 
         config = openvino_genai.TextRerankPipeline.Config()
         config.top_n, config.max_length = _BATCH_TEXTS, self.context_length
-        self._pipeline = openvino_genai.TextRerankPipeline(folder, device, config)
+        self._pipeline = openvino_genai.TextRerankPipeline(folder, device, config, **_properties_on(device))
         self._tokenizer = openvino_genai.Tokenizer(folder, add_second_input=True)
         self._reads_pairs: bool = self._tokenizer.supports_paired_input()
 
