@@ -55,7 +55,7 @@ def test_the_text_part_is_converted_and_says_so(reads_images: tuple[Any, Path], 
     convert(job, told)
     assert any("Its text part is converted" in note for note in told.notes)
     found = logits_of_ir(tmp_path / "ir" / "openvino_model.xml", TOKENS)
-    assert error_of(found, logits_of(model, TOKENS)) < 2e-5
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-5  # Transformers in f32 is 1.4e-5 from itself in f64
 
 
 def test_its_configuration_is_that_of_the_text(reads_images: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
