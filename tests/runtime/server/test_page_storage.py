@@ -88,8 +88,10 @@ def test_files_are_sent_as_blocks_of_code(node: str) -> None:
     block = "a.md:\n````\n```\nx\n```\n````"
     made = run(node, script)
     assert made[:4] == [f"Look\n\n{block}", block, "Look", "a.md, 10 bytes"]
-    assert made[4] == made[5] == "The files of a message may have 200 kB together. Leave some out, or send a part."
-    assert made[6:] == [f"{name} is not a text file in UTF-8. Only text can be sent." for name in ("b.png", "zeros")]
+    assert made[4] == made[5] == "The text files of a message may have 200 kB together. Leave some out, or send a part."
+    assert made[6:] == [
+        f"{name} is not a text file in UTF-8. Only text and images can be sent." for name in ("b.png", "zeros")
+    ]
 
 
 def test_the_page_says_the_limit_of_files() -> None:
