@@ -173,7 +173,7 @@ def test_text_before_a_call_is_content() -> None:
 def test_tokens_say_where_they_come_from(client: Any) -> None:
     repeated: list[Any] = [{"role": "user", "content": "abc abc abc abc abc abc abc abc"}]
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 40}
-    extra = {"drafter": "suffix", "ignore_eos": True, "return_tokens": True}
+    extra = {"drafter": "suffix", "num_assistant_tokens": 3, "ignore_eos": True, "return_tokens": True}
     answer = client.chat.completions.create(messages=repeated, **asked, extra_body=extra)
     tokens = answer.choices[0].tokens
     assert len(tokens) == 40
