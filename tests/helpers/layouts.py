@@ -261,6 +261,8 @@ def config_of(layout: Layout) -> dict[str, Any]:
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     size = 1 + max([*ids.values(), *_pieces(tokenizer).values()])
     config = CONFIGS[layout.config] | {"vocab_size": -(-size // 64) * 64} | layout.changes
+    if "vocab_size_per_layer_input" in config:  # published files have fewer; Transformers' text classes read no others
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
     eos = [ids[token] for token in (layout.eos, *layout.more_eos) if token]
     config |= {f"{slot}_token_id": ids[getattr(layout, slot)] for slot in ("bos", "pad") if getattr(layout, slot)}
     if eos:

@@ -505,10 +505,12 @@ def failing(browser: Browser, endless: Live) -> Iterator[Page]:
 
 def test_errors_are_one_line(failing: Page) -> None:
     page, alert = failing, failing.get_by_role("alert")
-    set_options(page, max_tokens=100_000)
+    refused = {"error": {"message": "max_tokens=7 is\nrefused.", "param": "max_tokens"}}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=400, json=refused))
     send(page, "Hi")
     page.get_by_role("button", name="Retry").wait_for()
-    assert re.match(r"Longest answer, in tokens: .*max_tokens=100,000", alert.inner_text())
+    page.unroute("**/v1/chat/completions")
+    assert alert.inner_text() == "Longest answer, in tokens: max_tokens=7 is refused."
     assert "\n" not in alert.inner_text()
     assert page.locator("#max_tokens").get_attribute("aria-invalid") == "true"
     assert page.locator(FIGURES).inner_text() == "Not complete."  # and is not waited for
@@ -567,11 +569,15 @@ def test_a_message_waits_for_the_list_of_models(browser: Browser, endless: Live)
 
 
 def test_drafters_are_those_of_the_model(browser: Browser, endless: Live) -> None:
-    served = [{"id": "one", "drafters": ["ngram"]}, {"id": "two", "drafters": ["eagle3", "ngram"]}]
+    served = [
+        {"id": "one", "type": "llm", "drafters": ["ngram"]},
+        {"id": "two", "type": "llm", "drafters": ["eagle3", "ngram"]},
+    ]
     with opened(browser, "about:blank") as page:
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
         page.route("**/v1/models/*", lambda route: route.fulfill(json={"loading": None}))
         page.goto(endless.url)
+        page.locator("#model option").first.wait_for(state="attached")
         options = page.locator("#drafter option")
         assert options.evaluate_all("(o) => o.map((each) => each.value)") == ["auto", "ngram", "none"]
         page.select_option("#drafter", "ngram")
@@ -589,12 +595,12 @@ def test_tab_reaches_all_controls_in_order(page: Page) -> None:
     show_menu(page)
     page.evaluate("document.activeElement.blur(); document.querySelector('#model').focus()")
     order = []
-    for _ in range(20):
+    for _ in range(21):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
         page.keyboard.press("Tab")
-    assert order[:19] == [
+    assert order[:20] == [
         "model", "drafter", "drafts", "menu", "new", "system", "temperature", "seed", "max_tokens", "rename", "delete",
-        "log", "Copy", "Edit", "Copy", "Retry", "Compare with plain decoding", "message", "send",
+        "log", "Copy", "Edit", "Copy", "Retry", "Continue", "Compare with plain decoding", "message", "send",
     ]  # fmt: skip
 
 
@@ -683,12 +689,13 @@ def test_the_conversation_has_the_screen(
     """Screenshots are in the cache folder of pytest, `.pytest_cache/d/page`."""
     folder = request.config.cache.mkdir("page")
     size: Any = {"width": width, "height": height}
-    served = [{"id": LONG, "drafters": ["draft", "suffix"]}]
+    served = [{"id": LONG, "type": "llm", "drafters": ["draft", "suffix"]}]
     failure = ["status of 404"]
     with opened(browser, "about:blank", failure, viewport=size, color_scheme=scheme) as page:
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
         page.route("**/v1/models/*", lambda route: route.fulfill(json={"loading": None}))
         page.goto(endless.url)
+        page.locator("#model option").first.wait_for(state="attached")
         show_menu(page)
         page.get_by_role("switch", name="Show drafts").check()
         assert page.locator("#model").evaluate("(node) => node.clientWidth") > 8 * len(LONG) * 0.8  # the whole name
@@ -703,7 +710,9 @@ def test_the_conversation_has_the_screen(
         share = page.locator("#log").evaluate("(node) => node.clientHeight") / height
         assert share > 0.7  # with the legend
         page.screenshot(path=folder / f"{name}-{scheme}.png")
-        send(page, "And?")  # the server knows no such model
+        unknown = {"error": {"message": "There is no model of this name.", "param": "model"}}
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(status=404, json=unknown))
+        send(page, "And?")
         page.get_by_role("alert").filter(has_text="Model: There is no model").wait_for()
         assert page.locator("#model").get_attribute("aria-invalid") == "true"
         page.screenshot(path=folder / f"{name}-{scheme}-error.png")
