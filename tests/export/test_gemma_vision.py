@@ -12,8 +12,8 @@ import outrider
 from outrider.bundle import VisionEntry
 from outrider.inputs.vision import VisionEncoder, cut_into_tiles, read_image
 from outrider.types import Chunk, Prompt
+from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
-from outrider_export.describe.gemma_vision import gemma_vision_of
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.direct.describe import describe
 from outrider_export.direct.vision_encoder import write_encoder
@@ -145,7 +145,7 @@ def untrained(tmp_path: Path) -> Path:
 
 
 def entry_of(folder: Path) -> VisionEntry | None:
-    return gemma_vision_of(folder, "int4", vocabulary_of(folder, read_config(folder)))
+    return direct_vision_of(folder, "int4", vocabulary_of(folder, read_config(folder)))
 
 
 def test_the_published_configuration_is_read(untrained: Path) -> None:

@@ -12,8 +12,8 @@ import outrider
 from outrider.bundle import VisionEntry
 from outrider.inputs.vision import VisionEncoder, cut_into_tiles, read_image
 from outrider.models.backends.embeds import grid_offsets
+from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
-from outrider_export.describe.qwen_vision import qwen_vision_of
 from outrider_export.direct.rope import axes_of
 from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.sources.source import read_config
@@ -111,7 +111,7 @@ def untrained(tmp_path: Path) -> Path:
 
 
 def entry_of(folder: Path) -> VisionEntry | None:
-    return qwen_vision_of(folder, "int4", vocabulary_of(folder, read_config(folder)))
+    return direct_vision_of(folder, "int4", vocabulary_of(folder, read_config(folder)))
 
 
 def test_the_older_layout_is_read(untrained: Path) -> None:

@@ -14,8 +14,8 @@ import outrider
 from outrider.bundle import VisionEntry
 from outrider.inputs.vision import VisionEncoder, cut_into_tiles, image_text, read_image
 from outrider.inputs.vision.grids import patches_of
+from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
-from outrider_export.describe.tower_vision import tower_vision_of
 from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.sources.source import read_config
 from tiny_vision import NUM_TOKENS, TOWERS, asking, picture, tower_tokenizer, write_tower_checkpoint
@@ -33,7 +33,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def entry_of(folder: Path) -> VisionEntry:
-    entry = tower_vision_of(folder, "fp32", vocabulary_of(folder, read_config(folder)))
+    entry = direct_vision_of(folder, "fp32", vocabulary_of(folder, read_config(folder)))
     assert entry is not None
     return entry
 
@@ -195,7 +195,7 @@ def test_images_that_are_prepared_in_another_way_are_refused(checkpoints: dict[s
         images = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
         (folder / "preprocessor_config.json").unlink()
         (folder / "processor_config.json").unlink(missing_ok=True)
-        assert tower_vision_of(folder, "int4", vocabulary_of(folder, read_config(folder))) is None  # a text part alone
+        assert direct_vision_of(folder, "int4", vocabulary_of(folder, read_config(folder))) is None  # a text part alone
         (folder / "preprocessor_config.json").write_text(json.dumps(images | change), encoding="utf-8")
         with pytest.raises(outrider.ExportError, match=f"prepares images with {message}"):
             entry_of(folder)

@@ -12,11 +12,9 @@ from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export import extras
 from outrider_export.describe.architectures import ARCHITECTURES
+from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import describe_encoder, geometry_of, kind_of, vocabulary_of
-from outrider_export.describe.gemma_vision import gemma_vision_of
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_gguf
-from outrider_export.describe.qwen_vision import qwen_vision_of
-from outrider_export.describe.tower_vision import tower_vision_of
 from outrider_export.describe.vision import vision_of
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.describe import NotDirect, describe
@@ -292,9 +290,7 @@ def make_plan(
                 geometry = geometry_of_config(config, path)
                 vision = _checked(vision_of(path, config, weights, vocabulary))
                 if (role, format) == ("main", "openvino"):  # of others the text part alone
-                    vision = vision or _checked(qwen_vision_of(path, weights, vocabulary))
-                    vision = vision or _checked(tower_vision_of(path, weights, vocabulary))
-                    vision = vision or _checked(gemma_vision_of(path, weights, vocabulary))
+                    vision = vision or _checked(direct_vision_of(path, weights, vocabulary))
     if vision is not None and role != "main":
         raise ExportError(
             f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."

@@ -9,65 +9,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isqrt
-from pathlib import Path
-from typing import Any
 
-from outrider.bundle.manifest import ImageLayout, VisionEntry
 from outrider_export.describe.qwen_vision import MOST_TOKENS
-from outrider_export.describe.vision import CLIP, FOLDER, STANDARD, Checks, check_prepared, image_token_id_of
-from outrider_export.direct.tower_encoders import tower_name
-from outrider_export.sources.safetensors import tensors_of
-from outrider_export.sources.source import DIRECT_ENCODERS, architectures_of, read_json
-from outrider_export.tokenizers.vocabulary import Vocabulary
+from outrider_export.describe.vision import (
+    BICUBIC,
+    BILINEAR,
+    CLIP,
+    STANDARD,
+    Config,
+    Described,
+    colours_of,
+)
 
-_BILINEAR, _BICUBIC = 2, 3
 _PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-_Config = dict[str, Any]
 
 
-def tower_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> VisionEntry | None:
-    """The vision encoder of such a checkpoint, and how images are laid out for it; None if it has none.
-
-    weights: the option; the encoder is in 8 bits where the main model is in 4.
-
-    Raises:
-        ExportError: when images are prepared in a way that is not known.
-    """
-    config = read_json(folder / "config.json")
-    layout = next((DIRECT_ENCODERS[each] for each in architectures_of(config) if each in DIRECT_ENCODERS), None)
-    if layout not in _LAYOUTS:
-        return None
-    whole = read_json(folder / "processor_config.json")
-    images = read_json(folder / "preprocessor_config.json") or whole.get("image_processor", {})
-    # A text part that was saved or trained alone has no images.
-    if not images or not any(tower_name(name).startswith("vision_tower.") for name in tensors_of(folder)):
-        return None
-    fields, checks = _LAYOUTS[layout](config, images, whole)
-    patch = config["vision_config"].get("patch_size")
-    check_prepared(folder, images, checks, f"patches of {patch} pixels")
-    known = {"image_token_id": config["image_token_index"]} if "image_token_index" in config else {}
-    return VisionEntry(
-        folder=FOLDER,
-        weights="int8" if weights == "int4" else weights,
-        layout=layout,
-        image_token_id=image_token_id_of(folder, config | known, fields["image_token"], vocabulary),
-        rescale_factor=images.get("rescale_factor", 1 / 255),
-        **fields,
-    )
-
-
-def _colours(images: _Config, mean: tuple[float, ...], std: tuple[float, ...], resample: int) -> _Config:
-    return {
-        "mean": tuple(images.get("image_mean") or mean),
-        "std": tuple(images.get("image_std") or std),
-        "resample": images.get("resample", resample),
-    }
-
-
-def _of_pixtral(config: _Config, images: _Config, whole: _Config) -> tuple[_Config, Checks]:
-    """The fields of the manifest that the layout needs, and what its files may say."""
+def pixtral_of(config: Config, images: Config, whole: Config) -> Described:
+    """See `Described`."""
     vision = config["vision_config"]
     patch, merge = int(vision["patch_size"]), int(config.get("spatial_merge_size", 2))
     size, sizes, patches = patch * merge, images.get("size") or {"longest_edge": 1024}, images.get("patch_size", patch)
@@ -84,16 +43,17 @@ def _of_pixtral(config: _Config, images: _Config, whole: _Config) -> tuple[_Conf
         "end_token": whole.get("image_end_token", "[IMG_END]"),
         "patches": merge,
     }
-    return fields | _colours(images, *CLIP, _BICUBIC), [
+    checks = [
         ("patch_size", patches.get("height") if isinstance(patches, dict) else patches, patch),
         ("spatial_merge_size", whole.get("spatial_merge_size", merge), merge),
         ("vision_feature_layer", config.get("vision_feature_layer", -1), -1),
         ("model_type", vision.get("model_type", "pixtral"), "pixtral"),
     ]
+    return fields | colours_of(images, *CLIP, BICUBIC), checks, f"patches of {patch} pixels"
 
 
-def _of_llava_next(config: _Config, images: _Config, whole: _Config) -> tuple[_Config, Checks]:
-    """As `_of_pixtral`."""
+def llava_next_of(config: Config, images: Config, whole: Config) -> Described:
+    """See `Described`."""
     vision = config["vision_config"]
     size, patch = int(vision["image_size"]), int(vision["patch_size"])
     square, pinpoints = {"height": size, "width": size}, config.get("image_grid_pinpoints") or _PINPOINTS
@@ -108,7 +68,7 @@ def _of_llava_next(config: _Config, images: _Config, whole: _Config) -> tuple[_C
         "sizes": tuple((int(width), int(height)) for height, width in pinpoints),
     }
     given = images.get("size") or square
-    return fields | _colours(images, *CLIP, _BICUBIC), [
+    checks = [
         ("size", square if given == {"shortest_edge": size} else given, square),
         ("crop_size", images.get("crop_size") or square, square),
         ("image_grid_pinpoints", images.get("image_grid_pinpoints") or _PINPOINTS, pinpoints),
@@ -116,10 +76,11 @@ def _of_llava_next(config: _Config, images: _Config, whole: _Config) -> tuple[_C
         ("vision_feature_select_strategy", config.get("vision_feature_select_strategy", "default"), "full"),
         ("model_type", vision.get("model_type", "clip_vision_model"), "siglip_vision_model"),
     ]
+    return fields | colours_of(images, *CLIP, BICUBIC), checks, f"patches of {patch} pixels"
 
 
-def _of_lfm2(config: _Config, images: _Config, _: _Config) -> tuple[_Config, Checks]:
-    """As `_of_pixtral`."""
+def lfm2_of(config: Config, images: Config, _: Config) -> Described:
+    """See `Described`."""
     vision = config["vision_config"]
     patch, merge = int(vision.get("patch_size", 16)), int(config.get("downsample_factor", 2))
     size, splits, token = int(images.get("tile_size", 512)), images.get("do_image_splitting", True), patch * merge
@@ -138,15 +99,9 @@ def _of_lfm2(config: _Config, images: _Config, _: _Config) -> tuple[_Config, Che
         "patches": merge,
         "num_places": isqrt(int(vision.get("num_patches", 256))),
     }
-    return fields | _colours(images, STANDARD, STANDARD, _BILINEAR), [
+    checks = [
         ("encoder_patch_size", images.get("encoder_patch_size", 16), patch),
         ("downsample_factor", images.get("downsample_factor", 2), merge),
         ("model_type", vision.get("model_type", "siglip2_vision_model"), "siglip2_vision_model"),
     ]
-
-
-_LAYOUTS: dict[ImageLayout, Callable[[_Config, _Config, _Config], tuple[_Config, Checks]]] = {
-    "lfm2": _of_lfm2,
-    "llava_next": _of_llava_next,
-    "pixtral": _of_pixtral,
-}
+    return fields | colours_of(images, STANDARD, STANDARD, BILINEAR), checks, f"patches of {patch} pixels"

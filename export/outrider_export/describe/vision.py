@@ -21,7 +21,7 @@ from outrider_export.sources.source import IMAGE_MODELS, architectures_of, read_
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 FOLDER = "vision"
-_LANCZOS, _BICUBIC = 1, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers
 STANDARD = (0.5, 0.5, 0.5)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # By the manifest's name, the tokenizer's name for the token, and the usual token.
@@ -72,15 +72,26 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
         "tile_size": tile_size,
         "image_token_id": image_token_id,
         "global_token": "",
-        "mean": tuple(images.get("image_mean") or usual_mean),
-        "std": tuple(images.get("image_std") or usual_std),
         "rescale_factor": images.get("rescale_factor", 1 / 255),
-        "resample": images.get("resample", _BICUBIC if is_internvl else _LANCZOS),
     }
+    fields |= colours_of(images, usual_mean, usual_std, BICUBIC if is_internvl else LANCZOS)
     return VisionEntry(**(fields | sizes | tokens))
 
 
 Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
+Config = dict[str, Any]
+# Of a layout whose encoder is written without PyTorch: the fields of the manifest, what its files may say, and what its
+# encoder reads, in words. Functions for it get config.json, and what the files say of images and of the processor.
+Described = tuple[Config, Checks, str]
+
+
+def colours_of(images: Config, mean: tuple[float, ...], std: tuple[float, ...], resample: int) -> Config:
+    """How pixels are made of an image, with what is usual if the files do not say it."""
+    return {
+        "mean": tuple(images.get("image_mean") or mean),
+        "std": tuple(images.get("image_std") or std),
+        "resample": images.get("resample", resample),
+    }
 
 
 def check_prepared(folder: Path, images: dict[str, Any], checks: Checks, encoder: str) -> None:
