@@ -9,7 +9,7 @@ from outrider.bundle import VisionEntry
 from outrider.errors import RequestError
 from outrider.inputs.vision.gemma import largest
 from outrider.inputs.vision.grids import patches_of
-from outrider.inputs.vision.qwen import fitted, inputs_of
+from outrider.inputs.vision.qwen import inputs_of, resized_to
 from outrider.models.backends.embeds import given_grid, grid_offsets
 from outrider.types import Prompt, Span, TokenSequence, undivided
 
@@ -53,7 +53,7 @@ def test_a_grid_has_a_place_for_each_embedding() -> None:
     ("size", "expected"), [((31, 40), (32, 40)), ((4, 4), (16, 16)), ((400, 100), (128, 32)), ((800, 4), (232, 8))]
 )
 def test_an_image_gets_the_nearest_size_of_whole_tiles(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert fitted(*size, ENTRY) == expected  # by `smart_resize` of Transformers
+    assert resized_to(*size, ENTRY) == expected  # by `smart_resize` of Transformers
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_piece_of_a_prompt_divides_no_span_that_is_whole() -> None:
 
 def test_a_narrow_image_is_refused() -> None:
     with pytest.raises(RequestError, match="has 2,010 × 10 pixels, and one edge is at most 200 times the other"):
-        fitted(2010, 10, ENTRY)
+        resized_to(2010, 10, ENTRY)
 
 
 def test_patches_stand_tile_by_tile_and_windows_have_each_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,22 @@ def patches_of(
     frames = np.repeat(apart[:, :, :, :, :, None], num_frames, axis=5)
     made: NDArray[np.float32] = np.ascontiguousarray(frames.reshape(rows * columns * count**2, -1))
     return made
+
+
+def fitted(width: int, height: int, size: int, num_pixels: tuple[int, int], *, least: int = 0) -> tuple[int, int]:
+    """The size of whole tiles that is nearest to an image's, within the numbers of pixels; (width, height).
+
+    size: of a tile. least: of an edge, before the numbers of pixels are looked at.
+    """
+    fewest, most = num_pixels
+    edges = [max(least, round(edge / size) * size) for edge in (width, height)]
+    if edges[0] * edges[1] > most:
+        factor = math.sqrt(width * height / most)
+        edges = [max(size, math.floor(edge / factor / size) * size) for edge in (width, height)]
+    elif edges[0] * edges[1] < fewest:
+        factor = math.sqrt(fewest / (width * height))
+        edges = [math.ceil(edge * factor / size) * size for edge in (width, height)]
+    return edges[0], edges[1]
 
 
 def positions_of(rows: int, columns: int, count: int) -> NDArray[np.int64]:

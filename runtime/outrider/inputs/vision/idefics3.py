@@ -9,8 +9,7 @@ import math
 from typing import Any
 
 from outrider.bundle.manifest import VisionEntry
-from outrider.errors import RequestError
-from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized
+from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized, too_narrow
 
 _MOST_EDGE = 4_096  # pixels: no image is larger before it is cut
 
@@ -74,7 +73,5 @@ def _in_tiles(width: int, height: int, size: int) -> tuple[int, int]:
         height = math.ceil(height / size) * size
         width = math.ceil(int(height * ratio) / size) * size
     if not (width and height):
-        raise RequestError(
-            "The image is so narrow that its shorter edge is no pixel wide where the longer one fits. Cut it."
-        )
+        raise too_narrow()
     return width, height

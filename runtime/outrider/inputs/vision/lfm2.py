@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle.manifest import VisionEntry
-from outrider.inputs.vision.grids import by_tile, windows_of
+from outrider.inputs.vision.grids import by_tile, fitted, windows_of
 from outrider.inputs.vision.internvl import grid_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, resized
 
@@ -24,7 +24,6 @@ class Lfm2Processor(ImageProcessor):
     def cut(self, image: Any, vision: VisionEntry) -> Tiles:
         """See `ImageProcessor`."""
         size, token, (width, height) = vision.tile_size, _pixels_of_token(vision), image.size
-        fitted = _fitted(width, height, token, vision.num_pixels)
         patch = token // vision.patches
         nearest = [max(patch, round(edge / token) * token) for edge in (width, height)]
         columns, rows = 1, 1
@@ -33,7 +32,7 @@ class Lfm2Processor(ImageProcessor):
         is_cut = rows * columns > 1
         parts = cut_up(resized(image, columns * size, rows * size, vision), rows, columns, size) if is_cut else []
         if not is_cut or vision.global_token:
-            parts.append(resized(image, *fitted, vision))
+            parts.append(resized(image, *fitted(width, height, token, vision.num_pixels, least=token), vision))
         grids = [(part.size[1] // patch, part.size[0] // patch) for part in parts]
         pixels = np.concatenate([_patches(part, patch, vision) for part in parts])
         lengths = tuple(height * width // vision.patches**2 for height, width in grids)
@@ -60,19 +59,6 @@ class Lfm2Processor(ImageProcessor):
 def _pixels_of_token(vision: VisionEntry) -> int:
     """Along the edge of what becomes one token."""
     return vision.tile_size // math.isqrt(vision.tokens_per_tile)
-
-
-def _fitted(width: int, height: int, token: int, num_pixels: tuple[int, int]) -> tuple[int, int]:
-    """The size of whole tokens that is nearest to an image's, within the numbers of pixels; (width, height)."""
-    fewest, most = num_pixels
-    edges = [max(token, round(edge / token) * token) for edge in (width, height)]
-    if edges[0] * edges[1] > most:
-        factor = math.sqrt(width * height / most)
-        edges = [max(token, math.floor(edge / factor / token) * token) for edge in (width, height)]
-    elif edges[0] * edges[1] < fewest:
-        factor = math.sqrt(fewest / (width * height))
-        edges = [math.ceil(edge * factor / token) * token for edge in (width, height)]
-    return edges[0], edges[1]
 
 
 def _patches(image: Any, edge: int, vision: VisionEntry) -> NDArray[np.float32]:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle.manifest import VisionEntry
-from outrider.errors import RequestError
-from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized
+from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized, too_narrow
 
 
 class LlavaNextProcessor(ImageProcessor):
@@ -49,9 +48,7 @@ def _nearest(width: int, height: int, sizes: tuple[tuple[int, int], ...]) -> tup
         if kept > most or (kept == most and waste < least_waste):
             best, most, least_waste = size, kept, waste
     if not most:
-        raise RequestError(
-            "The image is so narrow that its shorter edge is no pixel wide where the longer one fits. Cut it."
-        )
+        raise too_narrow()
     return best
 
 

@@ -9,9 +9,8 @@ import math
 from typing import Any
 
 from outrider.bundle.manifest import VisionEntry
-from outrider.errors import RequestError
 from outrider.inputs.vision.grids import patches_of, positions_of
-from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized
+from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized, too_narrow
 
 
 class PixtralProcessor(ImageProcessor):
@@ -24,9 +23,7 @@ class PixtralProcessor(ImageProcessor):
         if (ratio := max(width, height) / vision.longest_edge) > 1:
             width, height = math.floor(width / ratio), math.floor(height / ratio)
         if not (width and height):
-            raise RequestError(
-                "The image is so narrow that its shorter edge is no pixel wide where the longer one fits. Cut it."
-            )
+            raise too_narrow()
         rows, columns = math.ceil(height / size), math.ceil(width / size)
         pixels = normalised([resized(image, columns * size, rows * size, vision)], vision)[0]
         others = {"patch_positions": positions_of(rows, columns, vision.patches)}

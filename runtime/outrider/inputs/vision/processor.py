@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle.manifest import VisionEntry
+from outrider.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,13 @@ class ImageProcessor(ABC):
     @abstractmethod
     def described(self, vision: VisionEntry) -> str:
         """How images are cut, for `outrider inspect`."""
+
+
+def too_narrow() -> RequestError:
+    """What an image is refused with that has no pixels left along one edge."""
+    return RequestError(
+        "The image is so narrow that its shorter edge is no pixel wide where the longer one fits. Cut it."
+    )
 
 
 def resized(image: Any, width: int, height: int, vision: VisionEntry) -> Any:

@@ -6,7 +6,6 @@ Source: `Qwen2VLImageProcessorPil` of Transformers 5.5, and of its vision models
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import VisionEntry
 from outrider.errors import RequestError
-from outrider.inputs.vision.grids import patches_of, positions_of, windows_of
+from outrider.inputs.vision.grids import fitted, patches_of, positions_of, windows_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized
 
 _FRAMES = 2  # of a video that are read together; an image is both
@@ -29,7 +28,7 @@ class QwenProcessor(ImageProcessor):
     def cut(self, image: Any, vision: VisionEntry) -> Tiles:
         """See `ImageProcessor`."""
         width, height = image.size
-        width, height = fitted(width, height, vision)
+        width, height = resized_to(width, height, vision)
         pixels = normalised([resized(image, width, height, vision)], vision)[0]
         rows, columns = height // vision.tile_size, width // vision.tile_size
         others = inputs_of(rows, columns, vision)
@@ -46,8 +45,8 @@ class QwenProcessor(ImageProcessor):
         return f"{fewest:,} to {most:,} tokens, each of {size} × {size} pixels"
 
 
-def fitted(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
-    """The size of whole tiles that is nearest to an image's, within the numbers of pixels; (width, height).
+def resized_to(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
+    """The size in which an image is read; (width, height).
 
     Raises:
         RequestError: when it is too narrow.
@@ -57,15 +56,7 @@ def fitted(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
             f"The image has {width:,} × {height:,} pixels, and one edge is at most {_MOST_RATIO} times the other for "
             "this model. Cut it."
         )
-    size, (fewest, most) = vision.tile_size, vision.num_pixels
-    found = [round(edge / size) * size for edge in (width, height)]
-    if found[0] * found[1] > most:
-        factor = math.sqrt(width * height / most)
-        found = [max(size, math.floor(edge / factor / size) * size) for edge in (width, height)]
-    elif found[0] * found[1] < fewest:
-        factor = math.sqrt(fewest / (width * height))
-        found = [math.ceil(edge * factor / size) * size for edge in (width, height)]
-    return found[0], found[1]
+    return fitted(width, height, vision.tile_size, vision.num_pixels)
 
 
 def inputs_of(rows: int, columns: int, vision: VisionEntry) -> dict[str, NDArray[Any]]:
