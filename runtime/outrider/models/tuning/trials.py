@@ -9,7 +9,6 @@ or by a fifth in another precision. Times of two loads differ by smaller gains, 
 import contextlib
 import dataclasses
 import gc
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -153,10 +152,10 @@ class _Search:
         far = [trial for trial in self.trials if trial.kl is not None and trial.kl > MAX_KL]
         if not far or any(trial.verdict == _INEXACT for trial in self.trials):
             return None
-        setting = min(far, key=lambda trial: trial.kl or 0.0).setting
-        report(f"{self._spec} is checked for exactness in {setting}")
-        self._try(setting, lambda measured: self._with_times(self._examine(measured, math.inf), measured))
-        trial = self._trials[str(setting)]
+        nearest = min(far, key=lambda trial: trial.kl or 0.0)
+        report(f"{self._spec} is checked for exactness in {nearest.setting}")
+        self._try(nearest.setting, lambda measured: self._with_times(self._made_exact(measured, nearest.kl), measured))
+        trial = self._trials[str(nearest.setting)]
         return trial if trial.verdict in _USABLE else None
 
     def with_columns(self, best: Trial) -> Trial:
@@ -340,19 +339,18 @@ class _Search:
         self._try(setting, lambda measured: self._with_times(self._examine(measured), measured))
         return self._trials[str(setting)]
 
-    def _examine(self, measured: Measured, most: float = MAX_KL) -> Trial:
-        """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so.
+    def _examine(self, measured: Measured) -> Trial:
+        """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so."""
+        kl = self._reference.kl(measured.main) if self._spec.is_main else None
+        if kl is not None and not kl <= MAX_KL:  # it may be no number
+            return Trial(measured.setting, {}, _NEVER, kl, f"too far from f32: a difference above {MAX_KL:g}")
+        return self._made_exact(measured, kl)
 
-        most: nats that it may be away from f32.
-        """
-        setting, is_main = measured.setting, self._spec.is_main
-        kl = self._reference.kl(measured.main) if is_main else None
-        if kl is not None and not kl <= most:  # it may be no number
-            verdict = f"too far from f32: a difference above {most:g}"
-        else:
-            setting = dataclasses.replace(setting, exactness=measured.needed())
-            measured.use(setting.exactness)
-            verdict = _CLOSE if not is_main else _EXACT if setting.exactness.holds else _INEXACT
+    def _made_exact(self, measured: Measured, kl: float | None) -> Trial:
+        """Measure whether a setting is exact, and give it the padding that makes it so. kl: what was measured of it."""
+        setting = dataclasses.replace(measured.setting, exactness=measured.needed())
+        measured.use(setting.exactness)
+        verdict = _CLOSE if not self._spec.is_main else _EXACT if setting.exactness.holds else _INEXACT
         return Trial(setting, {}, _NEVER, kl, verdict)
 
     def _with_times(self, examined: Trial, measured: Measured) -> Trial:
