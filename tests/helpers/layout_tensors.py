@@ -111,7 +111,7 @@ def _of_mixtral(shapes: _Shapes, num_experts: int) -> _Shapes:
 
 def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
     """Those of layers with other sizes, without keys where they are shared, and with inputs by layer."""
-    count, width, hidden = config["num_hidden_layers"], config["hidden_size_per_layer_input"], config["hidden_size"]
+    count = config["num_hidden_layers"]
     made: _Shapes = {}
     for name, shape in shapes.items():
         i = int(name.split(".")[2]) if ".layers." in name else 0
@@ -124,10 +124,18 @@ def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
         if ".mlp." in name:
             shape = (shape[0], times * shape[1]) if "down_proj" in name else (times * shape[0], shape[1])
         made[name] = shape
+    made |= {f"model.layers.{i}.layer_scalar": (1,) for i in range(count)}
+    return made | _inputs_by_layer(config)
+
+
+def _inputs_by_layer(config: dict[str, Any]) -> _Shapes:
+    """Those of embeddings that each layer has of its own."""
+    count, width, hidden = config["num_hidden_layers"], config["hidden_size_per_layer_input"], config["hidden_size"]
+    made: _Shapes = {}
     for i in range(count):
         at = f"model.layers.{i}."
-        made |= {f"{at}layer_scalar": (1,), f"{at}per_layer_input_gate.weight": (width, hidden)}
         made |= {
+            f"{at}per_layer_input_gate.weight": (width, hidden),
             f"{at}per_layer_projection.weight": (hidden, width),
             f"{at}post_per_layer_input_norm.weight": (hidden,),
         }
@@ -140,7 +148,7 @@ def _of_gemma4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
 
 def _of_gemma3n(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
     """Those with several streams, and with inputs by layer; layers that share keys have matrices for them, too."""
-    count, width, hidden = config["num_hidden_layers"], config["hidden_size_per_layer_input"], config["hidden_size"]
+    count, hidden = config["num_hidden_layers"], config["hidden_size"]
     streams, rank = config["altup_num_inputs"], config["laurel_rank"]
     for i in range(count):
         of_layer: _Shapes = {
@@ -148,19 +156,13 @@ def _of_gemma3n(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:
             "altup.modality_router.weight": (streams, hidden), "altup.router_norm.weight": (hidden,),
             "altup.prediction_coefs.weight": (streams**2, streams), "laurel.linear_left.weight": (rank, hidden),
             "laurel.linear_right.weight": (hidden, rank), "laurel.post_laurel_norm.weight": (hidden,),
-            "per_layer_input_gate.weight": (width, hidden), "per_layer_projection.weight": (hidden, width),
-            "post_per_layer_input_norm.weight": (hidden,),
         }  # fmt: skip
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in of_layer.items()}
     for i in range(streams - 1):
         shapes |= {
             f"model.altup_{name}.{i}.weight": (hidden, hidden) for name in ("projections", "unembed_projections")
         }
-    return shapes | {
-        "model.embed_tokens_per_layer.weight": (config["vocab_size_per_layer_input"], count * width),
-        "model.per_layer_model_projection.weight": (count * width, hidden),
-        "model.per_layer_projection_norm.weight": (width,),
-    }
+    return shapes | _inputs_by_layer(config)
 
 
 def _of_llama4(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:

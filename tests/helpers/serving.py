@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import openai
 import uvicorn
 
@@ -83,6 +84,13 @@ class Live:
         """Whether nothing runs or waits, in the server and in the engines."""
         busy = any(m.engine and m.engine.cache["main"].num_used_tokens for m in self.service.models.all)
         return not (busy or self.service.queue.running or self.service.queue.waiting)
+
+
+def post(http: httpx.Client, path: str, **fields: Any) -> Any:
+    """What a request that is answered gets, as JSON."""
+    answer = http.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:

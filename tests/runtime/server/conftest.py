@@ -8,6 +8,8 @@ pytest.importorskip("openai", reason="the client that the server is tested with"
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+
 import outrider
 from serving import Live, serving
 
@@ -23,6 +25,13 @@ def live(tiny: Path) -> Iterator[Live]:
 @pytest.fixture
 def client(live: Live) -> Any:
     return live.client()
+
+
+@pytest.fixture(scope="module")
+def http(live: Live) -> Iterator[httpx.Client]:
+    """For requests that no client library writes."""
+    with httpx.Client(base_url=live.url, timeout=300) as client:
+        yield client
 
 
 @pytest.fixture

@@ -10,23 +10,10 @@ from starlette.routing import Route
 
 import outrider
 from outrider.server import Settings
-from serving import MESSAGES, SCHEMA, Live, serving
+from serving import MESSAGES, SCHEMA, post, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def http(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=300) as client:
-        yield client
-
-
-def post(http: httpx.Client, path: str, **fields: Any) -> Any:
-    answer = http.post(path, json=fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def test_texts_become_tokens_and_texts_again(http: httpx.Client, engine: outrider.Engine) -> None:

@@ -24,10 +24,8 @@ from outrider.testing import ToyTokenizer
 from serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from serving import Live
 
 HELLO = [{"role": "user", "content": "Say hi."}]
 ASKED = {"model": "tiny", "max_tokens": 6, "messages": HELLO}
@@ -53,12 +51,6 @@ CLAUDE_CODE = {
     "thinking": {"type": "enabled", "budget_tokens": 31_999}, "betas": ["interleaved-thinking-2025-05-14"],
     "stop_sequences": [], "temperature": 1, "output_config": {"effort": "medium"}, "max_tokens": 32_000,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def http(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=300) as client:
-        yield client
 
 
 def events_of(text: str) -> list[Any]:

@@ -22,25 +22,12 @@ from outrider.server.llamacpp import Limit, LlamaInfill
 from outrider.server.lmstudio import LmStudioChat
 from outrider.server.logprobs import TokenTexts
 from outrider.testing import ToyTokenizer
+from serving import post
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from serving import Live
+    pass
 
 HELLO = [{"role": "user", "content": "Say hi."}]
-
-
-@pytest.fixture(scope="module")
-def http(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=300) as client:
-        yield client
-
-
-def post(http: httpx.Client, path: str, **fields: Any) -> Any:
-    answer = http.post(path, json=fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def events_of(answer: httpx.Response) -> list[Any]:

@@ -24,19 +24,12 @@ from outrider.server.settings import Settings
 from serving import serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from serving import Live
 
 HELLO = [{"role": "user", "content": "Say hi."}]
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-
-
-@pytest.fixture(scope="module")
-def http(live: Live) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=live.url, timeout=300) as client:
-        yield client
 
 
 def chat(http: httpx.Client, **fields: Any) -> Any:
