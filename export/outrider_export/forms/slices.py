@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -155,7 +156,7 @@ class FormSlices:
 
     def _measured(self, rows: int) -> list[float]:
         """Seconds of a call of the small slice and of the large one."""
-        return [self.share[rows] * min(each[rows]) for each in self.processor]
+        return [self.share[rows] * _shortest(each[rows]) for each in self.processor]
 
 
 def _convert(
@@ -182,11 +183,11 @@ def _convert(
 def time_slices(forms: Sequence[FormSlices], rows: Sequence[int], most_seconds: float) -> bool:
     """Time calls of so many rows, of all slices in turns, so that other work on the machine meets all alike.
 
-    What counts is the shortest processor time of each call, times the smallest share that the clock has of it in any
-    call of the form. Both grow while other processes have the processor, the former little: with 16 of them on two
-    cores, a call's three shortest ones differ by a tenth. On an idle machine this is the clock's time. Where all calls
-    of a form have waited, only processor times count, of all forms. A call is made again until its two shortest times
-    agree, for about `most_seconds` in all.
+    What counts is the shortest processor time of each call that another one confirms, times the smallest share that the
+    clock has of it in any call of the form. Both grow while other processes have the processor, the former little: with
+    16 of them on two cores, a call's three shortest ones differ by a tenth. On an idle machine it is the clock's time.
+    Where all calls of a form have waited, only processor times count, of all forms. A call is made again until its two
+    shortest times agree, for about `most_seconds` in all.
 
     A pass over all slices fills the processor's caches with other slices, as a whole model's layers do.
 
@@ -220,7 +221,7 @@ def time_slices(forms: Sequence[FormSlices], rows: Sequence[int], most_seconds: 
             form.share[count] = share if max(shares) <= _WAITED else 1.0
         has_waited |= max(shares) > _WAITED
     return not has_waited and all(
-        _agree(seconds, _CLOSE) for form in forms for each in form.processor for seconds in each.values()
+        _confirmed(seconds, _CLOSE) for form in forms for each in form.processor for seconds in each.values()
     )
 
 
@@ -236,3 +237,15 @@ def _time(backend: CompiledModel, rows: int) -> tuple[float, float]:
 def _agree(seconds: Sequence[float], most: float) -> bool:
     first, second, *_ = sorted(seconds)
     return second <= most * first
+
+
+def _confirmed(seconds: Sequence[float], most: float) -> float | None:
+    """The shortest time that another one confirms, which is `most` times as long at most."""
+    ascending = sorted(seconds)
+    return next((first for first, second in pairwise(ascending) if second <= most * first), None)
+
+
+def _shortest(seconds: Sequence[float]) -> float:
+    """The shortest time, unless it is an exception: one that no other confirms, where others confirm each other."""
+    confirmed = _confirmed(seconds, _ALIKE)
+    return min(seconds) if confirmed is None else confirmed

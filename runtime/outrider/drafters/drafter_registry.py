@@ -9,12 +9,13 @@ from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING, GenerationConfig
 from outrider.decoding import own
 from outrider.drafters import AnswerStore, Ngram, References, Suffix
-from outrider.drafters.controller import Controller, Fixed, Record, Records
+from outrider.drafters.controller import ENOUGH_TOKENS, Controller, Fixed, ModelRecord, Record, Records
 from outrider.errors import OptionError, nearest
 from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import ALONE, LONGEST, Contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
+from outrider.tokens.verifiers import Greedy
 from outrider.types import Drafter, DraftPolicy, EncoderSource, Proposer
 
 
@@ -164,6 +165,18 @@ class DrafterRegistry:
             )
         return ()
 
+    def unknown_models(self) -> list[tuple[Drafter, ModelRecord]]:
+        """The models that can draft ended answers again and have too few records of greedy decoding, and these."""
+        records = self._records_of("auto")
+        able = {name: model for name, model in self.models.items() if model.is_priced and model.replays}
+        found = [(model, records.of_model(Greedy(), name)) for name, model in able.items()]
+        return [(model, record) for model, record in found if record.share.weight < ENOUGH_TOKENS]
+
+    def save_records(self) -> None:
+        """Write the records of all but the app's own drafters, if there are any."""
+        if self._shared is not None:
+            self._shared.save(at_once=True)
+
     def _records_of(self, name: str) -> Records:
         """The records of a drafter: an app's own has its own, all others share one, which is saved."""
         if name in self._own:
@@ -176,8 +189,7 @@ class DrafterRegistry:
 
     def close(self) -> None:
         """Save the records, and drop the drafters and their models."""
-        if self._shared is not None:
-            self._shared.save(at_once=True)
+        self.save_records()
         self.models.clear()
         self._own.clear()
         self._controllers.clear()

@@ -29,6 +29,7 @@ from outrider.drafters import (
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
 from outrider.engine.opening import open_bundle
 from outrider.engine.preparation import Preparation, check_adapter
+from outrider.engine.trial_answers import draft_trial_answers
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
@@ -173,6 +174,8 @@ def assemble(
     # A main model in fixed shapes runs one request at a time.
     cost = None if main_backend.capabilities.fixed else main_cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
+    if scheduler.keep_records:
+        draft_trial_answers(main_backend, main_cost(1), preparation, rows)
     queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
     return EngineParts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
 

@@ -4,9 +4,11 @@ from outrider.drafters.controller.acceptance import Acceptance, Luck, Share
 from outrider.drafters.controller.controller import Controller
 from outrider.drafters.controller.fixed import Fixed
 from outrider.drafters.controller.records import ModelRecord, Record, Records
+from outrider.drafters.controller.replay import ENOUGH_TOKENS, replay
 from outrider.drafters.controller.rules import ConfidenceThreshold
 
 __all__ = [
+    "ENOUGH_TOKENS",
     "Acceptance",
     "ConfidenceThreshold",
     "Controller",
@@ -16,4 +18,5 @@ __all__ = [
     "Record",
     "Records",
     "Share",
+    "replay",
 ]
