@@ -102,6 +102,14 @@ def test_there_is_a_layer_of_each_kind(part: ModelSpec) -> None:
     assert mixed.small == sorted([*alike.small, 5])
 
 
+def test_each_slice_has_the_output_matrix(part: ModelSpec) -> None:
+    """So the whole model has more layers than weights, as multiples of a slice's."""
+    found = choose_layers(ov.Core().read_model(part.path), NUM_LAYERS)
+    assert found is not None
+    of_layers, of_weights = found.ratios
+    assert of_weights < 0.9 * of_layers
+
+
 def test_few_layers_have_no_slices(part: ModelSpec) -> None:
     assert choose_layers(ov.Core().read_model(part.path), NUM_LAYERS - 1) is None  # of unknown form
     model = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, [0, 1, 2])

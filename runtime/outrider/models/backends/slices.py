@@ -140,7 +140,8 @@ def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, in
     number that the sum is multiplied by may differ.
     """
     parts, size = set[str](), 0
-    scales = [each.get_node().get_name() for each in behind.get_node().input_values() if is_weight(each)]
+    weights = filter(is_weight, behind.get_node().input_values())
+    scales = [each.get_node().get_name() for each in weights if math.prod(each.get_shape()) == 1]
     for node in above(behind.get_node(), ends=(before.get_node().get_name(), embedding, *scales)).values():
         said = f"{node.get_type_name()} {node.get_output_element_type(0)}"
         if node.get_type_name() == "Constant":
