@@ -19,17 +19,16 @@ from tiny import train_tokenizer
 
 _STATES: dict[str, Any] = {
     "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "num_hidden_layers": 4, "tie_word_embeddings": True, "bos_token_id": 400, "eos_token_id": 402,
+    "tie_word_embeddings": True, "bos_token_id": 400, "eos_token_id": 402,
 }  # fmt: skip
 
 
-def write_qwen(folder: Path) -> Any:
-    """Write a checkpoint whose layers are three gated delta nets and one with attention. Returns the main model."""
+def write_qwen(folder: Path, num_layers: int = 4) -> Any:
+    """Write a checkpoint, three of four layers of which are gated delta nets. Returns the main model."""
     torch.manual_seed(0)
     rope = {**QWEN_MTP["text_config"]["rope_parameters"], "mrope_interleaved": True, "mrope_section": [2, 1, 1]}
-    model = Qwen3_5ForCausalLM(
-        Qwen3_5TextConfig(**QWEN_MTP["text_config"] | _STATES | {"rope_parameters": rope})
-    ).eval()
+    fields = QWEN_MTP["text_config"] | _STATES | {"rope_parameters": rope, "num_hidden_layers": num_layers}
+    model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields)).eval()
     model.save_pretrained(folder)
     save_file(load_file(folder / "model.safetensors") | tensors_of("mtp qwen"), folder / "model.safetensors")
     train_tokenizer().save(str(folder / "tokenizer.json"))

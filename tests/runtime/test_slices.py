@@ -17,7 +17,8 @@ from outrider.models.backends.slices import Layers, Slices, choose_layers, find_
 from outrider.models.backends.taps import after_layers, hidden_states_of
 from outrider.models.tuning import measured, model_spec, trials
 from outrider.models.tuning.costs import cost_of
-from outrider.models.tuning.measure import PassCost, measure_exactness
+from outrider.models.tuning.measure import PassCost, allocate_for_trials, measure_exactness
+from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.setting import Setting
 from outrider.models.tuning.settled import choice_of, compile_settled
@@ -37,11 +38,28 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     return specs_of(bundle, bundle)[0]
 
 
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    """A random Qwen3.5 of eight layers: six gated delta nets, and two with attention."""
+    from outrider_export import export_bundle
+    from qwen_module import write_qwen
+
+    folder = tmp_path_factory.mktemp("hybrid")
+    write_qwen(folder / "checkpoint", NUM_LAYERS)
+    bundle = export_bundle(folder / "checkpoint", output=folder / "bundle", weights="int8")
+    return specs_of(bundle, bundle, ())[0]
+
+
 @pytest.fixture
-def sliced(part: ModelSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelSpec:
-    """The same, which counts as large enough for slices."""
+def large(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All models count as large enough for slices."""
     monkeypatch.setattr(model_spec, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
+
+
+@pytest.fixture
+def sliced(part: ModelSpec, large: None) -> ModelSpec:
+    """The random model, which counts as large enough."""
     return part
 
 
@@ -122,14 +140,36 @@ def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: ModelSpec) -> 
     assert replace(sliced, cuts=(2, 6)).slices() is None
 
 
-def test_the_whole_model_is_exact_with_the_rule_of_its_slice(sliced: ModelSpec) -> None:
-    backend = compile_settled(sliced.on("CPU", OPTIONS))
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("kind", ["part", "hybrid"])
+def test_the_whole_model_is_exact_with_the_rule_of_its_slice(kind: str, request: pytest.FixtureRequest) -> None:
+    spec: ModelSpec = request.getfixturevalue(kind)
+    assert spec.slices() is not None
+    backend = compile_settled(spec.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
-    backend.allocate(4096)
+    allocate_for_trials(backend)
     whole = measure_exactness(backend)
     assert whole.holds
-    assert whole.rule == choice_of(sliced.on("CPU", OPTIONS)).setting.exactness.rule
+    assert whole.rule == choice_of(spec.on("CPU", OPTIONS)).setting.exactness.rule
+
+
+def test_layers_whose_weights_are_a_few_numbers_are_of_one_kind(hybrid: ModelSpec) -> None:
+    """A gate has a number for each head, and in 8 bits a scale."""
+    found = choose_layers(ov.Core().read_model(hybrid.path), NUM_LAYERS)
+    assert found is not None
+    assert found.small == [0, 3]
+    assert {*found.large} & {1, 2, 4, 5, 6}
+
+
+@pytest.mark.usefixtures("large")
+def test_a_slice_shows_that_states_are_rounded_where_they_are_stored(hybrid: ModelSpec) -> None:
+    slices = hybrid.slices()
+    assert slices is not None
+    backend = compile_for_trials(hybrid.on("CPU", OPTIONS), Setting("bf16", "bf16"), slices.large)
+    if backend.precision != "bf16":
+        pytest.skip("this processor calculates in f32")
+    assert not measure_exactness(backend).holds
 
 
 @pytest.mark.slow

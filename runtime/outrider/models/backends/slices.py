@@ -22,7 +22,7 @@ import openvino as ov
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import above, after_layers, hidden_states_of, is_weight, read_ir
 
-_FEW_VALUES = 16  # constants up to this size are parts of a layer's form: a window, an epsilon, a shape
+_FEW_VALUES = 16  # most integers of a shape, which is a part of a layer's form
 _MOST_KINDS = 4
 _MOST_MORE = 4  # layers that the larger slice has more than the smaller one
 _MOST_SHARE = 0.5  # of all layers; larger slices save too little
@@ -137,7 +137,7 @@ def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, in
     """The form of the graph between two hidden states, and the bytes of its weights.
 
     Its operations count once each, as all layers but the first depend on the first one's keys, too, for the mask. A
-    number that the sum is multiplied by may differ.
+    number that the sum is multiplied by may differ, and so may weights, however few they are.
     """
     parts, size = set[str](), 0
     weights = filter(is_weight, behind.get_node().input_values())
@@ -146,9 +146,20 @@ def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, in
         said = f"{node.get_type_name()} {node.get_output_element_type(0)}"
         if node.get_type_name() == "Constant":
             said += f" {node.get_output_shape(0)}"
-            if math.prod(node.get_output_shape(0)) <= _FEW_VALUES:
+            if _is_form(node):
                 said += f" {node.get_data().tolist()}"
             else:
                 size += node.get_byte_size()
         parts.add(said)
     return hashlib.sha256("\n".join([*sorted(parts), str(size)]).encode()).hexdigest(), size
+
+
+def _is_form(constant: ov.Node) -> bool:
+    """Whether a constant is a part of a layer's form: a window, an epsilon, a shape.
+
+    A gate of a delta net has a number for each head, and so have the scales of its weights in 8 bits.
+    """
+    count, is_real = math.prod(constant.get_output_shape(0)), constant.get_output_element_type(0).is_real()
+    readers = constant.output(0).get_target_inputs()
+    of_weight = all(is_weight(reader.get_node().output(0)) for reader in readers)
+    return count <= (1 if is_real else _FEW_VALUES) and not of_weight
