@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from hybrids import save_hybrid
 from outrider.bundle import Bundle, Format
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import write_manifest
@@ -101,11 +102,14 @@ def save_pair(
     *,
     seed: int = 0,
     format: Format = "openvino",  # noqa: A002
-    states: bool = False,
+    states: str = "",
 ) -> Bundle:
-    """A toy main and draft model with the tokenizer of another bundle. states: whether layers keep some."""
-    options: dict[str, Any] = {"seed": seed, "formats": (format, format), "states": states}
-    bundle = save_toy_bundle(folder, vocab_size=VOCAB_SIZE, tokenizer=tokenizer, **options)
+    """A toy main and draft model with the tokenizer of another bundle. states: the kind of those that layers keep."""
+    options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "tokenizer": tokenizer}
+    if states:
+        bundle = save_hybrid(folder, states, **options)
+    else:
+        bundle = save_toy_bundle(folder, seed=seed, formats=(format, format), **options)
     entry = msgspec.structs.replace(bundle.manifest.tokenizer, eos_token_ids=EOS)
     write_manifest(folder, msgspec.structs.replace(bundle.manifest, tokenizer=entry))
     return read_bundle(folder)

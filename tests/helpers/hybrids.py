@@ -24,14 +24,25 @@ KINDS: dict[str, StateKind] = {"conv": "short_convolution", "gdn": "gated_delta_
 _HEADS, _SIZE, _KEY = 2, HIDDEN // 2, 4
 
 
-def save_hybrid(folder: Path, kind: str, *, draft_noise: float = 0.05) -> Bundle:
-    """A toy bundle of a main and a draft model with such layers: "conv", "gdn" or "ssm"."""
-    bundle = save_toy_bundle(folder, states=True, draft_noise=draft_noise, padded=False)
+def save_hybrid(
+    folder: Path,
+    kind: str,
+    *,
+    draft_noise: float = 0.05,
+    vocab_size: int = len(TOY_ALPHABET),
+    tokenizer: Path | None = None,
+) -> Bundle:
+    """A toy bundle of a main and a draft model with such layers: "conv", "gdn" or "ssm".
+
+    tokenizer: as `save_toy_bundle` has it.
+    """
+    options: dict[str, Any] = {"vocab_size": vocab_size, "tokenizer": tokenizer}
+    bundle = save_toy_bundle(folder, states=True, draft_noise=draft_noise, padded=False, **options)
     if kind == "conv":
         return bundle
     for role, noise in (("main", 0.0), ("draft", draft_noise)):
         model = openvino_toy(
-            random_weights(len(TOY_ALPHABET), noise=noise, states=True), {"gdn": _delta_net, "ssm": _ssm}[kind]
+            random_weights(vocab_size, noise=noise, states=True), {"gdn": _delta_net, "ssm": _ssm}[kind]
         )
         ov.save_model(model, folder / role / MODEL_NAMES["openvino"][0], compress_to_fp16=False)
     manifest = bundle.manifest

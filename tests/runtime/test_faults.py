@@ -203,7 +203,7 @@ def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         bundle, model = root / "bundle", tiny.with_name("tiny.gguf")
         if kind in ("onnx", "pair", "states"):
             form: Format = "onnx" if kind == "onnx" else "openvino"
-            return save_pair(bundle, tiny / "tokenizer", format=form, states=kind == "states").folder
+            return save_pair(bundle, tiny / "tokenizer", format=form, states="gdn" * (kind == "states")).folder
         if kind == "openvino":
             shutil.copytree(tiny, bundle)
             add_adapter(bundle, write_adapter(root / "pirate", SHAPE, seed=1))
