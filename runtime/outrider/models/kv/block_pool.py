@@ -165,14 +165,10 @@ class BlockPool:
 
     def num_cached(self, token_ids: Sequence[int], scope: bytes = b"") -> int:
         """How many of these tokens are in full published blocks, or have a row. From any thread; soon out of date."""
-        root, text = self._roots.get(scope), tuple(token_ids)
-        if root is None:
-            return 0
-        found = self._find(text, root)
         if self.rows is not None:
-            found, _, num_more, _ = self._to_row(text, found, root)
-            return len(found) * self.block_size + num_more
-        return len(found) * self.block_size
+            return self.last_row(token_ids, scope)[0]
+        root = self._roots.get(scope) or Root(scope)
+        return len(self._find(tuple(token_ids), root)) * self.block_size
 
     def last_row(self, token_ids: Sequence[int], scope: bytes = b"") -> tuple[int, int]:
         """The longest published prefix of these tokens that has a row of states: its tokens, and the row."""
