@@ -59,4 +59,4 @@ def direct_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> Visi
 
 def _is_of_vision(name: str) -> bool:
     """Whether a tensor of this name is an encoder's."""
-    return name.startswith(OF_VISION) or tower_name(name).startswith("vision_tower.")
+    return name.startswith(OF_VISION) or tower_name(name).startswith(("vision_tower.", "vision_embedder."))

@@ -1,6 +1,7 @@
 """The vision half of Gemma 3 and Gemma 4, whose images attend to later tokens of the same image.
 
-Source: Gemma Team 2025, "Gemma 3 Technical Report"; of Gemma 4, Transformers 5.5, models/gemma4.
+Source: Gemma Team 2025, "Gemma 3 Technical Report"; of Gemma 4, Transformers 5.5, models/gemma4, and 5.24,
+models/gemma4_unified.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ def gemma3_of(config: Config, images: Config, _: Config) -> Described:
     count = int(config.get("mm_tokens_per_image", 256))
     checks = [
         ("size", images.get("size", square), square),
-        ("do_pan_and_scan", bool(images.get("do_pan_and_scan")), False),
         ("image_seq_length", images.get("image_seq_length", count), count),
     ]
+    splits = bool(images.get("do_pan_and_scan"))
     begin, soft, end = "<start_of_image>", "<image_soft_token>", "<end_of_image>"
     fields = {
         "tile_size": size,
         "tokens_per_tile": count,
         "longest_edge": size,
-        "splits": False,
+        "splits": splits,
+        "num_tiles": (2, images.get("pan_and_scan_max_num_crops") or 4) if splits else (1, 1),
+        "least_edge": (images.get("pan_and_scan_min_crop_size") or 256) if splits else 0,
+        "tolerance": float(images.get("pan_and_scan_min_ratio_to_activate") or 1.2),
         "global_token": "",
         "image_token": begin,
         "soft_token": soft,
@@ -46,7 +50,7 @@ def gemma4_of(config: Config, images: Config, _: Config) -> Described:
         ("pooling_kernel_size", images.get("pooling_kernel_size", 3), pooled),
     ]
     size, most = patch * pooled, int(images.get("max_soft_tokens", _MOST_TOKENS))
-    place = "<|image|>"
+    place, is_unified = "<|image|>", "mm_embed_dim" in encoder
     has_own = bool(text.get("hidden_size_per_layer_input", 256))
     fields = {
         "tile_size": size,
@@ -61,7 +65,7 @@ def gemma4_of(config: Config, images: Config, _: Config) -> Described:
         "std": (1.0, 1.0, 1.0),
         "resample": images.get("resample", BICUBIC),
         "num_pixels": (0, most * size**2),
-        "patches": pooled,
+        "patches": 1 if is_unified else pooled,
         "both_ways": "windowed" if text.get("use_bidirectional_attention") == "vision" else "none",
         "place_token_id": int(text.get("pad_token_id") or 0) if has_own else None,
     }

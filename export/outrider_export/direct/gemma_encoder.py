@@ -4,7 +4,8 @@ Gemma 3: pixel_values float32 [n, 3, size, size] → image_embeds float32 [n, to
 float32 [n, patch² · 3] of one image, tile by tile, and patch_positions int64 [n, 2] → image_embeds float32
 [1, n / patches of a tile, hidden].
 
-Source: Transformers 5.5, modeling_siglip.py, modeling_gemma3.py, modeling_gemma4.py.
+Source: Transformers 5.5, modeling_siglip.py, modeling_gemma3.py, modeling_gemma4.py; Transformers 5.24,
+modeling_gemma4_unified.py.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from outrider.models.backends.taps import ints, result
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.tower_encoders import SiglipTower
 from outrider_export.direct.vision_graph import VisionGraph, frequencies_of, rotated
-from outrider_export.sources.safetensors import tensors_of
+from outrider_export.sources.safetensors import Tensor, tensors_of
 
 _THETA = 100.0
-_PREFIXES = ("model.vision_tower.", "vision_tower.", "model.embed_vision.", "embed_vision.")  # of Gemma 4's tensors
+_EPS_OF_EMBEDDER = 1e-5  # which no configuration says
+_PREFIXES = ("vision_tower.", "embed_vision.", "vision_embedder.")  # of Gemma 4's tensors
 
 
 class Gemma3Encoder(SiglipTower):
@@ -51,15 +53,43 @@ class Gemma3Encoder(SiglipTower):
         return ov.Model([result("image_embeds", embeds)], self.inputs, "vision")
 
 
+def gemma4_encoder(folder: Path, config: Mapping[str, Any], weights: str) -> VisionGraph:
+    """The graph of a Gemma 4, which has an encoder or is without one."""
+    tensors = {}
+    for name, tensor in tensors_of(folder).items():
+        name = name.removeprefix("model.")
+        if prefix := next((each for each in _PREFIXES if name.startswith(each)), ""):
+            tensors[name.removeprefix(prefix)] = tensor
+    vision = config["vision_config"]
+    if "mm_embed_dim" in vision:
+        return Gemma4Embedder(folder, tensors, vision | {"hidden_size": vision["mm_embed_dim"]}, weights, 1)
+    return Gemma4Encoder(folder, tensors, vision, weights)
+
+
+class Gemma4Embedder(VisionGraph):
+    """Of the 12B (`gemma4_unified`): a tile of pixels becomes a token without looking at others."""
+
+    def model(self) -> ov.Model:
+        """See `VisionGraph`."""
+        positions = self.input("patch_positions", ov.Type.i64, (-1, 2))
+        values = self.numbers("patch_dense.weight").shape[1]
+        stream = self.norm("patch_ln1", self.input("pixel_values", ov.Type.f32, (-1, values)), _EPS_OF_EMBEDDER)
+        stream = self.norm("patch_ln2", self.linear("patch_dense", stream), _EPS_OF_EMBEDDER)
+        table = self.numbers("pos_embedding")  # [positions, 2, width]: of columns, and of rows
+        for part, axis in ((0, 1), (1, 0)):
+            at = ops.squeeze(ops.gather(positions, ints(axis), ops.constant(np.int64(1))), ints(1))
+            learned = floats(np.ascontiguousarray(table[:, part]))
+            stream = ops.add(stream, ops.gather(learned, at, ops.constant(np.int64(0))))
+        stream = self.norm("pos_norm", stream, _EPS_OF_EMBEDDER)
+        normed = rms_norm(stream, None, float(self.config.get("rms_norm_eps", 1e-6)))
+        embeds = self.linear("embedding_projection", normed)
+        return ov.Model([result("image_embeds", ops.unsqueeze(embeds, ints(0)))], self.inputs, "vision")
+
+
 class Gemma4Encoder(VisionGraph):
     """Patches of one image in its own form, tile by tile; layers have norms around their parts."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], weights: str) -> None:
-        tensors = {}
-        for name, tensor in tensors_of(folder).items():
-            if prefix := next((each for each in _PREFIXES if name.startswith(each)), ""):
-                tensors[name.removeprefix(prefix)] = tensor
-        vision = config["vision_config"]
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor], vision: Mapping[str, Any], weights: str) -> None:
         heads = int(vision["num_attention_heads"])
         super().__init__(folder, tensors, vision, weights, heads)
         self.eps = float(vision.get("rms_norm_eps", 1e-6))

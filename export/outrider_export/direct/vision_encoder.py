@@ -12,14 +12,14 @@ from typing import Any
 import openvino as ov
 
 from outrider.bundle.manifest import ImageLayout
-from outrider_export.direct.gemma_encoder import Gemma3Encoder, Gemma4Encoder
+from outrider_export.direct.gemma_encoder import Gemma3Encoder, gemma4_encoder
 from outrider_export.direct.qwen_encoder import QwenEncoder
 from outrider_export.direct.tower_encoders import Lfm2Encoder, LlavaNextEncoder, PixtralEncoder
 from outrider_export.direct.vision_graph import VisionGraph
 
 _ENCODERS: dict[ImageLayout, Callable[[Path, Mapping[str, Any], str], VisionGraph]] = {
     "gemma3": Gemma3Encoder,
-    "gemma4": Gemma4Encoder,
+    "gemma4": gemma4_encoder,
     "lfm2": Lfm2Encoder,
     "llava_next": LlavaNextEncoder,
     "pixtral": PixtralEncoder,

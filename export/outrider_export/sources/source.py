@@ -62,6 +62,7 @@ TEXT_PARTS = {
 DIRECT_ENCODERS: dict[str, ImageLayout] = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Gemma4ForConditionalGeneration": "gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "gemma4",
     "Lfm2VlForConditionalGeneration": "lfm2",
     "LlavaNextForConditionalGeneration": "llava_next",
     "Mistral3ForConditionalGeneration": "pixtral",

@@ -179,9 +179,10 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: ImageLayout = "idefics3"
     end_token: str = ""  # after the tokens of an image, where `around_token` is only before them
     row_token: str = ""  # after each row of Pixtral's, but the last
-    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # InternVL's and LFM2's fewest and most, without the whole image
+    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # the fewest and most, without the whole image
     sizes: tuple[tuple[Positive, Positive], ...] = ()  # LLaVA-NeXT's, before it is cut: width and height
-    tolerance: float = 1.0  # LFM2 cuts an image that has so many times the most pixels
+    # LFM2 cuts an image that has so many times the most pixels; Gemma 3 one whose edge is so many times the other
+    tolerance: float = 1.0
     # Where images keep their form, and are whole rows and columns of tiles of one token each (LFM2: of tokens):
     num_pixels: tuple[NonNegative, NonNegative] = (0, 0)  # an image's fewest and most; 0 in other layouts
     patches: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # along the edge of a token
@@ -189,6 +190,7 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_places: NonNegative = 0  # along an edge of the grid of learned positions; 0: there are none
     num_parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1  # the embedding, and what later layers add
     # Of Gemma's:
+    least_edge: NonNegative = 0  # pixels, of a crop
     both_ways: BothWays = "none"
     soft_token: str = ""  # stands where embeddings are read, if a message has another token for an image
     place_token_id: NonNegative | None = None  # whose embeddings by layer are read there; None: there are none

@@ -15,20 +15,25 @@ from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, 
 
 
 class Gemma3Processor(ImageProcessor):
-    """One tile, without pan and scan."""
+    """One tile, and with pan and scan, the crops of an image that is much longer than wide."""
 
     def cut(self, image: Any, vision: VisionEntry) -> Tiles:
         """See `ImageProcessor`."""
-        size = vision.tile_size
-        return Tiles(normalised([resized(image, size, size, vision)], vision), 0, 0, (vision.tokens_per_tile,))
+        size, parts = vision.tile_size, [image, *(_crops_of(image, vision) if vision.splits else [])]
+        tiles = normalised([resized(part, size, size, vision) for part in parts], vision)
+        return Tiles(tiles, 0, 0, (vision.tokens_per_tile,) * len(parts))
 
     def text(self, tiles: Tiles, vision: VisionEntry) -> str:
         """See `ImageProcessor`."""
-        return vision.around_token + vision.soft_token * sum(tiles.lengths) + vision.end_token
+        whole, *crops = (vision.around_token + vision.soft_token * count + vision.end_token for count in tiles.lengths)
+        if not crops:
+            return whole
+        return f"Here is the original image {whole} and here are some crops to help you see better {' '.join(crops)}"
 
     def described(self, vision: VisionEntry) -> str:
         """See `ImageProcessor`."""
-        return f"{vision.tokens_per_tile} tokens of {vision.tile_size} × {vision.tile_size} pixels"
+        cut = f", and of {vision.num_tiles[1]} crops at most" if vision.splits else ""
+        return f"{vision.tokens_per_tile} tokens of {vision.tile_size} × {vision.tile_size} pixels{cut}"
 
 
 class Gemma4Processor(ImageProcessor):
@@ -51,6 +56,21 @@ class Gemma4Processor(ImageProcessor):
         """See `ImageProcessor`."""
         size = vision.tile_size
         return f"{vision.num_pixels[1] // size**2} tokens at most, each of {size} × {size} pixels"
+
+
+def _crops_of(image: Any, vision: VisionEntry) -> list[Any]:
+    """Pieces along the longer edge of an image; none if it is nearly square, or they would be too small."""
+    longer, shorter = max(image.size), min(image.size)
+    if longer / shorter < vision.tolerance:
+        return []
+    fewest, most = vision.num_tiles
+    count = min(max(fewest, min(longer // vision.least_edge, math.floor(longer / shorter + 0.5))), most)
+    length = math.ceil(longer / count)
+    if min(length, shorter) < vision.least_edge:
+        return []
+    is_wide = image.size[0] >= image.size[1]
+    ends = [(i * length, min((i + 1) * length, longer)) for i in range(count)]
+    return [image.crop((begin, 0, end, shorter) if is_wide else (0, begin, shorter, end)) for begin, end in ends]
 
 
 def largest(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
