@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.bundle.manifest import ImageLayout, VisionEntry
 from outrider_export.describe.gemma_vision import gemma3_of, gemma4_of
 from outrider_export.describe.qwen_vision import qwen_of
-from outrider_export.describe.tower_vision import lfm2_of, llava_next_of, pixtral_of
+from outrider_export.describe.tower_vision import lfm2_of, llava_next_of, minicpm4_6_of, minicpm_of, pixtral_of
 from outrider_export.describe.vision import FOLDER, Config, Described, check_prepared, image_token_id_of
 from outrider_export.direct.qwen_encoder import OF_VISION
 from outrider_export.direct.tower_encoders import tower_name
@@ -21,6 +21,8 @@ _LAYOUTS: dict[ImageLayout, Callable[[Config, Config, Config], Described]] = {
     "gemma4": gemma4_of,
     "lfm2": lfm2_of,
     "llava_next": llava_next_of,
+    "minicpm": minicpm_of,
+    "minicpm4_6": minicpm4_6_of,
     "pixtral": pixtral_of,
     "qwen": qwen_of,
 }

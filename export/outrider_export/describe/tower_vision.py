@@ -5,6 +5,8 @@
 - LLaVA-NeXT with SigLIP, as Granite Vision: the tiles of an image are put together without their padding (Liu et al.
   2024, "LLaVA-NeXT"; Karlinsky et al. 2025, "Granite Vision").
 - LFM2-VL: an image keeps its form, or is cut into tiles and the whole.
+- MiniCPM-V: the whole image, and slices in nearly its own form (Yao et al. 2024, "MiniCPM-V: A GPT-4V level MLLM on
+  your phone").
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from outrider_export.describe.vision import (
     BILINEAR,
     CLIP,
     STANDARD,
+    Checks,
     Config,
     Described,
     colours_of,
@@ -105,3 +108,64 @@ def lfm2_of(config: Config, images: Config, _: Config) -> Described:
         ("model_type", vision.get("model_type", "siglip2_vision_model"), "siglip2_vision_model"),
     ]
     return fields | colours_of(images, STANDARD, STANDARD, BILINEAR), checks, f"patches of {patch} pixels"
+
+
+def minicpm_of(config: Config, images: Config, _: Config) -> Described:
+    """See `Described`. Of 2.6 to 4.5."""
+    patch, queries = int(config["vision_config"]["patch_size"]), int(config.get("query_num", 64))
+    fields, checks = _slices_of(config, images)
+    fields |= {
+        "tile_size": patch,
+        "tokens_per_tile": queries,
+        "image_token": images.get("unk", "<unk>"),
+        "around_token": images.get("im_start", "<image>"),
+        "end_token": images.get("im_end", "</image>"),
+        "mean": tuple(images.get("norm_mean") or STANDARD),
+        "std": tuple(images.get("norm_std") or STANDARD),
+        "resample": BICUBIC,
+    }
+    checks += [
+        ("slice_mode", images.get("slice_mode", True), True),
+        ("slice_start", images.get("slice_start", "<slice>"), "<slice>"),
+        ("slice_end", images.get("slice_end", "</slice>"), "</slice>"),
+        ("im_id_start", images.get("im_id_start", "<image_id>"), "<image_id>"),
+        ("image_feature_size", images.get("image_feature_size", 64), queries),
+        ("scale_emb", config.get("scale_emb", 1), 1),
+    ]
+    return fields, checks, f"patches of {patch} pixels"
+
+
+def minicpm4_6_of(config: Config, images: Config, _: Config) -> Described:
+    """See `Described`."""
+    patch = int(config["vision_config"].get("patch_size", 16))
+    fields, checks = _slices_of(config, images)
+    fields |= {
+        "tile_size": patch * 2,
+        "tokens_per_tile": (fields["longest_edge"] // (patch * 4)) ** 2,
+        "image_token": "<|image_pad|>",
+        "around_token": "<image>",
+        "end_token": "</image>",
+        "patches": 2,
+    }
+    checks += [
+        ("downsample_mode", {images.get("downsample_mode", "16x"), config.get("downsample_mode", "16x")}, {"16x"}),
+        ("merge_kernel_size", list(config.get("merge_kernel_size", (2, 2))), [2, 2]),
+        ("window_kernel_size", list(config["vision_config"].get("window_kernel_size", (2, 2))), [2, 2]),
+        ("merger_times", config.get("merger_times", 1), 1),
+    ]
+    return fields | colours_of(images, STANDARD, STANDARD, BICUBIC), checks, f"patches of {patch} pixels"
+
+
+def _slices_of(config: Config, images: Config) -> tuple[Config, Checks]:
+    """What both have in common."""
+    vision, most, splits = config["vision_config"], images.get("max_slice_nums", 9), images.get("slice_mode", True)
+    patch = int(vision["patch_size"])
+    fields = {
+        "longest_edge": int(images.get("scale_resolution", 448)),
+        "splits": splits,
+        "global_token": "",
+        "numbered": bool(images.get("use_image_id", True)),
+        "num_tiles": (1, most if splits else 1),
+        "num_places": int(vision["image_size"]) // patch,
+    }
+    return fields, [("patch_size", images.get("patch_size", 14), patch)]

@@ -31,6 +31,8 @@ _THETA = 10_000.0
 
 def tower_name(name: str) -> str:
     """The name here of a tensor of a checkpoint: newer ones have the parts in a `model`, and towers in towers."""
+    if name.startswith("vpm."):  # MiniCPM-V's
+        return f"{_TOWER}.{name[4:]}"
     return name.removeprefix("model.").replace(f"{_TOWER}.vision_model.", f"{_TOWER}.")
 
 
@@ -101,12 +103,21 @@ class SiglipTower(_Tower):
         """One layer. num_rows, within: see `VisionGraph.attended`."""
         name, eps = f"{_TOWER}.encoder.layers.{i}", self.eps
         read = self.norm(f"{name}.layer_norm1", stream, eps)
-        parts = [self.in_heads(self.linear(f"{name}.self_attn.{part}_proj", read)) for part in "qkv"]
-        found = self.attended(parts, num_rows, within=within)
-        stream = ops.add(stream, self.linear(f"{name}.self_attn.out_proj", found))
+        stream = ops.add(stream, self.attention(name, read, num_rows, within=within))
         read = self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.layer_norm2", stream, eps))
         made = self.activated(read, self.config.get("hidden_act", "gelu_pytorch_tanh"))
         return ops.add(stream, self.linear(f"{name}.mlp.fc2", made))
+
+    def attention(self, name: str, read: ov.Node, num_rows: int | None, *, within: bool = False) -> ov.Node:
+        """What the rows of a layer find."""
+        parts = [self.in_heads(self.linear(f"{name}.self_attn.{part}_proj", read)) for part in "qkv"]
+        return self.linear(f"{name}.self_attn.out_proj", self.attended(parts, num_rows, within=within))
+
+    def embedded(self) -> ov.Node:
+        """The embeddings of patches in their own form, [n, width], without their positions."""
+        matrix = self.numbers(f"{_TOWER}.embeddings.patch_embedding.weight").reshape(self.width, -1)
+        pixels = self.input("pixel_values", ov.Type.f32, (-1, matrix.shape[1]))
+        return self.biased(f"{_TOWER}.embeddings.patch_embedding", ops.matmul(pixels, floats(matrix), False, True))
 
     def patches(self, pixels: ov.Node, side: int, patch: int) -> ov.Node:
         """The embeddings of the patches of square tiles, [n, width]. pixels: float32 [tiles, 3, size, size]."""
@@ -153,9 +164,7 @@ class Lfm2Encoder(SiglipTower):
 
     def model(self) -> ov.Model:
         """See `VisionGraph`."""
-        matrix = self.numbers(f"{_TOWER}.embeddings.patch_embedding.weight")
-        pixels = self.input("pixel_values", ov.Type.f32, (-1, matrix.shape[1]))
-        stream = self.biased(f"{_TOWER}.embeddings.patch_embedding", ops.matmul(pixels, floats(matrix), False, True))
+        stream = self.embedded()
         learned = self.numbers(f"{_TOWER}.embeddings.position_embedding.weight")
         side = int(len(learned) ** 0.5)
         down, along = (self.input(f"{name}_weights", ov.Type.f32, (-1, side)) for name in ("down", "along"))

@@ -13,6 +13,7 @@ import openvino as ov
 
 from outrider.bundle.manifest import ImageLayout
 from outrider_export.direct.gemma_encoder import Gemma3Encoder, gemma4_encoder
+from outrider_export.direct.minicpm_encoders import MiniCpm46Encoder, MiniCpmEncoder
 from outrider_export.direct.qwen_encoder import QwenEncoder
 from outrider_export.direct.tower_encoders import Lfm2Encoder, LlavaNextEncoder, PixtralEncoder
 from outrider_export.direct.vision_graph import VisionGraph
@@ -22,6 +23,8 @@ _ENCODERS: dict[ImageLayout, Callable[[Path, Mapping[str, Any], str], VisionGrap
     "gemma4": gemma4_encoder,
     "lfm2": Lfm2Encoder,
     "llava_next": LlavaNextEncoder,
+    "minicpm": MiniCpmEncoder,
+    "minicpm4_6": MiniCpm46Encoder,
     "pixtral": PixtralEncoder,
     "qwen": QwenEncoder,
 }

@@ -52,11 +52,12 @@ class VisionGraph(ABC):
         self.inputs.append(made)
         return made
 
-    def add_windows(self) -> None:
+    def add_windows(self, name: str = "window") -> tuple[Any, Any, Any]:
         """Have inputs that say which rows attend to each other; see `outrider.inputs.vision.grids.windows_of`."""
-        members = self.input("window_members", ov.Type.i64, (-1, -1))
-        mask = self.input("window_mask", ov.Type.f32, (-1, 1, 1, -1))
-        self.windows = members, mask, self.input("window_places", ov.Type.i64, (-1,))
+        members = self.input(f"{name}_members", ov.Type.i64, (-1, -1))
+        mask = self.input(f"{name}_mask", ov.Type.f32, (-1, 1, 1, -1))
+        self.windows = members, mask, self.input(f"{name}_places", ov.Type.i64, (-1,))
+        return self.windows
 
     def in_heads(self, x: ov.Node) -> ov.Node:
         """Rows as heads, [n, heads, size]."""

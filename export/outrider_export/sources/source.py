@@ -50,6 +50,7 @@ TEXT_PARTS = {
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "LlavaNextForConditionalGeneration": "GraniteForCausalLM",  # of Granite Vision
     "Mistral3ForConditionalGeneration": "Ministral3ForCausalLM",  # of Mistral Small 3, too
+    "MiniCPMV4_6ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "MuseGlimmerForConditionalGeneration": "MuseGlimmerForCausalLM",
     "Qwen2VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
@@ -65,6 +66,8 @@ DIRECT_ENCODERS: dict[str, ImageLayout] = {
     "Gemma4UnifiedForConditionalGeneration": "gemma4",
     "Lfm2VlForConditionalGeneration": "lfm2",
     "LlavaNextForConditionalGeneration": "llava_next",
+    "MiniCPMV": "minicpm",
+    "MiniCPMV4_6ForConditionalGeneration": "minicpm4_6",
     "Mistral3ForConditionalGeneration": "pixtral",
     "Qwen2VLForConditionalGeneration": "qwen",
     "Qwen2_5_VLForConditionalGeneration": "qwen",
@@ -72,6 +75,13 @@ DIRECT_ENCODERS: dict[str, ImageLayout] = {
     "Qwen3VLMoeForConditionalGeneration": "qwen",
     "Qwen3_5ForConditionalGeneration": "qwen",
     "Qwen3_5MoeForConditionalGeneration": "qwen",
+}
+# MiniCPM-V's text part, whose keys are beside the others, by its version.
+_MINICPM = "MiniCPMV"
+_OF_MINICPM = {
+    2.6: ("Qwen2ForCausalLM", "qwen2"),
+    4.0: ("LlamaForCausalLM", "llama"),
+    4.5: ("Qwen3ForCausalLM", "qwen3"),
 }
 # Other names of text parts' architectures.
 _TEXT_TYPES = {
@@ -90,9 +100,11 @@ _LEFT_OUT = {
 NO_TEXT = (
     "model.visual.", "visual.", "mtp.", "vision_tower.", "multi_modal_projector.", "model.vision_", "vision_model.",
     "model.multi_modal_", "model.audio_", "model.embed_vision.", "model.embed_audio.", "model.language_model.visual.",
-    "image_newline", "model.image_newline",
+    "image_newline", "model.image_newline", "vpm.", "resampler.", "model.merger.",
 )  # fmt: skip
-_OF_TEXT = ("model.language_model.model.", "model.language_model.", "language_model.model.")  # the first: saved by 5.5
+_OF_TEXT = (  # the first: saved by 5.5; the last: MiniCPM-V's
+    "model.language_model.model.", "model.language_model.", "language_model.model.", "llm.model.",
+)  # fmt: skip
 _OF_MAMBA = "backbone."
 UNQUANTISED = "Export the original checkpoint or a GGUF file."
 AGAIN = "Download the checkpoint again."
@@ -254,7 +266,12 @@ def read_config(folder: Path, name: str | None = None) -> dict[str, Any]:
 
 def text_part(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json as it is; of a model that reads images and is run without them, that of its text part."""
-    part = next((TEXT_PARTS[name] for name in architectures_of(config) if name in TEXT_PARTS), None)
+    names = architectures_of(config)
+    if _MINICPM in names and config.get("version") in _OF_MINICPM:
+        of_text, text_type = _OF_MINICPM[config["version"]]
+        left = {key: value for key, value in config.items() if key not in ("vision_config", "auto_map")}
+        return left | {"architectures": [of_text], "model_type": text_type}
+    part = next((TEXT_PARTS[name] for name in names if name in TEXT_PARTS), None)
     if part is None:
         return config
     parts = ("vision_config", "audio_config", "text_config")
@@ -273,7 +290,7 @@ def name_in_text(name: str) -> str:
     if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
         return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
     prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
-    return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.")
+    return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.").removeprefix("llm.")
 
 
 @contextmanager

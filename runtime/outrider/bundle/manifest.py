@@ -31,7 +31,9 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
-ImageLayout: TypeAlias = Literal["gemma3", "gemma4", "idefics3", "internvl", "lfm2", "llava_next", "pixtral", "qwen"]
+ImageLayout: TypeAlias = Literal[
+    "gemma3", "gemma4", "idefics3", "internvl", "lfm2", "llava_next", "minicpm", "minicpm4_6", "pixtral", "qwen"
+]  # fmt: skip
 BothWays: TypeAlias = Literal["none", "windowed", "all"]  # layers in which an image's tokens attend to later ones, too
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
@@ -181,6 +183,7 @@ class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_token: str = ""  # after each row of Pixtral's, but the last
     num_tiles: tuple[TileCount, TileCount] = (1, 1)  # the fewest and most, without the whole image
     sizes: tuple[tuple[Positive, Positive], ...] = ()  # LLaVA-NeXT's, before it is cut: width and height
+    numbered: bool = False  # whether the number of an image in the prompt stands before it
     # LFM2 cuts an image that has so many times the most pixels; Gemma 3 one whose edge is so many times the other
     tolerance: float = 1.0
     # Where images keep their form, and are whole rows and columns of tiles of one token each (LFM2: of tokens):

@@ -125,7 +125,7 @@ class TurnLayout:
         asked, earlier = self._rendered(before[:-1])
         tail = _tail(asked, last.text, whole)
         if tail is not None:
-            tail = self._expand(tail, images[len(earlier) :])
+            tail = self._expand(tail, images[len(earlier) :], len(earlier))
             return _marked([*last.token_ids, *self.tokenizer.encode(tail)], last.answers)
         log.info("The chat template changes earlier turns, so the whole conversation is tokenized again.")
         return self._anew(turns, self._expand(whole, images), before)
@@ -140,9 +140,9 @@ class TurnLayout:
             return 0
         return num_common_tokens(self.tokenizer.encode_rendered(rendered), token_ids)
 
-    def _expand(self, text: str, images: Sequence[EncodedImage]) -> str:
+    def _expand(self, text: str, images: Sequence[EncodedImage], num_before: int = 0) -> str:
         """A rendered text with all tokens of its images."""
-        return text if self.seen is None else self.seen.vision.expand(text, images)
+        return text if self.seen is None else self.seen.vision.expand(text, images, num_before)
 
     def turn(
         self, messages: tuple[Message, ...], prompt: Prompt, text: str, token_ids: Sequence[int], **known: Any

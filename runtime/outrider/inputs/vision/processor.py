@@ -30,9 +30,14 @@ class Tiles:
 
 
 class ImageProcessor(ABC):
-    """One layout; the manifest's `VisionEntry.layout` names it. has_grid: tokens have positions in rows and columns."""
+    """One layout; the manifest's `VisionEntry.layout` names it.
+
+    has_grid: tokens have positions in rows and columns. joint: between the parts of a message, where the template takes
+    a text.
+    """
 
     has_grid = False
+    joint = ""
 
     @abstractmethod
     def cut(self, image: Any, vision: VisionEntry) -> Tiles:
@@ -59,10 +64,11 @@ def resized(image: Any, width: int, height: int, vision: VisionEntry) -> Any:
     return image.resize((width, height), resample=vision.resample)
 
 
-def cut_up(image: Any, rows: int, columns: int, size: int) -> list[Any]:
-    """The square tiles of an image, row by row."""
+def cut_up(image: Any, rows: int, columns: int, width: int, height: int = 0) -> list[Any]:
+    """The tiles of an image, row by row. height: 0 for square ones."""
+    height = height or width
     return [
-        image.crop((column * size, row * size, (column + 1) * size, (row + 1) * size))
+        image.crop((column * width, row * height, (column + 1) * width, (row + 1) * height))
         for row in range(rows)
         for column in range(columns)
     ]

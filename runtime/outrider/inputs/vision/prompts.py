@@ -162,8 +162,10 @@ class Vision:
                 )
         return encoded
 
-    def expand(self, text: str, images: Sequence[EncodedImage]) -> str:
+    def expand(self, text: str, images: Sequence[EncodedImage], num_before: int = 0) -> str:
         """A rendered text, with all tokens of each image in the place of the one that stands for it.
+
+        num_before: images of the conversation that stand before the text.
 
         Raises:
             RequestError: when the text has other places for images than there are.
@@ -174,7 +176,9 @@ class Vision:
                 f"The prompt has {len(behind)} places for images ({self.entry.image_token}) and {len(images)} images. "
                 "Give each image as a part of a message, and leave the token out of the text."
             )
-        return before + "".join(image.text + rest for image, rest in zip(images, behind, strict=True))
+        named = "<image_id>{}</image_id>" if self.entry.numbered else ""  # MiniCPM-V's
+        numbers = [named.format(num_before + i) for i in range(len(images))]
+        return before + "".join(map("".join, zip(numbers, (image.text for image in images), behind, strict=True)))
 
     def place(
         self, token_ids: Sequence[int], images: Sequence[EncodedImage], answers: Sequence[tuple[int, int]] = ()
@@ -209,7 +213,8 @@ class Vision:
         parts = [self._part(part, place, images) for part in given]
         if _READS_PARTS.search(tokenizer.chat_template):  # other templates write a text only
             return {**message, "content": parts}
-        return {**message, "content": "".join(part.get("text", self.entry.image_token) for part in parts)}
+        texts = [part.get("text", self.entry.image_token) for part in parts]
+        return {**message, "content": PROCESSORS[self.entry.layout].joint.join(texts)}
 
     def _part(self, part: Any, place: int, images: list[Any]) -> dict[str, str]:
         kind = part.get("type") if isinstance(part, Mapping) else None

@@ -10,6 +10,7 @@ from outrider.inputs.vision.idefics3 import Idefics3Processor
 from outrider.inputs.vision.internvl import InternVLProcessor
 from outrider.inputs.vision.lfm2 import Lfm2Processor
 from outrider.inputs.vision.llava_next import LlavaNextProcessor
+from outrider.inputs.vision.minicpm import MiniCpm46Processor, MiniCpmProcessor
 from outrider.inputs.vision.pixtral import PixtralProcessor
 from outrider.inputs.vision.processor import ImageProcessor, Tiles
 from outrider.inputs.vision.qwen import QwenProcessor
@@ -21,6 +22,8 @@ PROCESSORS: dict[ImageLayout, ImageProcessor] = {
     "internvl": InternVLProcessor(),
     "lfm2": Lfm2Processor(),
     "llava_next": LlavaNextProcessor(),
+    "minicpm": MiniCpmProcessor(),
+    "minicpm4_6": MiniCpm46Processor(),
     "pixtral": PixtralProcessor(),
     "qwen": QwenProcessor(),
 }
