@@ -253,8 +253,8 @@ others. Checkpoints in FP8, such as Ministral 3's, are read with their scales.
 ## Gemma 4
 
 E2B, E4B, 12B, 31B and 26B-A4B, from checkpoints and GGUF files (`gemma4`). Checkpoints read [images](vision.md), too,
-and GGUF files text only; nothing reads their sounds. The 12B's classes have names of their own (`gemma4_unified`),
-which Transformers 5.5 does not know; its text part is read as the 31B's, without images.
+and GGUF files text only; nothing reads their sounds. The 12B's classes have names of their own (`gemma4_unified`); its
+text part is read as the 31B's, and its images need no encoder: a square of 48 pixels becomes a token by itself.
 
 - **Layers differ.** Layers with full attention have heads of 512 numbers and fewer of them, those with a sliding window
   have 256. Each layer has a cache of its own size, and of the last 20 layers of E2B and 18 of E4B none has any: they

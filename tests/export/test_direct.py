@@ -606,11 +606,19 @@ def test_gguf_files_of_gemma_4_s_larger_models_give_the_same(changes: dict[str, 
         ({"num_kv_shared_layers": 5}, "no layer of the kind 'full_attention' with keys and values of its own"),
         ({"attention_k_eq_v": True}, "no 'num_global_key_value_heads' in its configuration"),
         ({"global_head_dim": 1 << 21}, "with heads of 2097152 numbers"),
+        ({"per_layer_config": {"00": {"head_dim": 32}}}, "per_layer_config="),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(NotDirect, match=says):
         describe({"model_type": "gemma4_text", **CONFIGS["gemma4_text"], **changes})
+
+
+def test_sizes_by_layer_are_read_as_newer_transformers_saves_them() -> None:
+    config = {"model_type": "gemma4_text", **CONFIGS["gemma4_text"], **GEMMA4_DENSE}
+    sizes = {"head_dim": config["global_head_dim"], "num_key_value_heads": config["num_global_key_value_heads"]}
+    newer = {key: each for key, each in config.items() if "global" not in key}
+    assert describe(newer | {"per_layer_config": {f"{i:02}": sizes for i in (1, 3, 5)}}) == describe(config)
 
 
 def test_gemma_4_s_larger_models_have_slices(tmp_path: Path) -> None:

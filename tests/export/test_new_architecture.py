@@ -89,6 +89,14 @@ def test_a_key_that_nothing_reads_is_named(tmp_path: Path) -> None:
     assert report.unread == ("hash_layers",)
 
 
+def test_of_a_model_that_reads_images_the_text_part_is_looked_at(tmp_path: Path) -> None:
+    whole = {"architectures": ["OakForConditionalGeneration"], "model_type": "oak", "vision_config": {}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(whole | {"text_config": CONFIG}), encoding="utf-8")
+    report = report_of(path)
+    assert (report.architecture, report.like, report.missing) == ("acorn", "llama", [])
+
+
 @pytest.mark.parametrize("content", [None, "{}", "[1]"])
 def test_what_is_no_configuration_is_refused(content: str | None, tmp_path: Path) -> None:
     if content is not None:

@@ -71,6 +71,12 @@ _GEMMA3N = _LLAMA | {
 
 # What Transformers' configuration of each architecture is made with.
 CONFIGS: dict[str, dict[str, Any]] = {
+    "afmoe": _MIXED
+    | _EXPERTS
+    | {
+        "head_dim": 16, "num_dense_layers": 1, "num_shared_experts": 2, "route_scale": 1.5, "mup_enabled": True,
+        "global_attn_every_n_layers": 4,
+    },
     "apertus": _LLAMA,
     "arcee": _LLAMA,
     "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},

@@ -40,6 +40,7 @@ class Architecture:
 
 
 _ALL = (
+    Architecture("afmoe", "Trinity Nano and Mini", "mixed", experts=True),
     Architecture("apertus", "Apertus", like="llama"),
     Architecture("arcee", "AFM 4.5B"),
     Architecture("bloom", "BLOOM"),

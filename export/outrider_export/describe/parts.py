@@ -165,7 +165,10 @@ def report_of(path: Path) -> Report:
     if not file.is_file():
         raise ExportError(f"There is no {file}. Name a config.json, or a checkpoint folder that has one.")
     with configuring(file):
-        config = {key: value for key, value in text_part(read_json(file)).items() if value is not None}
+        config = text_part(read_json(file))
+        if "hidden_size" not in config and isinstance(text := config.get("text_config"), dict):
+            config = text  # of a model that reads images
+        config = {key: value for key, value in config.items() if value is not None}
         name = str(config.get("model_type") or "")
         if not name:
             raise ExportError(f"{file} has no model_type, so it is no decoder's configuration.")

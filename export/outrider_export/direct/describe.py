@@ -76,6 +76,8 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
             config[key] = each[0]
     if form.name == "gemma4_text":
         _settle(config)
+    if form.name == "afmoe" and not config.get("mup_enabled"):
+        config["embedding_multiplier"] = 1.0
     if isinstance(sizes := config.get("intermediate_size"), list) and form.varied and sizes:
         config |= {"intermediate_size": max(sizes), "intermediate_sizes": sizes}
     return config
@@ -107,6 +109,13 @@ def _settle(config: dict[str, Any]) -> None:
         config["layer_types"] = [*kinds[:-1], FULL]
     if not config.get("enable_moe_block"):
         config["num_experts"] = 0
+    if by_layer := config.get("per_layer_config"):  # as newer Transformers save it
+        full = {i for i, kind in enumerate(config["layer_types"]) if kind == FULL}
+        sizes = [by_layer[number] for number in by_layer]
+        if {*map(int, by_layer)} != full or any(each != sizes[0] for each in sizes):
+            raise NotDirect(f"per_layer_config={by_layer}")
+        config["global_head_dim"] = sizes[0].get("head_dim", config["head_dim"])
+        config["num_global_key_value_heads"] = sizes[0].get("num_key_value_heads", config["num_key_value_heads"])
 
 
 def _settle_chunks(config: dict[str, Any]) -> None:

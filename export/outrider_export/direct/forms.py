@@ -10,6 +10,7 @@ from outrider_export.direct.form import Form, Norms
 _AROUND = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
+_AROUND_MLP = Norms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 _GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
@@ -147,6 +148,18 @@ _OF_GLM4_MOE_LITE = _OF_LATENT | {
     "num_experts": 64, "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_dense_layers": 1,
     "num_experts_per_tok": 4, "routed_scaling_factor": 1.8, "norm_topk_prob": True,
 }  # fmt: skip
+_NAMES_OF_AFMOE = _NAMES_OF_DEEPSEEK | {
+    "mlp.router": "mlp.router.gate", f"{CHOICE}.bias": "mlp.expert_bias",
+    "self_attn.output_gate": "self_attn.gate_proj",
+}  # fmt: skip
+_KEYS_OF_AFMOE = {
+    "n_shared_experts": "num_shared_experts", "routed_scaling_factor": "route_scale", "scoring_func": "score_func",
+    "sliding_window_pattern": "global_attn_every_n_layers", "norm_topk_prob": "route_norm",
+}  # fmt: skip
+_OF_AFMOE: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 1024, "num_experts": 64, "num_experts_per_tok": 6,
+    "n_shared_experts": 2, "moe_intermediate_size": 1408, "num_dense_layers": 1, "norm_topk_prob": True,
+}  # fmt: skip
 _NAMES_OF_HUNYUAN = {"self_attn.q_norm": "self_attn.query_layernorm", "self_attn.k_norm": "self_attn.key_layernorm"}
 _NAMES_OF_HUNYUAN_MOE = {
     **_NAMES_OF_HUNYUAN, **_EXPERTS, "mlp.router": "mlp.gate.wg",
@@ -198,6 +211,10 @@ _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
+        Form(
+            "afmoe", norms=_AROUND_MLP, windows=4, rotated="sliding", gate=True, scale_embedding=True, router="sigmoid",
+            shared="added", grouped=True, names=_NAMES_OF_AFMOE, keys=_KEYS_OF_AFMOE, defaults=_OF_AFMOE,
+        ),
         Form(
             "arcee", "arcee", gguf_interleaved=True, ungated=True,
             defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
