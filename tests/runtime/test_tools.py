@@ -154,18 +154,62 @@ LOOSE = [  # as small models write calls where tools were offered
     (HERMES, f'<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>{{"name": "stop"}}', "", CALLS),
     (HERMES, f"<tool_call>\n{CALL}}}\n</tool_call>", "", CALLS[:1]),
     (HERMES, f"<tool_call>\n{{{CALL}}}\n</tool_call>", "", CALLS[:1]),
+    *(
+        (HERMES, text, "", CALLS[:1])
+        for text in (
+            f'{{"tool_calls": [{CALL}]}}',
+            f'```json\n{{"tool_call": {CALL}}}\n```',
+            *(CALL.replace("arguments", key) for key in ("args", "params", "input", "tool_input")),
+            CALL.replace("name", "action").replace("arguments", "action_input"),
+            CALL.replace("name", "function_name"),
+            "<tool_call>\n{'name': 'get_weather', 'arguments': {'city': 'Paris', 'days': 3}}\n</tool_call>",
+            CALL.replace('"', "'"),
+            CALL.replace("get_weather", "functions.get_weather"),
+            '<tool_call>\nget_weather\n{"city": "Paris", "days": 3}\n</tool_call>',
+            '<tool_call>get_weather(city="Paris", days=3)</tool_call>',
+            '```tool_code\nget_weather(city="Paris", days=3)\n```',
+            f"<tool_call>\n{CALL_IN_TAGS}</tool_call>",
+            '<function name="get_weather">{"city": "Paris", "days": 3}</function>',
+            '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n<parameter name="days">'
+            "3</parameter>\n</invoke>\n</function_calls>",
+            '<tool_call><function=get_weather>{"city": "Paris", "days": 3}</function></tool_call>',
+            f"functools[{CALL}]",
+            f"[TOOL_CALLS] [{CALL}]",
+            f"<|tool_call_start|>{CALL}<|tool_call_end|>",
+            f"<tool_calls>[{CALL}]</tool_calls>",
+            f"{CALL}\n</tool_call>",
+            f"<tool_call>{CALL}</tool_call></tool_call>",
+        )
+    ),
+    (HERMES, f'<tool_call>{CALL},\n{{"name": "stop"}}</tool_call>', "", CALLS),
+    (HERMES, '```tool_code\nget_weather(city="Paris", days=3)\nstop()\n```', "", CALLS),
+    (HERMES, 'Use get_weather(city="Paris").', 'Use get_weather(city="Paris").', []),
+    (HERMES, '```python\nget_weather(city="Paris")\n```', '```python\nget_weather(city="Paris")\n```', []),
+    (HERMES, "import functools\n<function=f> <json>", "import functools\n<function=f> <json>", []),
     (HERMES, '```json\n{"name": "Ann"}\n``` {"name": "stop"}', '```json\n{"name": "Ann"}\n``` {"name": "stop"}', []),
     (HERMES, 'function f() { "name" } ```js\nx', 'function f() { "name" } ```js\nx', []),
     (LLAMA, f'I call.\n{LLAMA_CALL}\n{{"name": "stop", "parameters": {{}}}}', "I call.", CALLS),
     (LLAMA, f"[{LLAMA_CALL}]", "", CALLS[:1]),
+    (LLAMA, '[get_weather(city="Paris", days=3), stop()]', "", CALLS),
+    (LLAMA, '<|python_tag|>get_weather.call(city="Paris", days=3)', "", CALLS[:1]),
+    (LLAMA, '[get_weather("Paris")] [a](b)', '[get_weather("Paris")] [a](b)', []),
     (LLAMA, '<function=get_weather>{"city": "Paris", "days": 3}</function>', "", CALLS[:1]),
     (LLAMA, '<function=other>{"city": "Paris"}</function>', '<function=other>{"city": "Paris"}</function>', []),
     (QWEN_CODER, f"I look.\n{CALL_IN_TAGS}</tool_call>", "I look.", CALLS[:1]),
     (QWEN_CODER, f"<tool_call>\n{CALL}\n</tool_call>", "", CALLS[:1]),
+    (QWEN_CODER, f"```json\n{CALL}\n```", "", CALLS[:1]),
+    (QWEN_CODER, f"<tool_call>{CALL_IN_TAGS}</tool_call>".replace("\n</parameter>", ""), "", CALLS[:1]),
+    (
+        QWEN_CODER,
+        f"<tool_call>{CALL_IN_TAGS}</tool_call>".replace("city", '"city"').replace("get_weather", '"get_weather"'),
+        "",
+        CALLS[:1],
+    ),
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather{"city": "Paris", "days": 3}', "", CALLS[:1]),
     (MISTRAL_ARGS, f"[TOOL_CALLS][{CALL}]", "", CALLS[:1]),
     (GRANITE, f"<tool_call>[{CALL}]", "", CALLS[:1]),
     (PHI, f"<|tool_call|>[{CALL}]<|/tool_call|>", "", CALLS[:1]),
+    (LFM, '<|tool_call_start|>[get_weather(city="Paris", days=3)]', "", CALLS[:1]),
     (LFM, f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", CALLS[:1]),
     (
         KIMI,
@@ -195,7 +239,8 @@ def test_calls_as_small_models_write_them(
 
 
 @pytest.mark.parametrize(("written", "meant"), [
-    ("a\nb\tc", "a\nb\tc"), ("\\d+\\.", "\\d+\\."), ("it\\'s", "it\\'s"), ("a\\nb\\u00e9", "a\nbé"), ('\\"', '"'),
+    ("a\nb\tc", "a\nb\tc"), ("L'A", "L'A"), ("\\d+\\.", "\\d+\\."), ("it\\'s", "it\\'s"),
+    ("a\\nb\\u00e9", "a\nbé"), ('\\"', '"'),
 ])  # fmt: skip
 def test_strings_in_arguments_become_json(written: str, meant: str) -> None:
     text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": "{written}"}}}}\n</tool_call>'
@@ -204,6 +249,21 @@ def test_strings_in_arguments_become_json(written: str, meant: str) -> None:
         pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
         (call,) = joined([*pieces, *stream.finish()])[1]
         assert json.loads(call.arguments) == {"a": meant}
+
+
+def test_values_of_python_in_arguments_become_json() -> None:
+    arguments = "{'a': True, 'b': [None, False], 'c': 'it\\'s \"so\"', 'None': 1}"
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    for cut in (1, 2, 1000):
+        stream = HERMES.stream()
+        pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
+        (call,) = joined([*pieces, *stream.finish()])[1]
+        assert json.loads(call.arguments) == {"a": True, "b": [None, False], "c": 'it\'s "so"', "None": 1}
+    written = '[f(Title="a\nb)]", n=None)]'
+    stream = LLAMA.stream(tools=[{"function": {"name": "f"}}], loose=True)
+    (call,) = joined([*stream.push(written), *stream.finish()])[1]
+    assert json.loads(call.arguments) == {"Title": "a\nb)]", "n": None}
+    assert json.loads(LFM.parse(f"<|tool_call_start|>{written}<|tool_call_end|>")[1][0].arguments)["Title"] == "a\nb)]"
 
 
 def add_up(pieces: Sequence[str | ToolCallDelta]) -> tuple[str, list[tuple[int, str, str]]]:

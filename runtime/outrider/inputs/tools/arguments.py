@@ -12,20 +12,25 @@ from typing import Any
 from outrider.inputs.tools.values import as_json, table_of, types_of
 
 _ESCAPED = '"\\/bfnrtu'  # what a backslash may stand before in JSON
+_NONE = {"o": "u", "n": "l", "e": "l"}  # null for None, after its first letter
 
 
 class JsonArguments:
     """Reads a JSON object, up to the bracket that closes it. is_complete: whether it has ended.
 
     What small models write is made JSON: a comma before a bracket is left out, control characters within strings are
-    escaped, and so is a backslash that escapes nothing.
+    escaped, and so is a backslash that escapes nothing. Python's strings, True, False and None become JSON's.
+
+    of_python: reads a call as Python writes it, f(a='b'), or a list of them, of which the strings become JSON's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_python: bool = False) -> None:
+        self._of_python = of_python
         self.is_complete = False
         self._comma = ""  # one that may be the last, with the blanks after it
         self._depth = 0  # of brackets
-        self._is_string = self._is_escaped = False
+        self._quote = ""  # of the string that is open
+        self._is_escaped = self._is_none = False
 
     def take(self, text: str) -> tuple[str, str]:
         """Read what comes next. Returns what it adds to the JSON, and the text that is still to be read."""
@@ -49,26 +54,42 @@ class JsonArguments:
         self._outside = list[bool]()  # of each character read: whether it is outside of strings
         self._written, self._is_odd = list[str](), False  # of each: what it is in JSON, and whether some are not that
         for i, character in enumerate(text):
-            self._outside.append(not self._is_string and character != '"')
-            written = _escaped(character) if self._is_string and character < " " else character
-            if self._is_escaped:
-                self._is_escaped = False
-                written = f"\\{character}" if character in _ESCAPED else f"\\\\{written}"
-            elif self._is_string:
-                self._is_escaped, self._is_string = character == "\\", character != '"'
-                written = "" if self._is_escaped else written  # it comes with what it escapes
-            elif character == '"':
-                self._is_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
+            self._outside.append(not self._quote and character not in "\"'")
+            if self._quote:
+                written = self._within(character)
+            elif character in "\"'":
+                self._quote, written = character, '"'
+            else:
+                written = character if self._of_python else self._of_literal(character)
+                self._depth += (character in "{[(") - (character in "}])")
             self._written.append(written)
             self._is_odd = self._is_odd or written != character
-            if character in "}]" and not self._depth:
+            if self._outside[-1] and character in "}])" and not self._depth:
                 self.is_complete = True
                 return i + 1
         return len(text)
+
+    def _within(self, character: str) -> str:
+        """What a character of a string is in JSON."""
+        if self._is_escaped:
+            self._is_escaped = False
+            if character in _ESCAPED:
+                return f"\\{character}"
+            return "'" if character == self._quote else f"\\\\{_escaped(character) if character < ' ' else character}"
+        if character == "\\":
+            self._is_escaped = True  # it comes with what it escapes
+            return ""
+        if character == self._quote:
+            self._quote = ""
+            return '"'
+        return _escaped(character) if character < " " or character == '"' else character
+
+    def _of_literal(self, character: str) -> str:
+        """What a character outside of strings is in JSON: true for True, null for None."""
+        if self._is_none and character in _NONE:
+            return _NONE[character]
+        self._is_none = character == "N"
+        return character.lower() if character in "TFN" else character
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,12 @@ class Tags:
         begin, behind, value = map(re.escape, (*self.key, self.value[0].strip()))
         between = rf"\s*{value}" if value else ""
         end = f"|{re.escape(self.end)}" if self.end else ""
-        return re.compile(f"{begin}([^<>]*){behind}{between}{end}|(?=</tool_call>)")
+        return re.compile(f"{begin}[\"']?([^<>]*?)[\"']?{behind}{between}{end}|(?=</tool_call>)")
+
+    @cached_property
+    def after_value(self) -> tuple[str, ...]:
+        """What ends a value: its tag or, where it is missing, on the next line another key or the end."""
+        return (self.value[1].strip(), *((f"\n{self.key[0]}", f"\n{self.end}") if self.padded else ()))
 
 
 class TaggedArguments:
@@ -134,17 +160,20 @@ class TaggedArguments:
         return f"{comma}{json.dumps(found[1], ensure_ascii=False)}: {quote}", rest, True
 
     def _value(self, text: str) -> tuple[str, str, bool]:
-        end, is_string = self._tags.value[1].strip(), self._types == {"string"}
-        whole, close, rest = text.partition(end)
-        if not close and not is_string:
+        tags, is_string = self._tags, self._types == {"string"}
+        whole = text.removeprefix("\n") if self._is_first and tags.padded else text
+        place, end = min(((whole.find(end), end) for end in tags.after_value if end in whole), default=(0, ""))
+        if not end and not is_string:
             return "", text, False
-        if self._is_first and self._tags.padded and whole:
-            self._is_first, whole = False, whole.removeprefix("\n")
-        if close:
+        self._is_first = self._is_first and not text
+        if end:
             self._step = self._key
-            whole = whole.removesuffix("\n") if self._tags.padded else whole
+            rest = whole[place + (len(end) if end == tags.after_value[0] else 1) :]
+            whole = whole[:place].removesuffix("\n") if tags.padded else whole[:place]
             return f'{_escaped(whole)}"' if is_string else as_json(whole, self._types), rest, True
-        held = [num_held(whole, end), num_held(whole, f"\n{end}") if self._tags.padded else 0]
+        held = [num_held(whole, end) for end in tags.after_value]
+        if tags.padded:
+            held.append(num_held(whole, f"\n{tags.after_value[0]}"))
         certain = len(whole) - max(held)
         return _escaped(whole[:certain]), whole[certain:], False
 

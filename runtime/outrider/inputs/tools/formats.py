@@ -9,55 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from outrider.inputs.tools.arguments import Tags
+from outrider.inputs.tools.heads import head_by_name, head_in_json
+from outrider.inputs.tools.loose import EQUALS_TAGS, INVOKE_TAGS
 from outrider.inputs.tools.shapes import ReadWhole, ToolCall, gemma_calls, python_calls
 from outrider.inputs.tools.stream import ToolCallStream, joined
 from outrider.types import TextTokenizer
-
-_BLANK = [r"\s*"]
-
-
-def head_in_json(opener: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Patterns for the head of a call in JSON: for all of it, whose group 1 is the name as JSON, and for any part.
-
-    opener: what may come before the call. The bracket may be doubled, as Qwen2.5-Coder's template shows it.
-    """
-    name = [r'(?:[^"\\]|\\.)*\\?']
-    first = [*_BLANK, f"(?:{re.escape(opener)})?", *_BLANK] if opener else _BLANK
-    keys = "(?:arguments|parameters)"
-    whole = rf'{"".join(first)}\{{{{1,2}}\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{keys}"\s*:\s*(?=\{{)'
-    parts = []
-    for key in ("arguments", "parameters"):
-        rest = [*first, r"\{{1,2}", *_BLANK, *'"name"', *_BLANK, ":", *_BLANK, '"', *name, '"']
-        rest += [*_BLANK, ",", *_BLANK, *f'"{key}"', *_BLANK, ":", *_BLANK]
-        parts.append(_part(rest))
-    return re.compile(whole), re.compile("|".join(parts))
-
-
-def head_by_name(
-    before: str, behind: str, *ahead: str, optional: bool = False
-) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Patterns for a name between two texts, before one of those ahead: for all of it, and for any part.
-
-    Group 1 is the name. Mistral's models may write "[CALL_ID]…" after it. optional: the text behind may be missing.
-    """
-    name, call_id = r"[^\s<>\[\]{}]+", [*map(re.escape, "[CALL_ID]"), r"[^\[\]]*"]
-    ends, mark = "|".join(map(re.escape, ahead)), "?" if optional else ""
-    whole = rf"\s*{re.escape(before)}({name})(?:{''.join(call_id)})?\s*(?:{re.escape(behind)}){mark}\s*(?={ends})"
-    head = [*_BLANK, *map(re.escape, before), name]
-    parts = [
-        _part([*head, *middle, *_BLANK, *map(re.escape, behind), *_BLANK, *map(re.escape, end)])
-        for end in ahead
-        for middle in ([], call_id)
-    ]
-    return re.compile(whole), re.compile("|".join(parts))
-
-
-def _part(atoms: list[str]) -> str:
-    """A pattern for any beginning of what these match one after the other."""
-    part = ""
-    for atom in reversed(atoms):
-        part = f"(?:{atom}{part})?"
-    return part
 
 
 @dataclass(frozen=True)
@@ -144,11 +100,6 @@ class ToolFormat:
         return self._patterns[1]
 
     @cached_property
-    def function_head(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """The two for <function=f>{…}, as Llama 3 writes calls beside its own format."""
-        return head_by_name("<function=", ">", "{")
-
-    @cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
         if self.named:
             return head_by_name("", self.named, "{", optional=True)
@@ -167,7 +118,7 @@ QWEN_CODER = ToolFormat(
     "<tool_call>",
     end="</tool_call>",
     blank="\n",
-    tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("\n", "\n</parameter>"), end="</function>", padded=True),
+    tags=EQUALS_TAGS,
 )
 GLM = ToolFormat(
     "glm",
@@ -199,7 +150,7 @@ MINIMAX = ToolFormat(
     "<minimax:tool_call>",
     end="</minimax:tool_call>",
     blank="\n",
-    tags=Tags(('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), end="</invoke>"),
+    tags=INVOKE_TAGS,
 )
 _SIGNS = {  # the first that is found
     "<minimax:tool_call>": MINIMAX,  # MiniMax M2

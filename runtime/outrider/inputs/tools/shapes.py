@@ -20,22 +20,25 @@ class ToolCall:
 
 ReadWhole: TypeAlias = Callable[[str], list[ToolCall]]
 
-CALL_KEYS = ("name", "function", "arguments", "parameters", "type", "id", "index", "tool_name", "tool")
-_FIRST_KEY = re.compile(r'\s*\[?\s*\{\s*"([^"\\]*)"\s*:')
-_BEFORE_KEY = re.compile(r'\s*\[?\s*(?:\{\s*(?:"[^"\\]*"?\s*)?)?')
+_NAMES = ("name", "function", "tool_name", "tool", "function_name", "action")
+_ARGUMENTS = ("arguments", "parameters", "args", "params", "input", "tool_input", "action_input")
+_AROUND = ("tool_calls", "tool_call", "function_call")  # what an object with nothing but calls has
+CALL_KEYS = (*_NAMES, *_ARGUMENTS, *_AROUND, "type", "id", "index")
+_FIRST_KEY = re.compile(r"""\s*\[?\s*\{\s*(["'])([^"'\\]*)\1\s*:""")
+_BEFORE_KEY = re.compile(r"""\s*\[?\s*(?:\{\s*(?:["'][^"'\\]*["']?\s*)?)?""")
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])')
 
 
 def may_be_call(text: str) -> bool:
     """Whether a text may be the beginning of a call in JSON, or of a list of them."""
     found = _FIRST_KEY.match(text)
-    return found[1] in CALL_KEYS if found else _BEFORE_KEY.fullmatch(text) is not None and bool(text.strip())
+    return found[2] in CALL_KEYS if found else _BEFORE_KEY.fullmatch(text) is not None and bool(text.strip())
 
 
 def is_call(text: str) -> bool:
     """Whether the first key of a JSON value is one of a call's."""
     found = _FIRST_KEY.match(text)
-    return found is not None and found[1] in CALL_KEYS
+    return found is not None and found[2] in CALL_KEYS
 
 
 def calls_of(text: str, *, needs_arguments: bool = False) -> list[ToolCall]:
@@ -47,6 +50,8 @@ def calls_of(text: str, *, needs_arguments: bool = False) -> list[ToolCall]:
         value = json.loads(_TRAILING_COMMA.sub(r"\1\2", text), strict=False)
     except (ValueError, RecursionError):
         return []
+    if isinstance(value, Mapping) and len(value) == 1:
+        value = next((value[key] for key in _AROUND if key in value), value)
     found = [_call_of(each, needs_arguments) for each in (value if isinstance(value, list) else [value])]
     calls = [call for call in found if call is not None]
     return calls if len(calls) == len(found) else []
@@ -57,12 +62,12 @@ def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
         value = value["function"]
     if not isinstance(value, Mapping):
         return None
-    names = [value[key] for key in ("name", "function", "tool_name", "tool") if isinstance(value.get(key), str)]
+    names = [value[key] for key in _NAMES if isinstance(value.get(key), str)]
     if not names or not {*value} <= {*CALL_KEYS}:
         return None
-    if needs_arguments and value.keys().isdisjoint(("arguments", "parameters")):
+    if needs_arguments and value.keys().isdisjoint(_ARGUMENTS):
         return None
-    arguments: Any = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    arguments: Any = next((value[key] for key in _ARGUMENTS if value.get(key) is not None), {})
     if arguments == []:  # PHP's empty table, and that of some models
         arguments = {}
     if isinstance(arguments, str):
@@ -75,10 +80,18 @@ def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
     return ToolCall(names[0], json.dumps(arguments, ensure_ascii=False))
 
 
+_PYTHON_STRING = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """A string of Python, in which models write line breaks as they are."""
+    return found[0].replace("\n", "\\n").replace("\r", "\\r")
+
+
 def python_calls(text: str) -> list[ToolCall]:
     """Calls as Python writes them, [f(a="x"), g()]: LFM2, Llama 4."""
     try:
-        parsed = ast.parse(text.strip(), mode="eval").body
+        parsed = ast.parse(_PYTHON_STRING.sub(_on_one_line, text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     nodes = parsed.elts if isinstance(parsed, ast.List) else [parsed]

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments, num_held
-from outrider.inputs.tools.shapes import CALL_KEYS, ToolCall, calls_of, is_call, may_be_call
+from outrider.inputs.tools.loose import (
+    BARE,
+    BRACKET,
+    CLOSERS,
+    FENCE,
+    NAMED_TAGS,
+    PART_OF_BARE,
+    WORDS,
+    begins_with,
+    head_of_json,
+    may_be_spelled,
+    offered,
+)
+from outrider.inputs.tools.shapes import ToolCall, calls_of, is_call, may_be_call, python_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from outrider.inputs.tools.arguments import Tags
     from outrider.inputs.tools.formats import ToolFormat
-
-
-# What small models write around a call in place of the format's marker. Source: llama.cpp's parser of Hermes 2 Pro.
-_FENCE, _FUNCTION, _BRACKET = "```", "<function=", "{"
-_TAGS = ("tool_call", "function_call", "tools", "tool", "response", "json", "JSON", "xml")
-_CLOSERS = {f"<{tag}>": f"</{tag}>" for tag in _TAGS} | {"<|tool_call|>": "<|/tool_call|>", _FENCE: _FENCE}
-_WORDS = ("tool_call", "json", "JSON", "xml", *_CLOSERS)  # what may follow that, before the call
-# A call in JSON without anything around it, and what may become one.
-_BARE = re.compile(rf'\[?\s*\{{\s*"(?:{"|".join(CALL_KEYS)})"')
-_PART_OF_BARE = re.compile(r'\s*(?:\[\s*|(?:\[\s*)?\{\s*(?:"\w*)?)\Z')
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class ToolCallStream:
         self._is_loose = loose and bool(self._schemas)
         self._is_marked = True  # whether a marker of the format stands before the call
         self._closers = list[str]()  # of what stands around a call without one
+        self._named = ""  # what the call began with, if it is one of NAMED_TAGS
         self._markers = (form.begin, *form.around, *(_markers_of_others(form) if self._is_loose else ()))
         self._step = self._begin if form.bare else self._text
         self._arguments: JsonArguments | TaggedArguments = JsonArguments()  # of the call that is being read
@@ -86,7 +90,12 @@ class ToolCallStream:
         is_cut: the answer was, by its length, so what looks like the beginning of a call is one, and is dropped. It is
         dropped in any case where it is JSON.
         """
-        is_text = self._step in (self._begin, self._text, self._open, self._head, self._object, self._whole)
+        if self._step == self._whole and not is_cut and (calls := self._calls_of(self._left)):
+            pieces = list[str | ToolCallDelta]()  # only the marker after it is missing
+            self._give(calls, pieces)
+            self._left = ""
+            return pieces
+        is_text = self._step not in (self._values, self._tail, self._behind, self._nothing)
         rest = self._opened + self._read + self._left
         if self._step != self._text and self._is_marked and self._opened.strip() and (is_cut or self._form.is_object):
             rest = ""  # a call that was cut before its arguments
@@ -107,16 +116,25 @@ class ToolCallStream:
 
     def _begin(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
         """At the beginning of an answer that may be a call without a marker."""
-        if not self._left.strip():
+        left = self._left.strip()
+        if not left or (self._is_loose and left == "["):
             return False
-        self._step = self._head if self._left.lstrip().startswith("{") else self._text
+        is_list = self._is_loose and left.startswith("[") and may_be_spelled(left, self._schemas)
+        self._step = self._head if left.startswith(BRACKET) else self._spelled if is_list else self._text
+        self._is_marked = not is_list
         return True
 
     def _text(self, pieces: list[str | ToolCallDelta]) -> bool:
         """Plain text, up to the marker of a call."""
         if self._is_behind_call:
             self._left = self._left.lstrip()
-            self._is_behind_call = not self._left
+            closer = begins_with(self._left, [self._form.end]) if self._form.end and self._is_loose else None
+            if closer:  # one too many
+                self._left = self._left[len(closer) :]
+                return True
+            self._is_behind_call = not self._left or closer == ""
+            if closer == "":
+                return False
         marker, place, held = self._opener()
         if before := self._left[: place - len(held)]:
             pieces.append(before)
@@ -125,17 +143,18 @@ class ToolCallStream:
             self._left = held
             return False
         self._is_marked = marker == self._form.begin
-        is_read_again = marker in (_FUNCTION, _BRACKET)  # with what follows
+        self._named = marker if marker in NAMED_TAGS and not self._is_marked else ""
+        is_read_again = marker == BRACKET or bool(self._named)  # with what follows
         self._opened = held if is_read_again else held + marker
         self._left = self._left[place if is_read_again else place + len(marker) :]
         if marker in self._form.around:
             self._opened, self._is_behind_call, self._is_marked = "", True, True
         elif self._is_marked:
             self._step = self._whole if self._form.whole else self._head
-        elif is_read_again or self._form.named:
-            self._step = self._object if marker == _BRACKET else self._head
+        elif is_read_again or marker not in CLOSERS:
+            self._step = self._object if marker == BRACKET else self._head
         else:
-            self._closers.append(_CLOSERS[marker])
+            self._close_with(CLOSERS[marker])
             self._step = self._open
         return True
 
@@ -146,57 +165,121 @@ class ToolCallStream:
         """
         left = self._left
         found = {marker: place for marker in self._markers if (place := left.find(marker)) >= 0}
-        if self._is_loose and (bare := _BARE.search(left)):
-            found[_BRACKET] = bare.start()
+        if self._is_loose and (bare := BARE.search(left)):
+            found[BRACKET] = bare.start()
         if found:
             marker = min(found, key=lambda each: (found[each], -len(each)))
             before = left[: found[marker]]
             return marker, len(before), before[len(before.rstrip()) :]
         held = [_held(left, marker) for marker in self._markers]
-        if self._is_loose and (part := _PART_OF_BARE.search(left)):
+        if self._is_loose and (part := PART_OF_BARE.search(left)):
             held.append(part[0])
         return "", len(left), max(held, key=len)
+
+    def _close_with(self, closer: str) -> None:
+        """Expect a closer after the calls."""
+        self._closers += [closer] if closer else []
 
     def _open(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
         """What stands before a call in a block of code, or in tags of other formats."""
         left = self._left.lstrip()
-        word = next((word for word in _WORDS if left.startswith(word)), "")
-        if word:
+        word = begins_with(left, (*NAMED_TAGS, *WORDS))
+        if word == "":
+            return False
+        if word is None:
+            is_code = self._opened.strip() == FENCE  # whose language is not known
+            self._step = self._spelled if not is_code and may_be_spelled(left, self._schemas) else self._object
+        elif word in NAMED_TAGS:
+            self._named, self._step = word, self._head
+        else:
             self._opened += self._left[: len(self._left) - len(left) + len(word)]
             self._left = left[len(word) :]
-            self._closers += [_CLOSERS[word]] if word in _CLOSERS else []
-            return True
-        if not left or any(word.startswith(left) for word in _WORDS):
-            return False
-        self._step = self._object
+            self._close_with(CLOSERS.get(word, ""))
         return True
 
     def _head(self, pieces: list[str | ToolCallDelta]) -> bool:
         """A call up to its arguments."""
-        form, is_other = self._form, not self._is_marked and self._form.is_object
-        whole, part = form.function_head if is_other else (form.head, form.part_of_head)
+        form, named = self._form, NAMED_TAGS.get(self._named)
+        whole, part = named.head if named else (form.head, form.part_of_head)
         found = whole.match(self._left)
         if found is None and part.fullmatch(self._left):
             return False
         if found is None:
-            if self._is_marked and may_be_call(self._left):
-                self._step = self._object
-            else:
-                self._be_text(pieces)
-            return True
-        name = json.loads(found[1], strict=False) if form.is_object and not is_other else found[1]
+            return self._head_of_others(pieces)
+        name = json.loads(found[1], strict=False) if form.is_object and not named else found[1]
         if form.numbered:
             name = name.partition(form.numbered)[0].removeprefix(form.prefix)
+        if self._is_loose:
+            name = offered(name, self._schemas)
         if not self._is_marked and name not in self._schemas:
             self._be_text(pieces)
             return True
-        pieces.append(ToolCallDelta(self._num_calls, name, ""))
-        self._opened, self._left = "", self._left[found.end() :]
-        schema = self._schemas.get(name) or {}
-        self._arguments = TaggedArguments(form.tags, schema) if form.tags else JsonArguments()
-        self._closers += [] if self._is_marked else ["</function>"] if is_other else [form.end]
-        self._step = self._values
+        tags = named.tags if named else form.tags
+        self._left = self._left[found.end() :]
+        if named and self._left.startswith(BRACKET):
+            self._close_with(named.tags.end)
+            tags = None
+        elif not self._is_marked and not named:
+            self._close_with(form.end)
+        self._begin_call(name, tags, pieces)
         return True
+
+    def _begin_call(self, name: str, tags: Tags | None, pieces: list[str | ToolCallDelta]) -> None:
+        """A call whose arguments follow, between tags or in JSON."""
+        pieces.append(ToolCallDelta(self._num_calls, name, ""))
+        self._opened = self._named = ""
+        self._arguments = TaggedArguments(tags, self._schemas.get(name) or {}) if tags else JsonArguments()
+        self._step = self._values
+
+    def _head_of_others(self, pieces: list[str | ToolCallDelta]) -> bool:
+        """What the format does not have after its marker: a call in another shape, or text."""
+        left = self._left.lstrip()
+        tag = begins_with(left, NAMED_TAGS) if self._is_marked and self._is_loose and not self._named else None
+        if tag == "":
+            return False
+        if tag:
+            self._named, self._is_marked = tag, False
+            self._close_with(self._form.end)
+        elif self._is_marked and may_be_call(self._left):
+            self._step = self._object
+        elif self._is_marked and self._is_loose and may_be_spelled(self._left, self._schemas):
+            self._step = self._spelled
+        else:
+            self._be_text(pieces)
+        return True
+
+    def _spelled(self, pieces: list[str | ToolCallDelta]) -> bool:
+        """A call whose name stands before its arguments: an object, or as Python writes them."""
+        if not self._read:
+            if found := head_of_json(self._left, self._schemas):
+                name, size = found
+                self._left = self._left[size:]
+                self._begin_call(name, None, pieces)
+                return True
+            if not may_be_spelled(self._left, self._schemas):
+                self._be_text(pieces)
+                return True
+            if "(" not in self._left:
+                return False
+            self._arguments = JsonArguments(of_python=True)
+        return self._take_value() and self._give_if_offered(python_calls(self._value), pieces)
+
+    def _take_value(self) -> bool:
+        """Read on in a call that is read as a whole. Returns whether it is complete."""
+        before = self._left
+        value, self._left = self._arguments.take(before if self._read else before.lstrip())
+        self._read, self._value = self._read + before[: len(before) - len(self._left)], self._value + value
+        return self._arguments.is_complete
+
+    def _give_if_offered(self, calls: list[ToolCall], pieces: list[str | ToolCallDelta]) -> bool:
+        """Add whole calls, or text where there are none, or of other functions without the format's marker."""
+        if self._is_loose:
+            calls = [ToolCall(offered(call.name, self._schemas), call.arguments) for call in calls]
+        if not calls or (not self._is_marked and any(call.name not in self._schemas for call in calls)):
+            self._be_text(pieces)
+            return True
+        self._read = self._value = ""
+        return self._give(calls, pieces)
 
     def _be_text(self, pieces: list[str | ToolCallDelta]) -> None:
         """What looked like a call is none. Its first part is text, so that it is not found again."""
@@ -206,7 +289,7 @@ class ToolCallStream:
             size = len(self._left) - len(self._left.lstrip()) + 1
             first, self._left = first + self._left[:size], self._left[size:]
         pieces.append(first)
-        self._read = self._value = self._opened = ""
+        self._read = self._value = self._opened = self._named = ""
         self._step, self._is_marked = self._text, True
 
     def _object(self, pieces: list[str | ToolCallDelta]) -> bool:
@@ -219,29 +302,27 @@ class ToolCallStream:
             if not is_call(text):  # it may become one
                 return False
             self._arguments = JsonArguments()
-        before = self._left
-        value, self._left = self._arguments.take(before if self._read else before.lstrip())
-        self._read, self._value = self._read + before[: len(before) - len(self._left)], self._value + value
-        if not self._arguments.is_complete:
+        if not self._take_value():
             return False
-        calls = calls_of(self._value, needs_arguments=self._opened.strip() in ("", _FENCE))
-        if not calls or (not self._is_marked and any(call.name not in self._schemas for call in calls)):
-            self._be_text(pieces)
-            return True
-        self._read = self._value = ""
-        return self._give(calls, pieces)
+        is_next = self._is_marked and self._num_calls > 0  # in the block of another
+        calls = calls_of(self._value, needs_arguments=not is_next and self._opened.strip() in ("", FENCE))
+        return self._give_if_offered(calls, pieces)
 
     def _whole(self, pieces: list[str | ToolCallDelta]) -> bool:
         """Calls in a syntax that is read up to its end."""
         text, end, rest = self._left.partition(self._form.end)
         if not end:
             return False
-        calls = (self._form.whole(text) if self._form.whole else []) or calls_of(text)
+        calls = self._calls_of(text)
         if not calls:
             self._be_text(pieces)
             return True
         self._left = end + rest
         return self._give(calls, pieces)
+
+    def _calls_of(self, text: str) -> list[ToolCall]:
+        """The calls that a text between the format's markers is."""
+        return (self._form.whole(text) if self._form.whole else []) or calls_of(text)
 
     def _give(self, calls: list[ToolCall], pieces: list[str | ToolCallDelta]) -> bool:
         """Add whole calls."""
@@ -294,7 +375,7 @@ class ToolCallStream:
         """The end of the calls, or what separates them."""
         form, left, is_last = self._form, self._left.lstrip(), self._num_calls == self._max_calls
         if form.is_object:
-            left = left.lstrip("}").lstrip()  # small models write one too many
+            left = left.lstrip("}" if form.separator else "},").lstrip()  # small models write one too many
         ends, again = ([form.end], self._again) if self._is_marked else (self._closers, "")
         is_open = not left or any(end.startswith(left) and end != left for end in ends)
         if is_open and (any(ends) or not is_last):
@@ -308,6 +389,8 @@ class ToolCallStream:
             return False
         elif form.separator and left.startswith(form.separator):
             self._left, self._step = left[len(form.separator) :], self._head
+        elif self._closers and not end and not self._is_marked and may_be_spelled(left, self._schemas):
+            self._left, self._step = left, self._spelled
         elif end and not self._is_marked:  # there may be others
             self._left = left[len(end) :]
             self._closers.remove(end)
@@ -319,11 +402,8 @@ class ToolCallStream:
 
 def _markers_of_others(form: ToolFormat) -> tuple[str, ...]:
     """Markers that models of a format write beside its own."""
-    if form.is_object:
-        return (*_CLOSERS, _FUNCTION)
-    if form.prefix:
-        return (form.begin.removesuffix(form.prefix),)
-    return (_FUNCTION,) if form.tags and form.tags.name[0] == _FUNCTION else ()
+    bare = (form.begin.removesuffix(form.prefix),) if form.prefix else ()
+    return (*bare, *CLOSERS, *NAMED_TAGS)
 
 
 def joined(pieces: Iterable[str | ToolCallDelta]) -> tuple[str, list[ToolCall]]:
