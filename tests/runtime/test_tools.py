@@ -170,8 +170,8 @@ LOOSE = [  # as small models write calls where tools were offered
             '```tool_code\nget_weather(city="Paris", days=3)\n```',
             f"<tool_call>\n{CALL_IN_TAGS}</tool_call>",
             '<function name="get_weather">{"city": "Paris", "days": 3}</function>',
-            '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n<parameter name="days">'
-            "3</parameter>\n</invoke>\n</function_calls>",
+            '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+            '<parameter name="days">3</parameter>\n</invoke>\n</function_calls>',
             '<tool_call><function=get_weather>{"city": "Paris", "days": 3}</function></tool_call>',
             f"functools[{CALL}]",
             f"[TOOL_CALLS] [{CALL}]",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -43,8 +44,15 @@ _MOST_NAMES = 16  # of a reference, that lead to a definition
 _LONGEST_NAME = 1_000  # characters, up to which a name's length is followed
 _LARGE = 10**15  # of a bound, from which on llguidance may not take it
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
-# Pydantic's of a Decimal: a number with one digit at least.
-_SAME_PATTERNS = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$"}
+_TIME = r"T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S)"
+_SAME_PATTERNS = {
+    # Pydantic's of a Decimal: a number with one digit at least.
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
+    # zod's of a duration: weeks, or one at least of what it is made of.
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        rf"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)({_TIME})?|{_TIME})$"
+    ),
+}
 # What Rust's regex crate has not, once classes and escapes that it has are left out.
 _AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k|\(\?>|[+*?}]\+")
 _PLAIN = re.compile(r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[^1-9k]", re.DOTALL)
@@ -229,6 +237,9 @@ def _numbers(made: dict[str, Any], place: str, found: _Found) -> None:
         if isinstance(value := made.get(key), float) and value.is_integer():
             made[key] = int(value)
     bounds = {key: made[key] for key in _BOUNDS if isinstance(made.get(key), int | float)}
+    for key in [key for key, value in bounds.items() if abs(value) >= sys.float_info.max]:
+        if (bounds[key] < 0) == ("inimum" in key):  # zod's of a double, which all are within
+            del made[key], bounds[key]
     large = [key for key, value in bounds.items() if abs(value) > _LARGE]
     if large and not _is_taken(json.dumps({"type": made.get("type", "number"), **bounds})):
         for key in large:
