@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,6 +39,8 @@ from outrider.server.usage import timings_of
 _HARMLESS = (
     "anthropic_beta", "betas", "cache_control", "container", "context_management", "metadata", "service_tier", "speed",
 )  # fmt: skip
+# Blocks of hosted tools, of which there are none here.
+_HOSTED = re.compile("server_tool_use|mcp_tool_use|container_upload|(?:.+_)?tool_result$")
 
 
 def read_messages(body: bytes) -> ChatRequest:
@@ -52,6 +55,9 @@ def read_messages(body: bytes) -> ChatRequest:
 def read_message_fields(fields: dict[str, Any]) -> ChatRequest:
     """As `read_messages`, from the body's fields."""
     known = {*MessagesRequest.__struct_fields__}
+    messages = fields.get("messages")
+    if isinstance(messages, list):
+        fields["messages"] = [_without_hosted(message) for message in messages]
     others = {name: value for name, value in fields.items() if name not in known}
     IGNORED.add(name for name in _HARMLESS if others.pop(name, None) is not None)
     if others.pop("mcp_servers", None):
@@ -62,6 +68,31 @@ def read_message_fields(fields: dict[str, Any]) -> ChatRequest:
     except msgspec.ValidationError as error:
         raise bad_field(error) from error
     return read_fields(others | _chat_of(asked), ChatRequest)
+
+
+def _without_hosted(message: Any) -> Any:
+    """A message without blocks of hosted tools, and results of a search as text."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    kinds = [str(block.get("type")) if isinstance(block, dict) else "" for block in content]
+    is_hosted = [kind != "tool_result" and _HOSTED.match(kind) is not None for kind in kinds]
+    IGNORED.add(f"blocks of type {kind}" for kind, hosted in zip(kinds, is_hosted, strict=True) if hosted)
+    blocks = [_searched(block) for block, hosted in zip(content, is_hosted, strict=True) if not hosted]
+    return {**message, "content": blocks}
+
+
+def _searched(block: Any) -> Any:
+    """A result of a search as text, also among those of a call."""
+    if not isinstance(block, dict):
+        return block
+    parts = block.get("content")
+    if block.get("type") == "tool_result" and isinstance(parts, list):
+        return {**block, "content": [_searched(part) for part in parts]}
+    if block.get("type") != "search_result":
+        return block
+    texts = [part["text"] for part in parts or [] if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return {"type": "text", "text": "\n".join([str(block.get("title")), str(block.get("source")), *texts])}
 
 
 def _chat_of(asked: MessagesRequest) -> dict[str, Any]:

@@ -185,6 +185,7 @@ class Models:
         Raises:
             ApiError: with status 404.
         """
+        name = name if name in self._models else name.removesuffix(":latest")  # Ollama's name of all models' versions
         base, _, adapter = name.rpartition(":")
         if base not in self._models and not self._strict and adapter in self.all[0].adapters:
             base = self.all[0].name

@@ -275,3 +275,16 @@ def test_ollama_s_turns_are_read() -> None:
     assert choice.options["temperature"] == 0.5
     with pytest.raises(ApiError, match="template"):
         OllamaText.read(b'{"model": "m", "prompt": "a", "template": "x"}')
+
+
+def test_blocks_of_hosted_tools_are_skipped() -> None:
+    result = {"type": "search_result", "source": "u", "title": "t", "content": [{"type": "text", "text": "x"}]}
+    blocks = [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        {"type": "text", "text": "So."},
+    ]
+    given = [*HELLO, {"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+    asked = read_messages(json.dumps(ASKED | {"messages": given}).encode())
+    (choice,) = choices_of_chat(asked)
+    assert [turn["content"] for turn in choice.prompt] == ["Say hi.", "So.", "t\nu\nx"]

@@ -72,6 +72,12 @@ SAME: list[dict[str, Any]] = [
     {"repeat_last_n": 64, "repeat_penalty": 1.0}, {"repeat_last_n": -1}, {"think": False}, {"best_of": 1},
     {"function_call": "none", "functions": []}, {"thinking": False}, {"reasoning": "off"}, {"reasoning": "high"},
     {"timeout": 30, "tags": ["a"], "num_retries": 2, "caching": False, "tool_stream": True, "conversation_id": "c"},
+    {"unheard_of": False, "unheard": "", "of": [], "it": {}}, {"do_sample": True, "num_beams": 1, "rep_pen": 1.0},
+    {"speculative.n_max": 5, "rid": "r", "api_key": "k", "grammar": "", "stream": 0, "response_format": {}},
+    {"messages": [{"role": "User", "content": {"type": "text", "text": "Say hi."}}], "do_sample": False},
+    {"messages": [{"role": "human", "content": [{"text": "Say hi."}, {"type": "text", "text": None}]}]},
+    {"tools": [{"google_search": {}}], "model": "tiny:latest"}, {"reasoning_budget_tokens": -1},
+    {"messages": [*HELLO, {"role": "ai", "content": None, "reasoning": {"text": "Hm."}}]},
     {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
 ]  # fmt: skip
 
@@ -419,6 +425,44 @@ def test_history_is_read_as_others_write_it() -> None:
     assert turn(role="tool", content=None)["content"] == ""
 
 
+def test_calls_and_results_of_others_are_read() -> None:
+    called = {"name": "f", "arguments": {}}
+    for call in (
+        {"id": 5, "name": "f", "arguments": "{}"},
+        {"id": 5, "type": "function", "function": {"name": "f", "arguments": []}},
+    ):
+        made = turn(role="assistant", tool_calls=[call])["tool_calls"][0]
+        assert (made["id"], made["function"]) == ("5", called)
+    custom = turn(role="assistant", tool_calls=[{"type": "custom", "custom": {"name": "f", "input": "x"}}])
+    assert custom["tool_calls"][0]["function"]["arguments"] == {"input": "x"}
+    for given, content in (({"a": "é"}, '{"a": "é"}'), (5, "5"), ([{"a": 1}], '[{"a": 1}]'), (None, "")):
+        assert turn(role="ipython", tool_call_id=5, content=given) == {
+            "role": "tool", "tool_call_id": "5", "content": content
+        }  # fmt: skip
+    unread = [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "a"}]
+    assert turn(role="assistant", content=unread)["content"] == "a"
+    assert turn(role="system", content=None)["content"] == ""
+
+
+def test_halves_of_characters_are_no_reason_to_refuse() -> None:
+    """As JavaScript writes a text that was cut within a character."""
+    for written, content in (
+        (r"a\ud83d", "a\ufffd"), (r"\udc4db", "\ufffdb"), (r"\ud83d\udc4d\ud83d", "\U0001f44d\ufffd"),
+        (r"\\ud83d\ud83d", r"\ud83d" "\ufffd"),
+    ):  # fmt: skip
+        body = b'{"messages": [{"role": "user", "content": "%s"}]}' % written.encode()
+        assert read_request(body, ChatRequest).messages[0].content == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "near"),
+    [({"enable_thinkin": False}, "enable_thinking"), ({"temprature": 0}, "temperature"), ({"unheard_of": 0}, "Known")],
+)
+def test_what_may_be_misspelt_is_refused(fields: dict[str, Any], near: str) -> None:
+    with pytest.raises(ApiError, match=near):
+        read(**fields)
+
+
 def test_variables_of_the_template_have_many_names() -> None:
     assert options(chat_template_kwargs={"a": [1]})["chat_template_kwargs"] == {"a": [1]}
     thinks = {"enable_thinking": True, "thinking": True}
@@ -438,6 +482,17 @@ NAMED = {"type": "function", "function": {"name": "f", "parameters": {"type": "o
 OTHER = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {}}
 SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flat tool without a type": ({"tools": [{"name": "f", "parameters": {"type": "object"}}]}, {"tools": [NAMED]}),
+    "Anthropic's tool": (
+        {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}},
+        {"tools": [NAMED], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ),
+    "a tool twice": ({"tools": [NAMED, NAMED]}, {"tools": [NAMED]}),
+    "a name as choice": (
+        {"tools": [NAMED], "tool_choice": "f"},
+        {"tools": [NAMED], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ),
+    "json": ({"response_format": {"type": "json"}}, {"response_format": {"type": "json_object"}}),
     "flat tool": ({"tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]}, {"tools": [NAMED]}),
     "any": ({"tools": [NAMED], "tool_choice": "any"}, {"tools": [NAMED], "tool_choice": "required"}),
     "auto, as an object": ({"tools": [NAMED], "tool_choice": {"type": "auto"}}, {"tools": [NAMED]}),
@@ -480,6 +535,9 @@ def test_items_of_other_tools_are_calls_or_skipped() -> None:
         {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."},
         {"type": "local_shell_call", "call_id": "c2", "action": {"command": ["ls"]}, "status": "completed"},
         {"type": "local_shell_call_output", "call_id": "c2", "output": "a.txt"},
+        {"type": "apply_patch_call", "call_id": "c3", "operation": {"type": "delete_file"}},
+        {"type": "apply_patch_call_output", "call_id": "c3", "output": {"status": "completed"}},
+        {"type": "mcp_call", "name": "x"},
     ]
     found = read_request(json.dumps({"model": "m", "input": items, "max_tool_calls": 3}).encode(), ResponseRequest)
     assert isinstance(found.input, list)
@@ -488,10 +546,12 @@ def test_items_of_other_tools_are_calls_or_skipped() -> None:
         ("function_call_output", None, None, "Done."),
         ("function_call", "local_shell", '{"action": {"command": ["ls"]}}', None),
         ("function_call_output", None, None, "a.txt"),
+        ("function_call", "apply_patch", '{"operation": {"type": "delete_file"}}', None),
+        ("function_call_output", None, None, '{"status": "completed"}'),
     ]
 
 
-@pytest.mark.parametrize("odd", [{"type": []}, {"type": {}, "name": 1}, {"type": "allowed_tools", "tools": 5}, [], 5])
+@pytest.mark.parametrize("odd", [{"type": []}, {"type": {}, "name": 1}, {"type": "allowed_tools", "tools": 5}, [5], 5])
 def test_odd_shapes_are_refused_as_before(odd: Any) -> None:
     for fields in ({"tools": [NAMED], "tool_choice": odd}, {"response_format": odd}, {"guided_choice": odd}):
         with pytest.raises(ApiError):

@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.server.protocol.requests import Asked, AtLeastOne, Effort, FunctionName, JsonObject, PlainText, Text
+from outrider.server.protocol.requests import (
+    Asked,
+    AtLeastOne,
+    Effort,
+    FunctionName,
+    JsonObject,
+    PlainText,
+    Text,
+    ToolName,
+)
 from outrider.server.protocol.responses import Count, Timings
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -83,7 +92,7 @@ class ResponseTool(msgspec.Struct, frozen=True):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
     type: Literal["function"]
-    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

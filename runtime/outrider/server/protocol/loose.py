@@ -37,6 +37,8 @@ _SAME = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
     "random_seed": "seed",
+    "reasoning_budget_tokens": "reasoning_budget",
+    "rep_pen": "repetition_penalty",
     "repeat_penalty": "repetition_penalty",
     "stop_sequences": "stop",
     "thinking_budget": "reasoning_budget",
@@ -91,6 +93,8 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
     for name, value in made.items():
         if isinstance(value, str):
             made[name] = value = _read_text(name, value)
+        if name in _FLAGS and isinstance(value, int) and value in (0, 1):
+            made[name] = bool(value)
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:  # Lua and others have no integers
             made[name] = int(value)
     if made.get("best_of") == (made.get("n") or 1):
@@ -99,6 +103,9 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
         made["logprobs"] = bool(made["logprobs"])
     elif isinstance(made.get("logprobs"), bool):
         made["logprobs"] = int(made["logprobs"]) or None
+    for name in ("grammar", "regex"):
+        if made.get(name) == "":
+            made[name] = None
     _set_lengths(made)
     _set_sampling(made)
     _set_stop(made)
@@ -164,12 +171,21 @@ def _skip_tools(fields: dict[str, Any]) -> list[str]:
     tools = fields.get("tools")
     if not isinstance(tools, list):
         return []
-    kinds = [tool.get("type", "function") if isinstance(tool, dict) else "function" for tool in tools]
+    kinds = [_kind_of(tool) for tool in tools]
     skipped = {str(kind) for kind in kinds if kind != "function"}
-    fields["tools"] = [tool for tool, kind in zip(tools, kinds, strict=True) if kind == "function"] or None
+    functions = [tool for tool, kind in zip(tools, kinds, strict=True) if kind == "function"]
+    fields["tools"] = [tool for i, tool in enumerate(functions) if tool not in functions[:i]] or None
     if not fields["tools"] and fields.get("tool_choice") in ("auto", "none"):
         fields["tool_choice"] = None
     return [f"tools of type {kind}" for kind in skipped]
+
+
+def _kind_of(tool: Any) -> Any:
+    """The type of a tool. Google's hosted tools have their name alone."""
+    if not isinstance(tool, dict):
+        return "function"
+    is_hosted = len(tool) == 1 and tool.keys().isdisjoint(("function", "name", "type"))
+    return tool.get("type") or (next(iter(tool)) if is_hosted else "function")
 
 
 def unread_keys(fields: Mapping[str, Any]) -> Iterator[str]:

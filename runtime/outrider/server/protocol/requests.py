@@ -23,6 +23,8 @@ AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+# Without what formats of calls put around a name.
+ToolName = Annotated[str, msgspec.Meta(pattern=r"^[^\s\"'`\\<>{}\[\]|]{1,128}$")]
 TokenId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
 
 
@@ -124,7 +126,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
 
-    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

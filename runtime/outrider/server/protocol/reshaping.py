@@ -7,15 +7,19 @@ import re
 from typing import Any
 
 from outrider.server.errors import ApiError
+from outrider.server.protocol.histories import content_of_others, messages_of_others
 
 _CHOICES = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
 # Hosted tools' items, which have no text for the model.
 _SKIPPED_ITEMS = {
     "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
-    "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
+    "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "tool_search_call",
+    "tool_search_output", "web_search_call",
 }  # fmt: skip
-_AS_CALLS = {"custom_tool_call": "input", "local_shell_call": "action"}
-_AS_OUTPUTS = {"custom_tool_call_output", "local_shell_call_output"}
+_AS_CALLS = {
+    "apply_patch_call": "operation", "custom_tool_call": "input", "local_shell_call": "action", "shell_call": "action",
+}  # fmt: skip
+_AS_OUTPUTS = {f"{kind}_output" for kind in _AS_CALLS}
 
 
 def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
@@ -29,6 +33,8 @@ def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
         name = "reasoning_effort" if isinstance(think, str) else "enable_thinking"
         if fields.get(name) is None:
             fields[name] = think
+    if fields.pop("do_sample", None) is False:  # Transformers'
+        fields["temperature"] = 0
     if isinstance(fields.get("thinking"), bool):
         fields["thinking"] = {"enabled": fields["thinking"]}
     if isinstance(fields.get("reasoning"), str):  # LM Studio's
@@ -37,38 +43,13 @@ def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
     if "messages" in known:
         fields |= _of_chat(fields)
         if isinstance(fields.get("messages"), list):
-            fields["messages"] = _of_functions([_of_texts(message) for message in fields["messages"]])
+            fields["messages"] = messages_of_others(fields["messages"])
     _read_bias(fields)
     if "response_format" in known and fields.get("response_format") is None:
         fields |= _schema_of_others(fields)
     skipped = _skip_items(fields) if "input" in known else []
     _choose(fields, is_chat="messages" in known)
     return skipped
-
-
-def _of_texts(message: Any) -> Any:
-    """A message whose content is a list of texts, as one of parts."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(content, list) or not any(isinstance(part, str) for part in content):
-        return message
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    return {**message, "content": parts}
-
-
-def _of_functions(messages: list[Any]) -> list[Any]:
-    """Calls and results as they were written before there were tools: `function_call`, and the role "function"."""
-    made: list[Any] = []
-    call_id = ""
-    for number, message in enumerate(messages):
-        if isinstance(message, dict) and isinstance(message.get("function_call"), dict):
-            call_id = f"call_{number}"
-            rest = {key: value for key, value in message.items() if key != "function_call"}
-            made.append({"tool_calls": [{"id": call_id, "function": message["function_call"]}], **rest})
-        elif isinstance(message, dict) and message.get("role") == "function":
-            made.append({**message, "role": "tool", "tool_call_id": call_id})
-        else:
-            made.append(message)
-    return made
 
 
 def _read_bias(fields: dict[str, Any]) -> None:
@@ -88,19 +69,26 @@ def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     tools = fields.get("tools")
     if isinstance(tools, list):
-        made["tools"] = [
-            {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
-            if isinstance(tool, dict) and "function" not in tool and isinstance(tool.get("name"), str)
-            and tool.get("type") == "function"
-            else tool
-            for tool in tools
-        ]  # fmt: skip
+        made["tools"] = [_tool(tool) for tool in tools]
     form = fields.get("response_format")
+    if form in ("json", "json_object", "text", {}, {"type": "json"}):
+        made["response_format"] = {"type": "json_object"} if "json" in str(form) else None
     is_schema = isinstance(form, dict) and form.get("type") == "json_schema" and form.get("json_schema") is None
     if isinstance(form, dict) and is_schema and isinstance(form.get("schema"), dict):
         named = {key: value for key, value in form.items() if key in ("schema", "name", "strict")}
         made["response_format"] = {"type": "json_schema", "json_schema": named}
     return made
+
+
+def _tool(tool: Any) -> Any:
+    """A function without the object around it, also as Anthropic's API has it."""
+    if not isinstance(tool, dict) or "function" in tool or not isinstance(tool.get("name"), str):
+        return tool
+    kind, schema = tool.get("type"), tool.get("input_schema")
+    if kind != "function" and (kind is not None or "parameters" not in tool) and not isinstance(schema, dict):
+        return tool
+    function = {key: value for key, value in tool.items() if key not in ("type", "input_schema")}
+    return {"type": "function", "function": function | ({} if schema is None else {"parameters": schema})}
 
 
 def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
@@ -130,14 +118,17 @@ def _choose(fields: dict[str, Any], *, is_chat: bool) -> None:
     """Choices of tools by other names, and those that allow some of the tools."""
     choice = fields.get("tool_choice")
     if isinstance(choice, str):
-        fields["tool_choice"] = _CHOICES.get(choice, choice)
+        choice = fields["tool_choice"] = _CHOICES.get(choice, choice)
+        if choice in map(_name_of, fields.get("tools") or []):
+            choice = {"name": choice}
     if not isinstance(choice, dict):
         return
-    kind, name = str(choice.get("type")), choice.get("name")
+    kind, name = str(choice.get("type", "function")), choice.get("name")
     if kind in _CHOICES and len(choice) == 1:
         fields["tool_choice"] = _CHOICES[kind]
-    elif kind == "function" and isinstance(name, str) and is_chat and "function" not in choice:
-        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif kind in ("function", "tool") and isinstance(name, str) and "function" not in choice:
+        named = {"function": {"name": name}} if is_chat else {"name": name}
+        fields["tool_choice"] = {"type": "function", **named}
     elif kind == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         tools, mode = (allowed.get("tools"), allowed.get("mode")) if isinstance(allowed, dict) else (None, None)
@@ -172,8 +163,9 @@ def _item(item: Any, kind: str) -> Any:
         return {"type": "item_reference", "id": item.get("id")}
     if kind in _AS_CALLS:
         key = _AS_CALLS[kind]
-        name, arguments = item.get("name") or "local_shell", json.dumps({key: item.get(key)})
+        name, arguments = item.get("name") or kind.removesuffix("_call"), json.dumps({key: item.get(key)})
         return {"type": "function_call", "call_id": item.get("call_id"), "name": name, "arguments": arguments}
-    if kind in _AS_OUTPUTS:
-        return {"type": "function_call_output", "call_id": item.get("call_id"), "output": item.get("output")}
+    if kind in _AS_OUTPUTS or kind == "function_call_output":
+        output = content_of_others(item.get("output"), is_result=True)
+        return {"type": "function_call_output", "call_id": item.get("call_id"), "output": output}
     return item
