@@ -177,7 +177,7 @@ def test_branches_of_a_tree_have_their_sequence_s_adapter(every: OpenVINOPaged) 
     assert slot is not None
     backend.submit([Chunk(slot, TOKENS[:20], 0)]).wait()
     assert slot.fork(1, 4) == 1
-    tree = Chunk(slot, [TOKENS[20], 7, TOKENS[21]], 3, parents=[-1, 0, 0], generated=True)
+    tree = Chunk(slot, [TOKENS[20], 7, TOKENS[21]], 3, parents=[-1, -1], generated=True)
     step = backend.submit([tree]).wait()
     np.testing.assert_array_equal(step.row(0).full(), expected[20])
     np.testing.assert_array_equal(step.row(2).full(), expected[21])

@@ -39,7 +39,7 @@ def test_a_failed_answer_stays_failed_with_its_first_error() -> None:
 
 
 def test_a_layout_has_branches_and_what_is_kept() -> None:
-    tree = Layout(num_tokens=5, num_rows=4, parents=[-1, 0, 1, 1, 3])
+    tree = Layout(num_tokens=5, num_rows=4, parents=[-1, -1, 1])
     assert [[*branch] for branch in tree.branches] == [[0, 1, 2], [0, 1, 3, 4]]
     assert [*tree.kept([1, 2])] == [0, 1, 3, 4]
     chain = Layout(num_tokens=3, num_rows=2)

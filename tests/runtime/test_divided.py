@@ -79,7 +79,7 @@ def _readable(chunk: Chunk) -> Chunk:
 
 def test_a_tree_stays_whole() -> None:
     backend = FakeBackend(24)
-    tree = Chunk(backend.open(300), [1, 2, 3, 4], 4, parents=[-1, 0, 0, 1])  # two branches: 5 rows
+    tree = Chunk(backend.open(300), [1, 2, 3, 4], 4, parents=[-1, -1, 0])  # two branches: 5 rows
     prompt = Chunk(backend.open(300), [5] * 130, 1)
     calls = divide([prompt, tree], RowRule(most=64))
     assert [[len(chunk.token_ids) for chunk in call] for call in calls] == [[64], [64], [2, 4]]

@@ -166,7 +166,7 @@ def test_there_is_no_chat_and_no_tree(engine: Engine, backend: EncoderDecoder) -
     assert slot is not None
     assert slot.fork(2, 2) == 0
     with pytest.raises(RequestError, match="evaluates chains only"):
-        backend.submit([Chunk(slot, [1, 2], 2, parents=[-1, -1])])
+        backend.submit([Chunk(slot, [1, 2, 3], 3, parents=[-1, -1])])
     slot.close()
 
 

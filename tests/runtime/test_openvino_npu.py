@@ -143,7 +143,7 @@ def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
         backend.open(300, Prompt(TOKEN_IDS[:9], embeds=(span,)))
     slot = open_slot(backend, 300)
     with pytest.raises(outrider.RequestError, match="OpenVINONpu evaluates chains only"):
-        backend.submit([Chunk(slot, [1, 2], 2, parents=[-1, -1])])
+        backend.submit([Chunk(slot, [1, 2, 3], 3, parents=[-1, -1])])
     assert slot.length == 0
     slot.close()
 

@@ -138,13 +138,13 @@ def test_a_branch_is_kept(backend: Any, expected: bytes) -> None:
     for branch in range(3):
         slot = opened(backend)
         assert slot.fork(2, 5) == 2
-        token_ids, parents = [TEXT[40]], [-1]
+        token_ids, parents = [TEXT[40]], list[int]()
         for number in range(3):
             for depth in range(3):
-                parents.append(len(token_ids) - 1 if depth else 0)
+                parents.append(len(parents) - 1 if depth else -1)
                 token_ids.append(TEXT[41 + depth] if number == branch else (TEXT[41 + depth] + 1 + number) % 39)
         backend.submit([Chunk(slot, token_ids, 10, parents=parents, generated=True)]).wait()
-        slot.keep([0, *range(1 + 3 * branch, 1 + 3 * branch + 2)])
+        slot.keep(range(3 * branch, 3 * branch + 2))
         assert slot.length == 43
         slot.trim(42)
         assert slot.length == 42
@@ -204,25 +204,20 @@ class Checked:
             self.num_short += len(newest) > 1
             count, half, parents = len(newest), len(draft) // 2, None
             if half and self.backend.capabilities.trees and slot.fork(1, count + len(draft)):
-                ends = (
-                    [count - 1, *range(count, count + half - 1)],
-                    [count - 1, *range(count + half, count + len(draft) - 1)],
-                )
-                parents = [*range(-1, count - 1), *ends[0], *ends[1]]
+                parents = [*range(-1, half - 1), -1, *range(half, len(draft) - 1)]
             chunks.append(Chunk(slot, [*newest, *draft], len(draft) + 1, parents=parents, generated=True))
             halves.append(half if parents else 0)
             text.append(newest[-1])
         step: Any = self.backend.submit(chunks).wait() if chunks else None
         begin, checks = 0, []
-        for (slot, text, num_prompt), draft, chunk, half in zip(chosen, drafts, chunks, halves, strict=True):
+        for (slot, text, num_prompt), draft, half in zip(chosen, drafts, halves, strict=True):
             branches = [range(half), range(half, len(draft))] if half else [range(len(draft))]
             branch = branches[int(self.rng.integers(len(branches)))]
             path = [*branch[: int(self.rng.integers(len(branch) + 1))]]
             rows = [step.row(begin + i).full().tobytes() for i in (0, *(i + 1 for i in path))]
             begin += len(draft) + 1
             if half:
-                before = len(chunk.token_ids) - len(draft)
-                slot.keep([*range(before), *(before + i for i in path)])
+                slot.keep(path)
             text.extend(draft[i] for i in path)
             slot.trim(len(text))
             checks.append((text, num_prompt, rows))

@@ -58,9 +58,7 @@ def test_rows_of_trees_have_the_bits_of_chains(engine: outrider.Engine, rule: st
         forked, chain, beside = (main.open(120, Prompt(())) for _ in range(3))
         main.submit([Chunk(forked, text, 0), Chunk(chain, text, 0)]).wait()
         assert forked.fork(len(draft.branches) - 1, 9) == len(draft.branches) - 1
-        tree = Chunk(
-            forked, [newest, *draft.token_ids], len(draft) + 1, parents=draft.parents_behind(1), generated=True
-        )
+        tree = Chunk(forked, [newest, *draft.token_ids], len(draft) + 1, parents=draft.parents, generated=True)
         step = main.submit([Chunk(beside, other, 1), tree]).wait()
         rows = [step.row(1 + i).full().copy() for i in range(len(draft) + 1)]
         for leaf in draft.branches:
@@ -70,7 +68,7 @@ def test_rows_of_trees_have_the_bits_of_chains(engine: outrider.Engine, rule: st
             for k, i in enumerate([-1, *leaf]):
                 assert bool((rows[i + 1] == step.row(k).full()).all()), (length, draft, i)
         path = draft.path_to(int(rng.integers(-1, len(draft))))
-        forked.keep([0, *(i + 1 for i in path)])
+        forked.keep(path)
         assert forked.length == length + 1 + len(path)
         main.submit([Chunk(chain, [newest, *(draft.token_ids[i] for i in path)], 1, generated=True)]).wait()
         ends = [
@@ -117,8 +115,8 @@ def test_a_backend_keeps_the_accepted_branch() -> None:
     main = FakeBackend(12, memory=6)
     slot = main.open(50)
     assert slot.fork(2, 4) == 2
-    main.submit([Chunk(slot, [7, 1, 2, 3], 4, parents=[-1, 0, 0, 2])])
-    slot.keep([0, 2, 3])
+    main.submit([Chunk(slot, [7, 1, 2, 3], 4, parents=[-1, -1, 1])])
+    slot.keep([1, 2])
     assert slot.token_ids == [7, 2, 3]
 
 

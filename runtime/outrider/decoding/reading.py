@@ -36,8 +36,7 @@ class Reading:
         num_rows, parents = 0, None
         if begin + len(token_ids) == len(sequence):
             draft = draft_of(turn)
-            num_rows, parents = len(draft) + 1, draft.parents_behind(len(token_ids))
-            token_ids = token_ids + draft.token_ids
+            num_rows, parents, token_ids = len(draft) + 1, draft.parents, token_ids + draft.token_ids
         chunk = Chunk(answer.slot, token_ids, num_rows, answer.features, parents, generated)
         return cls(answer, turn, chunk, begin, first_row)
 
@@ -66,8 +65,8 @@ class Reading:
         if observer is not None:
             observer.verified(answer, draft, outcome)
         answer.commit(rows, outcome, self.turn.author if self.turn else None)
-        if self.chunk.layout.is_tree:
-            answer.slot.keep(self.chunk.layout.kept(outcome.path))
+        if draft.parents is not None:
+            answer.slot.keep(outcome.path)
         answer.slot.trim(len(answer.sequence) - 1)  # drops the rejected tokens
         return outcome.path
 

@@ -15,6 +15,7 @@ from outrider.types import (
     Capabilities,
     Chunk,
     Exactness,
+    Layout,
     Logits,
     LogitsRow,
     Prompt,
@@ -38,7 +39,7 @@ class FakeSlot:
     scope: bytes = b""
     closed: bool = False
     num_published: int = 0
-    tree: tuple[int, list[int], list[int]] = (0, [], [])  # where the last call's tree began, its tokens and kernels
+    tree: tuple[int, Layout, list[int], list[int]] = field(init=False)  # the last call's: its begin, tokens and kernels
 
     @property
     def length(self) -> int:
@@ -59,11 +60,11 @@ class FakeSlot:
         return count
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of the last call's tree keep these tokens."""
-        begin, tokens, shifts = self.tree
+        """Of the last call's tree keep this path of the draft."""
+        begin, layout, tokens, shifts = self.tree
         self.trim(begin)
-        self.token_ids += [tokens[i] for i in path]
-        self.shifts += [shifts[i] for i in path]
+        self.token_ids += [tokens[i] for i in layout.kept(path)]
+        self.shifts += [shifts[i] for i in layout.kept(path)]
 
     def publish(self, token_ids: Sequence[int]) -> None:
         """Publish the slot's part of committed tokens."""
@@ -197,7 +198,7 @@ class FakeBackend:
                     rows.append(self.logits_after(text) + self._shift(before_shifts + shifts[: len(paths[i])]))
                 of_chunk.append([self.features_after(text, name) for name in chunk.features])
             features[chunk] = np.array(of_chunk, dtype=np.float32).reshape(count, -1)
-            slot.tree = len(before), token_ids, shifts
+            slot.tree = len(before), chunk.layout, token_ids, shifts
             slot.token_ids += [token_ids[i] for i in branches[0]]
             slot.shifts += shifts[: len(branches[0])]
         return FakeBackend.Step(rows, features)

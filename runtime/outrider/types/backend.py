@@ -84,7 +84,7 @@ class Slot(Protocol):
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of the last call's tree, keep the tokens with these indices in its chunk. Only after a `fork`."""
+        """Of the last call's tree, keep the committed tokens and this path of the draft. Only after a `fork`."""
 
     def publish(self, token_ids: Sequence[int]) -> None:
         """Publish this slot's committed prefix to the prefix cache. Not during a call of this slot.
@@ -141,9 +141,9 @@ class Chunk:
     """Tokens to append to a slot, with the logits of the last `num_rows` of them.
 
     features: names from `Capabilities.features`: hidden states that are wanted for all tokens. parents: None for a
-    chain, in which each token follows the one before. Several candidates form one tree, [n]: for each token the index
-    in this chunk of its parent, −1 for the slot's newest token; parents come before children. Rows are in the order of
-    the tokens. The slot has to have room for the branches (`Slot.fork`), and holds the first one until `Slot.keep`.
+    chain, in which each token follows the one before. Several candidates form one tree: those of the draft
+    (`Draft.parents`), which is the last `num_rows` − 1 tokens and follows the token before them. Rows are in the order
+    of the tokens. The slot has to have room for the branches (`Slot.fork`), and holds the first one until `Slot.keep`.
     generated: whether these are tokens of an answer, not of a prompt; see `RowRule.separate`. hidden_states: float32
     [n, width], which a drafter reads besides the tokens; None stands for zeros.
     """
@@ -152,7 +152,7 @@ class Chunk:
     token_ids: Sequence[int]
     num_rows: int
     features: tuple[str, ...] = ()
-    parents: list[int] | None = None
+    parents: Sequence[int] | None = None
     generated: bool = False
     hidden_states: NDArray[np.float32] | None = None
     layout: Layout = field(init=False)  # how its tokens follow each other, made once

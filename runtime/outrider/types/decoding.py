@@ -186,12 +186,6 @@ class Draft:
             i, count = node, count + 1
         return count
 
-    def parents_behind(self, count: int) -> list[int] | None:
-        """The parents of `count` tokens in a row and of these, which follow the last of them; None for a chain."""
-        if self.parents is None:
-            return None
-        return [*range(-1, count - 1), *(parent + count for parent in self.parents)]
-
     def cut(self, length: int) -> Draft:
         """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]

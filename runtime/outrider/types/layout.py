@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 class Layout:
     """Committed tokens in a row and, after the newest one, a draft: a chain, or a tree of candidates.
 
-        layout = Layout(num_tokens=4, num_rows=3, parents=[-1, 0, 1, 1])    # two candidates after two tokens
+        layout = Layout(num_tokens=4, num_rows=3, parents=[-1, -1])    # two candidates after two tokens
+        layout.kept([1])    # [0, 1, 3]: the tokens that stay if the second candidate is accepted
         layout.branches     # [[0, 1, 2], [0, 1, 3]]
-        layout.kept([1])    # [0, 1, 3], if the second candidate is accepted
 
-    Indices are those of the tokens in their chunk. num_rows: rows of logits, of the last tokens: in a round's call
-    those of the newest committed token and of the draft. parents: [num_tokens], for each token the one that it
-    follows, −1 for the slot's newest token; parents come before children. None: a chain.
+    Whoever asks names draft tokens by their indices in the draft, as `Draft` does: −1 is the newest committed token,
+    and row i + 1 follows token i. The answers are indices of the chunk's tokens. num_rows: rows of logits, of the last
+    tokens: in a round's call those of the newest committed token and of the draft. parents: [num_rows − 1], those of
+    the draft; None: a chain.
     """
 
     num_tokens: int
     num_rows: int
     parents: Sequence[int] | None = None
-    branches: Sequence[Sequence[int]] = field(
-        init=False
-    )  # the chains that it consists of, each from the first token to a last
+    branches: Sequence[Sequence[int]] = field(init=False)  # its chains, each from the first token to a last
 
     def __post_init__(self) -> None:
-        self.branches = (range(self.num_tokens),) if self.parents is None else branches_of(self.parents)
+        chain = (range(self.num_tokens),)
+        self.branches = chain if self.parents is None else [self.kept(path) for path in branches_of(self.parents)]
 
     @property
     def is_tree(self) -> bool:
@@ -38,7 +38,7 @@ class Layout:
         return self.parents is not None
 
     def kept(self, path: Sequence[int]) -> Sequence[int]:
-        """The committed tokens, and those of the draft on the accepted path, as indices in the draft.
+        """The committed tokens, and those of the draft on this path.
 
         Of a chain all: which of them stay depends on their number alone.
         """

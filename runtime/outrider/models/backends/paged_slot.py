@@ -138,14 +138,15 @@ class PagedSlot(SlotTokens):
         self.append(token_ids)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Of the last call's tree keep these tokens. Their blocks become the sequence's."""
+        """Of the last call's tree keep this path of the draft. Its blocks become the sequence's."""
         layout, token_ids = self._tree
-        at = next(i for i, branch in enumerate(layout.branches) if branch[: len(path)] == [*path])
+        kept = layout.kept(path)
+        at = next(i for i, branch in enumerate(layout.branches) if branch[: len(kept)] == kept)
         if at:
             self._taken[at - 1] = self._table.exchange(self._forked_at // self._cache.block_size, self._taken[at - 1])
             self.blocks = _numbers(self._table)
         super().trim(self._forked_at)
-        super().append(embed_keys([token_ids[i] for i in path], self.embeds, self.length))
+        super().append(embed_keys([token_ids[i] for i in kept], self.embeds, self.length))
         if self._states is not None:
             if at:
                 self._states.exchange(self._forked_at, self.state_calls.pop(at - 1))
