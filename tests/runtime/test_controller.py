@@ -358,8 +358,8 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
     assert steady.added([3]) == pytest.approx(0.0003 + 2 * 0.005)
     assert drafting.added([3]) == pytest.approx(0.0003)
     # A model that goes on to draft as many tokens pays for one change, in a few rounds.
-    assert steady.added([3], stays=True) == pytest.approx(0.0003 + 0.005 / 4)
-    assert drafting.added([3], stays=True) == 0
+    assert steady.added_to_each(1)[3] == pytest.approx(0.0003 + 0.005 / 4)
+    assert drafting.added_to_each(1)[3] == 0
     assert drafting.added([4]) == pytest.approx(0.0004 + 0.005)
     assert steady.allot([[0.5, 0.5]]) == [0]  # 0.75 tokens for 10 ms, where 0.8 are to be had without
     assert drafting.allot([[0.5, 0.5, 0.5]]) == [3]

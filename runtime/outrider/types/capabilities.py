@@ -132,16 +132,19 @@ class SteadyRows:
         self._seconds, self._change, self._rule = seconds, change, rule
         self._saved: dict[int, float] = {}  # seconds that smaller numbers would have saved
         self._least = 0  # rows of the next call; see `pad`
+        self._choices: list[int] = []  # for each smaller number of rows what `peek` gives; empty: not computed yet
 
     def next(self, need: int) -> int:
         """The rows of the call that is made now, which needs so many. Both by the rule."""
-        self.current, self._saved = self._next(need)
-        self._least = 0
-        return self.current
+        rows, now = self.peek(need), self.current
+        self._saved = {n: self._saves(n) for n in range(need, now) if self._rule.call(n) == n} if rows == now else {}
+        self.current, self._least, self._choices = rows, 0, []
+        return rows
 
     def price(self, cost: Callable[[int], float], change: float) -> None:
         """Reckon with these seconds from now on: of calls by their rows, and of a change."""
         self._seconds, self._change = [0.0, *map(cost, range(1, len(self._seconds)))], change
+        self._choices = []
 
     def pad(self, rows: int) -> bool:
         """Have the next call padded to at least so many rows, to learn what that takes; False if it cannot be."""
@@ -152,23 +155,28 @@ class SteadyRows:
 
     def peek(self, need: int) -> int:
         """What `next` would return."""
-        return self._next(need)[0]
-
-    def _next(self, need: int) -> tuple[int, dict[int, float]]:
         if need < self._least:
-            return self._least, {}
+            return self._least
         now = self.current
         if need >= now or now >= len(self._seconds) or not self._rule.can_add(now - need):
-            return need, {}
-        saved = {
-            n: self._saved.get(n, 0.0) + self._seconds[now] - self._seconds[n]
-            for n in range(need, now)
-            if self._rule.call(n) == n
-        }
-        if not saved:  # by the rule, there is no smaller number
-            return now, {}
-        best = max(saved, key=saved.__getitem__)
-        return (now, saved) if saved[best] < self._change else (best, {})
+            return need
+        if not self._choices:
+            self._choices = self._choose()
+        return self._choices[need]
+
+    def _saves(self, rows: int) -> float:
+        """Seconds that a smaller number would have saved, this call included."""
+        return self._saved.get(rows, 0.0) + self._seconds[self.current] - self._seconds[rows]
+
+    def _choose(self) -> list[int]:
+        """For each smaller number of rows the one that has saved most, if that is enough; the last call's otherwise."""
+        now, best, most = self.current, self.current, 0.0
+        choices = [now] * now
+        for rows in range(now - 1, -1, -1):
+            if self._rule.call(rows) == rows and (saved := self._saves(rows)) >= most:
+                best, most = rows, saved
+            choices[rows] = now if most < self._change else best
+        return choices
 
 
 @dataclass(frozen=True, slots=True)

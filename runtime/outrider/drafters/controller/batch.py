@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from operator import mul
 
 from outrider.models.tuning.measure import LONGEST, PassCost
-from outrider.types import SteadyRows
+from outrider.types import RowRule, SteadyRows
 
 _ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
 
@@ -38,7 +38,7 @@ class Batch:
     change: float
     steady: SteadyRows | None = None
     seconds: dict[int, float] = field(default_factory=dict)
-    _added: dict[tuple[int, bool], float] = field(init=False, default_factory=dict)
+    _added: dict[int, float] = field(init=False, default_factory=dict)
 
     def allot(self, chances: Sequence[Sequence[float]], limit: float = math.inf) -> list[int]:
         """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
@@ -80,27 +80,35 @@ class Batch:
                 best, least = count, seconds
         return best
 
-    def added(self, lengths: Sequence[int], *, stays: bool = False) -> float:
-        """Seconds that drafts of these lengths add to a plain round.
-
-        stays: whether later rounds are to have as many rows; otherwise the next one is plain.
-        """
+    def added(self, lengths: Sequence[int]) -> float:
+        """Seconds that drafts of these lengths add to a plain round, if the next one is plain."""
         rows, cost = [k + 1 for k in lengths], self.cost
         if not cost.one_call:
             return max(cost.together(rows, self.context) - self.plain, 0.0)
-        return self._added_by(cost.rule.num_rows(rows), stays=stays)
+        return self._added_by(cost.rule.num_rows(rows))
 
-    def _added_by(self, total: int, *, stays: bool = False) -> float:
+    def added_to_each(self, share: int) -> list[float]:
+        """Seconds that drafts of 0, 1, … tokens add in `share` answers together, if later rounds have as many rows."""
+        cost, others = self.cost, self.together - share
+        if not cost.one_call:
+            return [self.added([k] * share + [0] * others) for k in range(LONGEST + 1)]
+        rows = totals = _totals(cost.rule, share, others)
+        if self.steady:
+            rows = [*map(self.steady.peek, totals)]
+        least = self._seconds(self._free) + self.change * self._changes(self._free, stays=True)
+        return [max(self._seconds(n) + self.change * self._changes(n, stays=True) - least, 0.0) for n in rows]
+
+    def _added_by(self, total: int) -> float:
         """Extra seconds of one call with this many rows.
 
         A call with another number of rows than the one before costs more, and so does the next plain call.
         """
-        if (total, stays) not in self._added:  # many lengths make the same number of rows
+        if total not in self._added:  # many lengths make the same number of rows
             rows, free = self.steady.peek(total) if self.steady else total, self._free
-            changes = self._changes(rows, stays=stays) - self._changes(free, stays=stays)
+            changes = self._changes(rows, stays=False) - self._changes(free, stays=False)
             seconds = self._seconds(rows) - self._seconds(free) + self.change * changes
-            self._added[total, stays] = max(seconds, 0.0)
-        return self._added[total, stays]
+            self._added[total] = max(seconds, 0.0)
+        return self._added[total]
 
     def _seconds(self, rows: int) -> float:
         """Seconds of one call, where changes cost nothing."""
@@ -134,3 +142,9 @@ class Batch:
             return 0.0
         one = self.cost.rule.num_rows([2] + [1] * (self.together - 1))
         return min(self._added_by(one), self._added_by(max(self.before, one)))
+
+
+@lru_cache
+def _totals(rule: RowRule, share: int, others: int) -> Sequence[int]:
+    """Rows of calls in which `share` answers have drafts of 0, 1, … tokens, and others none."""
+    return [rule.num_rows([k + 1] * share + [1] * others) for k in range(LONGEST + 1)]

@@ -35,13 +35,11 @@ class ModelPrice:
     @classmethod
     def of(cls, model: Drafter, batch: Batch, share: int) -> ModelPrice:
         """The price if the model drafts for `share` of the batch's answers."""
-        others = [0] * (batch.together - share)
-        check = [batch.added([k] * share + others, stays=True) / share for k in range(LONGEST + 1)]
         return cls(
             share,
             model.seconds_for([1] * share, batch.context) / share,
             model.at_once,
-            check,
+            [seconds / share for seconds in batch.added_to_each(share)],
             min(model.most_tokens or LONGEST, LONGEST),
         )
 
