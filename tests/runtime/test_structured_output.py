@@ -18,7 +18,7 @@ from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
 from in_the_loop import new_request, run, say
 from outrider.config import GenerationConfig
 from outrider.decoding.answer import Answer
-from outrider.decoding.drafting import _allowed
+from outrider.decoding.checks import _allowed
 from outrider.drafters import DraftModel, HiddenModel, MarkovHead
 from outrider.testing import FakeBackend, FakeHead
 from outrider.tokens.grammar import Grammars, GrammarSource
@@ -259,11 +259,11 @@ def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> No
     say(request, c)
     request.sampler.commit([c])
     draft = Draft([a, b, a, b], confidences=[0.5, 0.4, 0.3, 0.2])
-    assert _allowed(request, draft, goes_on=False) == Draft([a, b], confidences=[0.5, 0.4])
-    longer = _allowed(request, draft, goes_on=True)
+    assert _allowed(draft, request, goes_on=False) == Draft([a, b], confidences=[0.5, 0.4])
+    longer = _allowed(draft, request, goes_on=True)
     assert longer == Draft([a, b, token_of("X"), token_of("Y")], confidences=[0.5, 0.4, 1.0, 1.0])
-    assert _allowed(request, Draft([b]), goes_on=True) == Draft([])
-    assert _allowed(request, Draft([]), goes_on=True) == Draft([])
+    assert _allowed(Draft([b]), request, goes_on=True) == Draft([])
+    assert _allowed(Draft([]), request, goes_on=True) == Draft([])
 
 
 def test_drafters_that_know_no_grammar(grammars: Grammars) -> None:
@@ -286,10 +286,10 @@ def test_sampled_drafts_are_never_cut(grammars: Grammars) -> None:
     request = make_request(grammars, GrammarSource("regex", "[ab]{8}"))
     certain = Distribution(np.array([token_of("x")]), np.array([1.0]))
     drawn = Draft([token_of("x")], probs=[certain])
-    assert _allowed(request, drawn, goes_on=True) is drawn
-    assert len(_allowed(request, Draft(drawn.token_ids), goes_on=True)) == 0
+    assert _allowed(drawn, request, goes_on=True) is drawn
+    assert len(_allowed(Draft(drawn.token_ids), request, goes_on=True)) == 0
     tree = Draft([token_of("x"), token_of("a")], parents=[-1, -1])
-    assert _allowed(request, tree, goes_on=True) is tree
+    assert _allowed(tree, request, goes_on=True) is tree
 
 
 @pytest.mark.parametrize(

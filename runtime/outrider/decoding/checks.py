@@ -1,19 +1,70 @@
-"""Checks the drafts of apps' drafters where they enter a round."""
+"""What of a draft a round uses. Drafts of apps' drafters are checked here, where they enter it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from outrider.decoding.answer import Answer, isolated
+from outrider.decoding.own import inner
 from outrider.errors import DrafterError
 from outrider.system.guard import Guard
-from outrider.types import Distribution, Draft
+from outrider.types import NO_DRAFT, Distribution, Draft, Drafter, Turn
 
 _ROUNDING = 1e-6  # of probabilities, which may have been float32
 _INT = {int}
+
+
+def usable(draft: Draft, answer: Answer, turn: Turn, author: Drafter | None, vocab_size: int) -> Draft:
+    """The draft as far as a round uses it. One that breaks a rule ends its answer alone. author: made it."""
+    if draft is NO_DRAFT:
+        return NO_DRAFT
+    with isolated(answer):
+        if author is not None and inner(author) is not author:  # an app's, which may propose anything
+            draft = sound(draft, vocab_size, answer.request.name_of(author))
+        draft = _within(draft, turn.request.limit, vocab_size)
+        draft = _allowed(draft, answer, goes_on=turn.drafter is None or (author is not None and author.is_free))
+        return _readable(draft, answer)
+    return NO_DRAFT
+
+
+def _readable(draft: Draft, answer: Answer) -> Draft:
+    """The draft, with room for its branches in the cache; its first candidates if there is too little.
+
+    That depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
+    """
+    if draft.parents is None:
+        return draft
+    branches = draft.branches
+    count, length = len(branches) - 1, max(map(len, branches)) + 1
+    return draft if count > 0 and answer.slot.fork(count, length) == count else draft.first_chain
+
+
+def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:
+    """The draft, cut to `limit` tokens and before any unknown id: these would be read beyond the device's arrays."""
+    known = next((i for i, token_id in enumerate(draft.token_ids) if not 0 <= token_id < vocab_size), limit)
+    return draft if len(draft) <= min(known, limit) else draft.cut(min(known, limit))
+
+
+def _allowed(draft: Draft, answer: Answer, *, goes_on: bool) -> Draft:
+    """The draft, cut before the first token that the answer's grammar does not allow.
+
+    Sampled tokens stay: to drop one after seeing it would bias the output. Those of a draft model are allowed anyway.
+    goes_on: add the tokens that the grammar forces after the others. A draft model's record and price are for its own.
+    """
+    grammar = answer.grammar
+    if grammar is None or not len(draft) or draft.probs is not None or draft.parents is not None:
+        return draft
+    draft = draft.cut(grammar.num_allowed(draft.token_ids))
+    forced = grammar.forced(draft.token_ids, answer.limit - len(draft)) if goes_on else []
+    if not forced:
+        return draft
+    confidences = None if draft.confidences is None else [*draft.confidences, *(1.0 for _ in forced)]
+    return replace(draft, token_ids=[*draft.token_ids, *forced], confidences=confidences)
 
 
 def sound(draft: Any, vocab_size: int, name: str) -> Draft:

@@ -4,48 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from outrider.decoding.answer import Answer, isolated
-from outrider.decoding.checks import sound
+from outrider.decoding.checks import usable
 from outrider.decoding.observer import DraftStage, Observer
 from outrider.decoding.own import REMEDY, inner
 from outrider.decoding.reading import Reading
 from outrider.errors import DrafterError, OutriderError, one_line
 from outrider.system.guard import is_interrupt
-from outrider.types import NO_DRAFT, Draft, Drafter, DraftPolicy, Pending, Turn
+from outrider.types import Draft, DraftPolicy, Pending, Turn
 
 
-def propose(answers: Sequence[Answer], vocab_size: int, observer: Observer | None = None) -> list[Turn | None]:
-    """A turn with a draft for every answer, as its policy chooses; None if nothing may be drafted.
+def propose(
+    answers: Sequence[Answer], vocab_size: int, observer: Observer | None = None
+) -> list[tuple[Answer, Turn | None]]:
+    """Each answer with a turn and its draft, as its policy chooses; None if nothing may be drafted.
 
     Where an answer's grammar allows only one next token, the draft is that token and those forced after it. Nothing
     can draft them better or at a lower cost, so the policy is not asked, and learns nothing from them.
 
     An error in a policy or a drafter ends the answers that it was called for. A draft that breaks a rule ends its own.
     """
-    turns: list[Turn | None] = [None] * len(answers)
-    groups: dict[DraftPolicy, list[int]] = {}
-    for i, answer in enumerate(answers):
+    turns: dict[Answer, Turn] = {}
+    groups: dict[DraftPolicy, list[Answer]] = {}
+    for answer in answers:
         policy, limit = answer.request.policy, answer.limit
         if policy is None or limit <= 0:
             continue
         with isolated(answer):
             forced = answer.grammar.forced([], limit) if answer.grammar else []
             if forced:
-                turns[i] = Turn(answer.draft_request(), draft=Draft(forced))
+                turns[answer] = Turn(answer.draft_request(), draft=Draft(forced))
             else:
-                groups.setdefault(policy, []).append(i)
+                groups.setdefault(policy, []).append(answer)
     together = sum(answer.decodes for answer in answers)
-    for policy, indices in groups.items():
-        mine = [answers[i] for i in indices]
+    for policy, mine in groups.items():
         with isolated(*mine), _named(policy):
             chosen = _choose(policy, mine, together, vocab_size, observer)
-            _draft(mine, chosen, vocab_size, observer)
+            _draft(chosen, vocab_size, observer)
             policy.drafted()
-            for i, turn in zip(indices, chosen, strict=True):
-                turns[i] = turn
-    return turns
+            turns.update(chosen)
+    return [(answer, turns.get(answer)) for answer in answers]
 
 
 @contextmanager
@@ -63,46 +62,32 @@ def _named(policy: DraftPolicy) -> Iterator[None]:
 
 def _choose(
     policy: DraftPolicy, answers: Sequence[Answer], together: int, vocab_size: int, observer: Observer | None
-) -> Sequence[Turn]:
-    """The policy's turns, one for each answer. together: answers of this round, those of other policies included."""
+) -> Sequence[tuple[Answer, Turn]]:
+    """Each answer with the policy's turn. together: answers of this round, those of other policies included."""
     with _observed(observer, "choose", answers) as drafts:
-        chosen = policy.choose([answer.draft_request(answer.slot, together, observer) for answer in answers])
-        for answer, turn in zip(answers, chosen, strict=True):
-            turn.draft = _taken(answer, turn, vocab_size, turn.copier)
+        turns = policy.choose([answer.draft_request(answer.slot, together, observer) for answer in answers])
+        chosen = [*zip(answers, turns, strict=True)]
+        for answer, turn in chosen:
+            turn.draft = usable(turn.draft, answer, turn, turn.copier, vocab_size)
             drafts.append(turn.draft)
     return chosen
 
 
-def _draft(answers: Sequence[Answer], turns: Sequence[Turn], vocab_size: int, observer: Observer | None) -> None:
+def _draft(chosen: Sequence[tuple[Answer, Turn]], vocab_size: int, observer: Observer | None) -> None:
     """Call the drafters that were chosen for these turns."""
-    for drafter in {id(turn.drafter): turn.drafter for turn in turns if turn.drafter is not None}.values():
-        mine = [i for i, turn in enumerate(turns) if turn.drafter is drafter]
-        with _observed(observer, "propose", [answers[i] for i in mine]) as drafts:
-            proposed = drafter.propose([turns[i].request for i in mine])
+    for drafter in {id(turn.drafter): turn.drafter for _, turn in chosen if turn.drafter is not None}.values():
+        mine = [(answer, turn) for answer, turn in chosen if turn.drafter is drafter]
+        with _observed(observer, "propose", [answer for answer, _ in mine]) as drafts:
+            proposed = drafter.propose([turn.request for _, turn in mine])
             if len(proposed) != len(mine):
-                name = answers[mine[0]].request.name_of(drafter)
+                name = mine[0][0].request.name_of(drafter)
                 raise DrafterError(
                     f"The drafter {name!r} proposed {len(proposed)} drafts for {len(mine)} requests. Propose one for "
                     "each; Draft([]) is an empty one."
                 )
-            for i, draft in zip(mine, proposed, strict=True):
-                turns[i].draft = draft
-                turns[i].draft = _taken(answers[i], turns[i], vocab_size, drafter)
-                drafts.append(turns[i].draft)
-
-
-def _taken(answer: Answer, turn: Turn, vocab_size: int, author: Drafter | None) -> Draft:
-    """A turn's draft as far as the round uses it. One that breaks a rule ends its answer alone. author: made it."""
-    if turn.draft is NO_DRAFT:
-        return NO_DRAFT
-    with isolated(answer):
-        draft = turn.draft
-        if author is not None and inner(author) is not author:  # an app's, which may propose anything
-            draft = sound(draft, vocab_size, answer.request.name_of(author))
-        draft = _within(draft, turn.request.limit, vocab_size)
-        draft = _allowed(answer, draft, goes_on=turn.drafter is None or (author is not None and author.is_free))
-        return _readable(answer, draft)
-    return NO_DRAFT
+            for (answer, turn), draft in zip(mine, proposed, strict=True):
+                turn.draft = usable(draft, answer, turn, drafter, vocab_size)
+                drafts.append(turn.draft)
 
 
 def seconds_of(answers: Sequence[Answer]) -> dict[int, tuple[float, float]]:
@@ -149,38 +134,3 @@ def _observed(observer: Observer | None, stage: DraftStage, answers: Sequence[An
         observer.drafted(drafts, error)
         raise
     observer.drafted(drafts)
-
-
-def _readable(answer: Answer, draft: Draft) -> Draft:
-    """The draft, with room for its branches in the cache; its first candidates if there is too little.
-
-    That depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
-    """
-    if draft.parents is None:
-        return draft
-    branches = draft.branches
-    count, length = len(branches) - 1, max(map(len, branches)) + 1
-    return draft if count > 0 and answer.slot.fork(count, length) == count else draft.first_chain
-
-
-def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:
-    """The draft, cut to `limit` tokens and before any unknown id: these would be read beyond the device's arrays."""
-    known = next((i for i, token_id in enumerate(draft.token_ids) if not 0 <= token_id < vocab_size), limit)
-    return draft if len(draft) <= min(known, limit) else draft.cut(min(known, limit))
-
-
-def _allowed(answer: Answer, draft: Draft, *, goes_on: bool) -> Draft:
-    """The draft, cut before the first token that the answer's grammar does not allow.
-
-    Sampled tokens stay: to drop one after seeing it would bias the output. Those of a draft model are allowed anyway.
-    goes_on: add the tokens that the grammar forces after the others. A draft model's record and price are for its own.
-    """
-    grammar = answer.grammar
-    if grammar is None or not len(draft) or draft.probs is not None or draft.parents is not None:
-        return draft
-    draft = draft.cut(grammar.num_allowed(draft.token_ids))
-    forced = grammar.forced(draft.token_ids, answer.limit - len(draft)) if goes_on else []
-    if not forced:
-        return draft
-    confidences = None if draft.confidences is None else [*draft.confidences, *(1.0 for _ in forced)]
-    return replace(draft, token_ids=[*draft.token_ids, *forced], confidences=confidences)

@@ -23,9 +23,8 @@ def step(main: Backend, scheduler: Scheduler, observer: Observer | None = None) 
     Raises:
         DeviceError: when a model's call fails. Other errors end only the answer that they belong to.
     """
-    answers, began = scheduler.ready(), time.perf_counter()
-    turns = propose(answers, main.vocab_size, observer)
-    together = scheduler.round(answers, turns, began)
+    proposed = propose(scheduler.ready(), main.vocab_size, observer)
+    together = scheduler.round(proposed)
     if not together.readings:
         return
     main_began = main.seconds

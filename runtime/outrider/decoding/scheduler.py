@@ -76,6 +76,7 @@ class Scheduler:
     prefix_check: PrefixCheck = field(default_factory=PrefixCheck)
     replaying: Replaying = field(default_factory=Replaying)
     _refused: Answer | None = None  # there was no room for it, and none was freed since
+    _round_began: float = 0.0
 
     @property
     def is_far_ahead(self) -> bool:
@@ -131,18 +132,19 @@ class Scheduler:
         ready = [answer for answer in running if answer.is_ready]
         if not ready and running and not any(answer.ended for answer in running):
             LATE.wait(_MASK_SECONDS)
+        self._round_began = time.perf_counter()
         return ready
 
-    def round(self, answers: Sequence[Answer], turns: Sequence[Turn | None], began: float) -> Round:
-        """What each answer reads in this round's call, with its turn's draft. began: the round."""
-        for answer in answers:
+    def round(self, proposed: Sequence[tuple[Answer, Turn | None]]) -> Round:
+        """What each answer reads in this round's call, with its turn's draft."""
+        for answer, _ in proposed:
             answer.end_if_cancelled()  # while drafting
-        sound = [(answer, turn) for answer, turn in zip(answers, turns, strict=True) if not answer.ended]
+        sound = [(answer, turn) for answer, turn in proposed if not answer.ended]
         counts = self.rows.share(
             [_num_wanted(answer, turn) for answer, turn in sound],
             [answer.decodes and not answer.request.waits for answer, _ in sound],
             [answer.slot.length for answer, _ in sound],
-            begun=time.perf_counter() - began,
+            begun=time.perf_counter() - self._round_began,
         )
         readings: list[Reading] = []
         row = 0

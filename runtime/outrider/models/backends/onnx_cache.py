@@ -234,7 +234,7 @@ class BufferCache:
                     if array is not None:
                         array[0, :, begin:end] = part[:, : end - begin]
             slot.has_written(len(keys))
-            slot.append(keys[slot.length :])
+            slot.record(keys[slot.length :])
             slot.publish(prompt_keys(keys))
         finally:
             slot.close()

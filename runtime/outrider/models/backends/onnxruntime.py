@@ -249,7 +249,7 @@ class OnnxRuntime(SequentialBackend):
             self._session.run_with_iobinding(binding)
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-        slot.append(chunk.token_ids)
+        slot.record(chunk.token_ids)
         return [values[:count] for values in hidden]
 
     def _check_in_place(self) -> None:

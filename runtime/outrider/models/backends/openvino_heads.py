@@ -37,7 +37,7 @@ class OpenVINOBlock(OpenVINOPaged):
         """Do nothing: the rows of a block see each other."""
 
     def _append(self, chunk: Chunk) -> None:
-        chunk.slot.append(chunk.token_ids[: _num_context(chunk)])
+        chunk.slot.record(chunk.token_ids[: _num_context(chunk)])
 
     def _inputs_of(self, chunks: Sequence[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[Chunk, Sequence[int]]]:
         counts = [(_num_context(chunk), len(chunk.token_ids)) for chunk in chunks]

@@ -249,7 +249,7 @@ class PagedCache:
                         self._tensors[name].write(numbers, part[skipped : skipped + len(numbers)])
             if state is not None and slot.length < len(keys):
                 self._write_row(slot.take_row(len(keys)), state)
-            slot.append(keys[slot.length :])
+            slot.record(keys[slot.length :])
             slot.publish(prompt_keys(keys))
         finally:
             slot.close()

@@ -74,9 +74,9 @@ class PagedSlot(SlotTokens):
                 self._states.drop_call(call)
         self.state_calls = []
 
-    def append(self, token_ids: Sequence[int]) -> None:
+    def record(self, token_ids: Sequence[int]) -> None:
         """Record the tokens that a call writes."""
-        super().append(embed_keys(token_ids, self.embeds, self.length))
+        super().record(embed_keys(token_ids, self.embeds, self.length))
         if self._states is not None and self.state_calls:
             self._states.store(self.state_calls.pop(0))
 
@@ -135,7 +135,7 @@ class PagedSlot(SlotTokens):
         if layout.is_tree:
             self._tree = layout, token_ids
             token_ids = [token_ids[i] for i in layout.branches[0]]
-        self.append(token_ids)
+        self.record(token_ids)
 
     def keep(self, path: Sequence[int]) -> None:
         """Of the last call's tree keep this path of the draft. Its blocks become the sequence's."""
@@ -146,7 +146,7 @@ class PagedSlot(SlotTokens):
             self._taken[at - 1] = self._table.exchange(self._forked_at // self._cache.block_size, self._taken[at - 1])
             self.blocks = _numbers(self._table)
         super().trim(self._forked_at)
-        super().append(embed_keys([token_ids[i] for i in kept], self.embeds, self.length))
+        super().record(embed_keys([token_ids[i] for i in kept], self.embeds, self.length))
         if self._states is not None:
             if at:
                 self._states.exchange(self._forked_at, self.state_calls.pop(at - 1))

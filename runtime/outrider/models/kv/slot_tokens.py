@@ -60,7 +60,7 @@ class SlotTokens(Unbranched):
         """The tokens that stay in the prefix cache when the slot is closed."""
         return self._token_ids[: self._num_published]
 
-    def append(self, token_ids: Sequence[int]) -> None:
+    def record(self, token_ids: Sequence[int]) -> None:
         """Record the tokens that a call writes."""
         if self._counts:  # not before: a slot that was never read into is no request
             self._counts.add(self._num_prompt_tokens, self.length)
