@@ -471,24 +471,26 @@ def write_gguf(
     kv_heads = [decoder.num_kv_heads if kind in ("", "attention") else 0 for kind in kinds]
     if form.varied:
         add_varied_sizes(writer, decoder, config)
-    elif form.latent:
+    elif form.attention.latent:
         add_latent_sizes(writer, decoder, config, old=old)
     else:
-        writer.add_head_count_kv(kv_heads if decoder.states and not form.gated else decoder.num_kv_heads)
+        writer.add_head_count_kv(
+            kv_heads if decoder.states and form.attention.gate != "queries" else decoder.num_kv_heads
+        )
         writer.add_key_length(decoder.head_size)
     add_sizes(writer, decoder, config)
     if "conv_L_cache" in config:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    (writer.add_layer_norm_eps if form.norm == "layer" else writer.add_layer_norm_rms_eps)(decoder.eps)
+    (writer.add_layer_norm_eps if form.norms.kind == "layer" else writer.add_layer_norm_rms_eps)(decoder.eps)
     writer.add_rope_dimension_count(decoder.rotary_size)
     if experts := decoder.experts:
         writer.add_expert_count(experts.count)
         writer.add_expert_used_count(experts.active)
-        if "moe_intermediate_size" in config or form.chunked:
+        if "moe_intermediate_size" in config or form.attention.chunked:
             writer.add_expert_feed_forward_length(experts.size)
-        if form.chunked:
+        if form.attention.chunked:
             writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
-        elif form.grouped:
+        elif form.experts.grouped:
             add_grouped_experts(writer, decoder, config, old=old)
         else:
             writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
@@ -520,12 +522,12 @@ def write_gguf(
     for weight, array in tensors.items():
         values = array.astype(np.float32)
         if (
-            (form.gguf.startswith(("gemma", "nemotron")) and form.norm_offset) or form.gguf == "muse-glimmer"
+            (form.gguf.startswith(("gemma", "nemotron")) and form.norms.offset) or form.gguf == "muse-glimmer"
         ) and weight.endswith("norm.weight"):
             values = values + (weight != "model.norm.weight" or form.gguf != "muse-glimmer")
         if (
-            form.gguf_interleaved
-            and not form.interleaved
+            form.matrices.gguf_interleaved
+            and not form.matrices.interleaved
             and ".self_attn." in weight
             and weight.split(".")[-2] in "q_proj k_proj"
         ):
@@ -538,7 +540,11 @@ def write_gguf(
             weight += ".bias"
         if weight.endswith("score_correction_bias"):
             weight, values = weight.replace("correction_bias", "correction.bias"), values.reshape(-1)
-        parts = rewritten(weight, values, decoder) if old or not form.latent else latent_rows(weight, values, decoder)
+        parts = (
+            rewritten(weight, values, decoder)
+            if old or not form.attention.latent
+            else latent_rows(weight, values, decoder)
+        )
         for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
             if weight == "lm_head.weight":

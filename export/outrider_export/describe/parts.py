@@ -223,7 +223,9 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
         yield DecoderPart("norm", f"root mean square ({eps})", True)
     else:
         is_layer = any("layer_norm" in key for key in config)
-        yield DecoderPart("norm", 'mean and variance (`norm` is "layer")' if is_layer else "no eps of a norm", is_layer)
+        yield DecoderPart(
+            "norm", 'mean and variance (`Norms(kind="layer")`)' if is_layer else "no eps of a norm", is_layer
+        )
     yield _rotation(config)
     yield _attention(config)
     yield from _layers(config, form)
@@ -233,7 +235,7 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
     if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
         yield DecoderPart("multipliers and caps", factors, True)
     for key, what in _MISSING.items():
-        if key == "attention_chunk_size" and form.chunked:
+        if key == "attention_chunk_size" and form.attention.chunked:
             yield DecoderPart(what, f"the context ends with the first one ({config.get(key, 'none')})", True)
         elif config.get(key) and config[key] != 1:
             yield DecoderPart(what, f"{key} is {config[key]}", False)
@@ -268,7 +270,7 @@ def _layers(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
     counted = {str(kind): kinds.count(kind) for kind in kinds} if isinstance(kinds, list) else {}
     window = config.get("sliding_window")
     known = ("full_attention", "attention", "sliding_attention", *STATES)
-    known += ("chunked_attention",) if form.chunked else ()
+    known += ("chunked_attention",) if form.attention.chunked else ()
     if counted:
         said = ", ".join(f"{count} {kind}" for kind, count in counted.items())
         said += f", window {window}" if window and "sliding_attention" in counted else ""
@@ -291,9 +293,9 @@ def _unknown_tensors(folder: Path, form: Form) -> Iterator[str]:
     norms = {form.norms.before_attention, form.norms.after_attention, form.norms.before_mlp, form.norms.after_mlp}
     known = {
         *norms, *form.names.values(), *(f"self_attn.{name}" for name in ("q_norm", "k_norm", "rotary_emb.inv_freq")),
-        *(f"self_attn.{name}_proj" for name in (("qkv", "o") if form.fused else ("q", "k", "v", "o"))),
-        *(f"mlp.{name}_proj" for name in (("gate_up", "down") if form.fused_mlp else ("gate", "up", "down"))),
-        *((*QUERIES, KV_A, KV_NORM, KV_B) if form.latent else ()),
+        *(f"self_attn.{name}_proj" for name in (("qkv", "o") if form.matrices.fused else ("q", "k", "v", "o"))),
+        *(f"mlp.{name}_proj" for name in (("gate_up", "down") if form.matrices.fused_mlp else ("gate", "up", "down"))),
+        *((*QUERIES, KV_A, KV_NORM, KV_B) if form.attention.latent else ()),
     }  # fmt: skip
     seen: dict[str, None] = {}
     for name in tensors_of(folder):

@@ -22,19 +22,7 @@ from outrider.models.backends.taps import ints
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.masks import integer
 from outrider_export.direct.norms import floats, rms_norm
-from outrider_export.direct.streams import (
-    BEGIN,
-    CORRECTED_SCALE,
-    CORRECTION,
-    END,
-    LAUREL_LEFT,
-    LAUREL_NORM,
-    LAUREL_RIGHT,
-    PREDICTION,
-    ROUTER_NORM,
-    STREAM_ROUTER,
-    Streams,
-)
+from outrider_export.direct.streams import StreamPart, Streams
 from outrider_export.direct.weights import Weights, layer_name
 
 _LEAST = 1e-5  # of a mean square that is divided by
@@ -52,14 +40,14 @@ class AltUp:
 
     def begun(self, embedding: ov.Node) -> ov.Node:
         """All streams of an embedding float32 [batch, tokens, hidden]."""
-        others = [self.product(f"{BEGIN}.{i}", embedding) for i in range(self.streams.count - 1)]
+        others = [self.product(f"{StreamPart.BEGIN}.{i}", embedding) for i in range(self.streams.count - 1)]
         made = [embedding, *(_as_large(each, embedding) for each in others)]
         return ops.concat([ops.unsqueeze(each, integer(2)) for each in made], 2)
 
     def ended(self, every: ov.Node) -> ov.Node:
         """One stream of all, float32 [batch, tokens, hidden]."""
         first = _stream(every, 0)
-        others = [self.product(f"{END}.{i}", _stream(every, i + 1)) for i in range(self.streams.count - 1)]
+        others = [self.product(f"{StreamPart.END}.{i}", _stream(every, i + 1)) for i in range(self.streams.count - 1)]
         total = first
         for each in others:
             total = ops.add(total, _as_large(each, first))
@@ -73,14 +61,14 @@ class AltUp:
         """The streams as they are before layer i, by those after the layer before it."""
         count = self.streams.count
         modes = self._modes(i, self.active(every))
-        mixing = self._small(i, PREDICTION, (count * count, count), modes)
+        mixing = self._small(i, StreamPart.PREDICTION, (count * count, count), modes)
         mixing = ops.reshape(mixing, ints(0, 0, count, count), special_zero=True)
         return ops.add(ops.matmul(mixing, every, False, False), every)
 
     def with_laurel(self, i: int, stream: ov.Node, read: ov.Node) -> ov.Node:
         """The stream after attention, with what layer i makes of `read` by two narrow matrices."""
-        made = self.project(i, LAUREL_RIGHT, self.project(i, LAUREL_LEFT, read))
-        weight = self.weights.numbers(f"{layer_name(i, LAUREL_NORM)}.weight", self.decoder.hidden_size)
+        made = self.project(i, StreamPart.LAUREL_RIGHT, self.project(i, StreamPart.LAUREL_LEFT, read))
+        weight = self.weights.numbers(f"{layer_name(i, StreamPart.LAUREL_NORM)}.weight", self.decoder.hidden_size)
         made = ops.add(read, rms_norm(made, weight, self.decoder.eps))
         return ops.multiply(ops.add(stream, made), floats(np.full((1, 1, 1), 2**-0.5)))
 
@@ -88,7 +76,7 @@ class AltUp:
         """All streams after layer i has computed one of them."""
         count = self.streams.count
         innovation = ops.unsqueeze(ops.subtract(computed, self.active(predicted)), integer(2))
-        factors = self._small(i, CORRECTION, (count, count), self._modes(i, computed))
+        factors = self._small(i, StreamPart.CORRECTION, (count, count), self._modes(i, computed))
         factors = ops.unsqueeze(ops.add(factors, floats(np.ones((1, 1, 1)))), integer(3))
         return ops.add(ops.multiply(innovation, factors), predicted)
 
@@ -97,7 +85,7 @@ class AltUp:
         found = self.active(every)
         if not self.streams.is_scaled:
             return found
-        scale = self.weights.numbers(f"{layer_name(i, CORRECTED_SCALE)}.weight", self.decoder.hidden_size)
+        scale = self.weights.numbers(f"{layer_name(i, StreamPart.CORRECTED_SCALE)}.weight", self.decoder.hidden_size)
         return ops.multiply(found, floats(scale.reshape(1, 1, -1)))
 
     def added(self, every: ov.Node, made: ov.Node) -> ov.Node:
@@ -109,9 +97,9 @@ class AltUp:
     def _modes(self, i: int, stream: ov.Node) -> ov.Node:
         """A number for each stream, float32 [batch, tokens, streams]."""
         hidden = self.decoder.hidden_size
-        weight = self.weights.numbers(f"{layer_name(i, ROUTER_NORM)}.weight", hidden) / np.float32(hidden)
+        weight = self.weights.numbers(f"{layer_name(i, StreamPart.ROUTER_NORM)}.weight", hidden) / np.float32(hidden)
         return ops.tanh(
-            self._small(i, STREAM_ROUTER, (self.streams.count, hidden), rms_norm(stream, weight, self.decoder.eps))
+            self._small(i, StreamPart.ROUTER, (self.streams.count, hidden), rms_norm(stream, weight, self.decoder.eps))
         )
 
     def _small(self, i: int, part: str, shape: tuple[int, int], x: ov.Node) -> ov.Node:

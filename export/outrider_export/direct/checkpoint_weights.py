@@ -20,7 +20,7 @@ class CheckpointWeights(Weights):
     """The weights of a checkpoint folder with safetensors files, one or several."""
 
     def __init__(self, folder: Path, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=decoder.form.interleaved)
+        super().__init__(decoder, interleaved=decoder.form.matrices.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
         self._tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
@@ -32,7 +32,7 @@ class CheckpointWeights(Weights):
         stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
         is_ours = name in self._tensors  # a slice's, see `outrider_export.forms.cut`
         if not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
-            if self.decoder.form.clamped or self.decoder.form.by_columns:
+            if self.decoder.form.experts.clamped or self.decoder.form.experts.by_columns:
                 return self._by_columns(stored)
             if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts
                 return self._by_columns(module)

@@ -67,7 +67,7 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
         config["layer_types"] = ["mamba" if each == "linear_attention" else each for each in config["layer_types"]]
     if config.get("use_bidirectional_attention") == "vision":  # among the tokens of an image
         config["use_bidirectional_attention"] = False
-    if form.chunked:
+    if form.attention.chunked:
         _settle_chunks(config)
     if form.name == "minimax_m2" and "rotary_dim" in config:
         config["partial_rotary_factor"] = config["rotary_dim"] / config["head_dim"]
@@ -89,7 +89,7 @@ def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
-    if config.get("num_local_experts") and not form.router:
+    if config.get("num_local_experts") and not form.experts.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
     for each in (given, config.get("mamba_hidden_act", "silu")):
@@ -133,9 +133,9 @@ def _settle_chunks(config: dict[str, Any]) -> None:
 
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     growth, step, offset = _query_growth(form, config)
-    chunk = int(config.get("attention_chunk_size", 0)) if form.chunked else 0
+    chunk = int(config.get("attention_chunk_size", 0)) if form.attention.chunked else 0
     blocks = None
-    if form.in_blocks:
+    if form.layers == "blocks":
         kinds = block_kinds(config)
         blocks = Blocks.of(kinds)
         mixing = [kinds[number] for number in blocks.mixing]
@@ -144,8 +144,8 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         size = config.get("head_dim", config.get("attention_head_dim"))
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-    latent = latent_of(config) if form.latent else None
-    config = {**config, **dense_layers(config)} if form.grouped else config
+    latent = latent_of(config) if form.attention.latent else None
+    config = {**config, **dense_layers(config)} if form.experts.grouped else config
     if latent is None:
         head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
     else:
@@ -156,29 +156,26 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
-    experts = [
-        experts_of(form.router, config, i, shared=form.shared, clamped=form.clamped, grouped=form.grouped)
-        for i in range(len(states))
-    ]
+    experts = [experts_of(form.experts, config, i) for i in range(len(states))]
     windows = _windows(form, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
-    if form.shared and any(experts) and not all(experts) and not form.grouped:
+    if form.experts.shared and any(experts) and not all(experts) and not form.experts.grouped:
         raise ValueError("layers with and without experts beside a shared one")
     of_layers = varied_sizes(config, sizes) if form.varied else [sizes] * len(states)
-    if form.grouped and any(experts):
+    if form.experts.grouped and any(experts):
         shared = replace(sizes, mlp_size=int(config["moe_intermediate_size"]) * int(config["n_shared_experts"]))
         of_layers = [sizes if mixture is None else shared for mixture in experts]
     rotated = full_size if latent is None else latent.rotated
     ropes, limit = _ropes(form, config, {FULL: rotated, SLIDING: head_size})
     has_long = ropes[FULL].long is not None
-    streams = streams_of(config) if form.streams else None
-    cutoffs = cutoffs_of(config, len(states)) if form.streams else [None] * len(states)
+    streams = streams_of(config) if form.layers == "streams" else None
+    cutoffs = cutoffs_of(config, len(states)) if form.layers == "streams" else [None] * len(states)
     scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
-    eps = float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"])
+    eps = float(config.get("rms_norm_eps", 1e-6) if form.norms.kind == "rms" else config["layer_norm_eps"])
     if chunk < int(config["max_position_embeddings"]):
         limit = chunk or limit
-    if form.chunked and not config.get("use_qk_norm", True):
-        form = replace(form, normed_after_rope=False, normed_heads=False)
+    if form.attention.chunked and not config.get("use_qk_norm", True):
+        form = replace(form, attention=replace(form.attention, normed_after_rope=False, normed_heads=False))
     return Decoder(
         form=form,
         hidden_size=hidden,
@@ -204,7 +201,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
             )
         ),
         attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),
-        embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.scale_embedding else 1.0)),
+        embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.embedding == "scaled" else 1.0)),
         residual_scale=float(config.get("residual_multiplier", 1.0)),
         logit_scale=float(config.get("output_multiplier", 1.0)) / float(config.get("logits_scaling", 1.0)),
         logit_cap=float(config.get("final_logit_softcapping", 0.0)),
@@ -217,7 +214,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         long_from=limit if has_long and limit else 0,
         blocks=blocks,
         layer_input_size=int(config.get("hidden_size_per_layer_input", 0)),
-        layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if form.streams else 0,
+        layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if form.layers == "streams" else 0,
         streams=streams,
     )
 
@@ -233,7 +230,7 @@ def _mlp_size(config: Mapping[str, Any]) -> int:
 
 def _query_growth(form: Form, config: Mapping[str, Any]) -> tuple[float, int, int]:
     """How queries grow with their position, as Llama 4 and Ministral 3: growth, step and offset; see `Decoder`."""
-    if form.chunked:
+    if form.attention.chunked:
         growth, step = float(config["attn_scale"]), int(config["floor_scale"])
         if growth < 0 or step < 1:
             raise ValueError(f"attn_scale={growth} with floor_scale={step}")
@@ -261,14 +258,14 @@ def _states(config: Mapping[str, Any]) -> list[State | None]:
 
 def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
     count, window = int(config["num_hidden_layers"]), int(config.get("sliding_window", 0))
-    if form.windows == "late" and not config.get("use_sliding_window"):
+    if form.attention.windows == "late" and not config.get("use_sliding_window"):
         window = 0
     if kinds := config.get("layer_types"):
         return [window if kind == SLIDING else 0 for kind in kinds]
-    if form.windows == "late":
+    if form.attention.windows == "late":
         return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
-    pattern = config.get("sliding_window_pattern", form.windows)
-    if isinstance(form.windows, int):
+    pattern = config.get("sliding_window_pattern", form.attention.windows)
+    if isinstance(form.attention.windows, int):
         if isinstance(pattern, str) and {*pattern} and {*pattern} <= {"L", "G"}:  # EXAONE 4; the last layer is global
             letters = [pattern[i % len(pattern)] for i in range(count - 1)]
             return [window if letter == "L" else 0 for letter in letters] + [0]
@@ -276,7 +273,7 @@ def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
             raise ValueError(f"sliding_window_pattern={pattern!r}")
         first = count % -pattern if pattern < 0 else 0  # layers before the first whole group
         return [window if pattern and (i + 1 - first) % pattern else 0 for i in range(count)]
-    return [window if form.windows == "all" else 0] * count
+    return [window if form.attention.windows == "all" else 0] * count
 
 
 def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[dict[str, Rope], int | None]:
@@ -286,7 +283,7 @@ def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
     whole = {"rope_theta": config.get("rope_theta", 10_000.0)}
     if "partial_rotary_factor" in config:
         whole["partial_rotary_factor"] = config["partial_rotary_factor"]
-    if form.local_theta:
+    if form.attention.local_theta:
         by_kind = given if FULL in given else {FULL: given}
         base = config.get("rope_local_base_freq") or by_kind[FULL].get("rope_theta", whole["rope_theta"])
         local = {"rope_theta": base}
@@ -305,17 +302,17 @@ def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
 
 
 def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
-    if form.local_theta:
+    if form.attention.local_theta:
         return [SLIDING if window else FULL for window in windows]
-    if form.rotated == "layer_rope_theta":
+    if form.attention.rotated == "layer_rope_theta":
         return _rotations_by_base(config, windows)
-    if form.rotated == "sliding" and any(windows):
+    if form.attention.rotated == "sliding" and any(windows):
         return [FULL if window else None for window in windows]
-    if form.rotated == "none":
+    if form.attention.rotated == "none":
         return [None] * len(windows)
-    if form.rotated == "position_embedding_type":
-        return [FULL if config.get(form.rotated) == "rope" else None] * len(windows)
-    if form.rotated == "no_rope_layers":
+    if form.attention.rotated == "position_embedding_type":
+        return [FULL if config.get(form.attention.rotated) == "rope" else None] * len(windows)
+    if form.attention.rotated == "no_rope_layers":
         step = config["no_rope_layer_interval"]
         rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]
         return [FULL if each else None for each in rotated]

@@ -1,6 +1,6 @@
 """Layers whose feed-forward part is a mixture of experts: of each token, a router chooses some of them.
 
-experts = experts_of("softmax", config, 3)     # of layer 3; None if its feed-forward part is dense
+experts = experts_of(form.experts, config, 3)  # of layer 3; None if its feed-forward part is dense
 experts.shapes                                  # of all experts' matrices, one below the other
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.bundle.manifest import MOST_WIDTH
 from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, UP, Experts
+from outrider_export.direct.form import ExpertsForm
 
 __all__ = [
     "BESIDE", "CHOICE", "DOWN", "EXPERT_SCALES", "GATE", "GATE_UP", "ROUTER", "ROUTER_SCALE", "SHARED_GATE", "UP",
@@ -25,16 +26,13 @@ SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
 _MOST_EXPERTS = 4096
 
 
-def experts_of(
-    router: str, config: Mapping[str, Any], i: int, *, shared: str = "", clamped: bool = False, grouped: bool = False
-) -> Experts | None:
-    """The mixture of layer i by a config.json; None if its feed-forward part is dense. router: "" for dense models.
-
-    grouped: experts may be in groups, and their weights may be scaled, as DeepSeek V2's.
+def experts_of(form: ExpertsForm, config: Mapping[str, Any], i: int) -> Experts | None:
+    """The mixture of layer i by a config.json; None if its feed-forward part is dense.
 
     Raises:
         KeyError, ValueError: when it says nothing, or too much.
     """
+    router, grouped = form.router, form.grouped
     if (
         not router
         or config.get("num_experts") == 0
@@ -60,8 +58,8 @@ def experts_of(
         normalised=bool(config.get("norm_topk_prob", False)),
         eps=(1e-20 if grouped else 1e-6) if is_sigmoid else 0.0,
         scale=float(config.get("routed_scaling_factor", 1.0)) if is_sigmoid or grouped else 1.0,
-        shared=shared,
-        clamped=clamped,
+        shared=form.shared,
+        clamped=form.clamped,
         groups=groups,
         active_groups=active_groups,
     )  # fmt: skip

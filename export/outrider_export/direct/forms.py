@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from outrider_export.direct.experts import CHOICE
-from outrider_export.direct.form import Form, Norms
+from outrider_export.direct.form import AttentionForm, ExpertsForm, Form, MatrixForm, Norms
 
 _AROUND = Norms(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
 _AROUND_MLP = Norms("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
 _AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-_GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
+_ADDED = Norms(offset=1.0)
+_AROUND_ADDED = replace(_AROUND, offset=1.0)
+_PAIRS = MatrixForm(interleaved=True, gguf_interleaved=True)
+_GGUF_PAIRS = MatrixForm(gguf_interleaved=True)
 _OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _NAMES_OF_LFM2 = {
     "self_attn.o_proj": "self_attn.out_proj", "self_attn.q_norm": "self_attn.q_layernorm",
@@ -122,7 +126,6 @@ _OF_MINISTRAL3: dict[str, Any] = {
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
     },
 }  # fmt: skip
-_LATENT: dict[str, Any] = {"interleaved": True, "gguf_interleaved": True, "latent": True}
 _OF_LATENT: dict[str, Any] = {
     "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
 }  # fmt: skip
@@ -131,11 +134,10 @@ _NAMES_OF_DEEPSEEK = (
     | {f"mlp.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")}
     | {f"{CHOICE}.bias": "mlp.gate.e_score_correction_bias"}
 )
-_GROUPED: dict[str, Any] = {
-    "shared": "added", "grouped": True, "names": _NAMES_OF_DEEPSEEK,
+_DEEPSEEK: dict[str, Any] = {
+    "names": _NAMES_OF_DEEPSEEK,
     "keys": {"num_experts": "n_routed_experts", "num_dense_layers": "first_k_dense_replace"},
-}  # fmt: skip
-_LATENT_MOE: dict[str, Any] = _LATENT | _GROUPED
+}
 _OF_DEEPSEEK_V2 = _OF_LATENT | {
     "num_experts": 64, "n_shared_experts": 2, "moe_intermediate_size": 1407, "num_dense_layers": 0,
 }  # fmt: skip
@@ -212,169 +214,213 @@ FORMS: dict[str, Form] = {
     form.name: form
     for form in (
         Form(
-            "afmoe", norms=_AROUND_MLP, windows=4, rotated="sliding", gate=True, scale_embedding=True, router="sigmoid",
-            shared="added", grouped=True, names=_NAMES_OF_AFMOE, keys=_KEYS_OF_AFMOE, defaults=_OF_AFMOE,
+            "afmoe", norms=_AROUND_MLP, embedding="scaled",
+            attention=AttentionForm(windows=4, rotated="sliding", gate="matrix"),
+            experts=ExpertsForm("sigmoid", "added", grouped=True), names=_NAMES_OF_AFMOE, keys=_KEYS_OF_AFMOE,
+            defaults=_OF_AFMOE,
         ),
         Form(
-            "arcee", "arcee", gguf_interleaved=True, ungated=True,
+            "arcee", "arcee", matrices=_GGUF_PAIRS, ungated=True,
             defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
         ),
-        Form("deepseek_v2", "deepseek2", router="softmax", **_LATENT_MOE, defaults=_OF_DEEPSEEK_V2),
-        Form("deepseek_v3", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_DEEPSEEK_V3),
-        Form("dots1", "dots1", router="sigmoid", **_GROUPED, defaults={"num_dense_layers": 0}),
         Form(
-            "ernie4_5", "ernie4_5", interleaved=True, gguf_interleaved=True,
+            "deepseek_v2", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
+            experts=ExpertsForm("softmax", "added", grouped=True), **_DEEPSEEK, defaults=_OF_DEEPSEEK_V2,
+        ),
+        Form(
+            "deepseek_v3", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
+            experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK, defaults=_OF_DEEPSEEK_V3,
+        ),
+        Form(
+            "dots1", "dots1", experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK,
+            defaults={"num_dense_layers": 0},
+        ),
+        Form(
+            "ernie4_5", "ernie4_5", matrices=_PAIRS,
             defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": True},
         ),
         Form(
-            "ernie4_5_moe", "ernie4_5-moe", interleaved=True, gguf_interleaved=True, grouped=True,
+            "ernie4_5_moe", "ernie4_5-moe", matrices=_PAIRS, experts=ExpertsForm("softmax", "added", grouped=True),
             names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.moe_statics.e_score_correction_bias"},
-            keys=_KEYS_OF_ERNIE_MOE, router="softmax", shared="added", defaults=_OF_ERNIE_MOE,
+            keys=_KEYS_OF_ERNIE_MOE, defaults=_OF_ERNIE_MOE,
         ),
         Form(
-            "exaone4", "exaone4", norms=_AFTER, windows=4, rotated="sliding",
+            "exaone4", "exaone4", norms=_AFTER, attention=AttentionForm(windows=4, rotated="sliding"),
             defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},
         ),
         Form(
-            "exaone_moe", "exaone-moe", windows=4, rotated="sliding", router="sigmoid", shared="added", grouped=True,
+            "exaone_moe", "exaone-moe", attention=AttentionForm(windows=4, rotated="sliding"),
+            experts=ExpertsForm("sigmoid", "added", grouped=True),
             names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.e_score_correction_bias"},
             keys={"n_shared_experts": "num_shared_experts", "num_dense_layers": "first_k_dense_replace"},
             defaults=_OF_EXAONE_MOE,
         ),
-        Form("gemma", "gemma", **_GEMMA, defaults=_OF_GEMMA),
+        Form("gemma", "gemma", norms=_ADDED, embedding="scaled", defaults=_OF_GEMMA),
         Form(
-            "gemma2", "gemma2", norms=_AROUND, windows=2, **_GEMMA,
+            "gemma2", "gemma2", norms=_AROUND_ADDED, embedding="scaled", attention=AttentionForm(windows=2),
             defaults=_OF_GEMMA2 | {"final_logit_softcapping": 30.0},
         ),
         Form(
-            "gemma3_text", "gemma3", norms=_AROUND, windows=6, local_theta=True, **_GEMMA,
+            "gemma3_text", "gemma3", norms=_AROUND_ADDED, embedding="scaled",
+            attention=AttentionForm(windows=6, local_theta=True),
             defaults=_OF_GEMMA2 | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
         ),
-        Form("glm", "chatglm", interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM),
         Form(
-            "glm4", "glm4", norms=_SANDWICH, interleaved=True, gguf_interleaved=True, fused_mlp=True, defaults=_OF_GLM
-        ),
-        Form("glm4_moe", "glm4moe", router="sigmoid", **_GROUPED, defaults=_OF_GLM4_MOE),
-        Form("glm4_moe_lite", "deepseek2", router="sigmoid", **_LATENT_MOE, defaults=_OF_GLM4_MOE_LITE),
-        Form(
-            "gemma3n_text", "gemma3n", norms=_AROUND, windows=5, local_theta=True, scale_embedding=True, varied=True,
-            streams=True, names={"altup.correct_output_scale.weight": "altup.correct_output_scale"},
-            defaults=_OF_GEMMA3N,
+            "glm", "chatglm", matrices=MatrixForm(interleaved=True, gguf_interleaved=True, fused_mlp=True),
+            defaults=_OF_GLM,
         ),
         Form(
-            "gemma4_text", "gemma4", norms=_AROUND, windows=6, local_theta=True, scale_embedding=True, varied=True,
-            names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, router="softmax", shared="beside",
-            defaults=_OF_GEMMA4,
+            "glm4", "glm4", matrices=MatrixForm(interleaved=True, gguf_interleaved=True, fused_mlp=True),
+            norms=_SANDWICH, defaults=_OF_GLM,
         ),
         Form(
-            "gpt_oss", "gpt-oss", windows=2, names=_NAMES_OF_GPT_OSS, keys=_LOCAL, router="top_softmax", clamped=True,
+            "glm4_moe", "glm4moe", experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK,
+            defaults=_OF_GLM4_MOE,
+        ),
+        Form(
+            "glm4_moe_lite", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
+            experts=ExpertsForm("sigmoid", "added", grouped=True), **_DEEPSEEK, defaults=_OF_GLM4_MOE_LITE,
+        ),
+        Form(
+            "gemma3n_text", "gemma3n", norms=_AROUND, embedding="scaled",
+            attention=AttentionForm(windows=5, local_theta=True), layers="streams",
+            names={"altup.correct_output_scale.weight": "altup.correct_output_scale"}, defaults=_OF_GEMMA3N,
+        ),
+        Form(
+            "gemma4_text", "gemma4", norms=_AROUND, embedding="scaled",
+            attention=AttentionForm(windows=6, local_theta=True), experts=ExpertsForm("softmax", "beside"),
+            layers="varied", names=_NAMES_OF_GEMMA4, keys={"num_experts_per_tok": "top_k_experts"}, defaults=_OF_GEMMA4,
+        ),
+        Form(
+            "gpt_oss", "gpt-oss", attention=AttentionForm(windows=2), experts=ExpertsForm("top_softmax", clamped=True),
+            names=_NAMES_OF_GPT_OSS, keys=_LOCAL,
             defaults={"rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "head_dim": 64, "sliding_window": 128},
         ),
-        Form("granite", "granite", gguf_interleaved=True, defaults={"attention_multiplier": 1.0}),
+        Form("granite", "granite", matrices=_GGUF_PAIRS, defaults={"attention_multiplier": 1.0}),
         Form(
-            "granitemoe", "granitemoe", gguf_interleaved=True, names=_NAMES_OF_GRANITE_MOE, keys=_LOCAL,
-            router="top_softmax", defaults={"attention_multiplier": 1.0},
+            "granitemoe", "granitemoe", matrices=_GGUF_PAIRS, experts=ExpertsForm("top_softmax"),
+            names=_NAMES_OF_GRANITE_MOE, keys=_LOCAL, defaults={"attention_multiplier": 1.0},
         ),
         Form(
-            "granitemoehybrid", "granitehybrid", gguf_interleaved=True, fused_mlp=True,
-            rotated="position_embedding_type", names=_NAMES_OF_GRANITE_HYBRID,
-            keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"}, router="top_softmax", shared="added",
+            "granitemoehybrid", "granitehybrid", matrices=MatrixForm(gguf_interleaved=True, fused_mlp=True),
+            attention=AttentionForm(rotated="position_embedding_type"), experts=ExpertsForm("top_softmax", "added"),
+            names=_NAMES_OF_GRANITE_HYBRID, keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"},
             defaults=_OF_GRANITE_HYBRID,
         ),
-        Form("helium", interleaved=True, defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
+        Form("helium", matrices=MatrixForm(interleaved=True), defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
         Form(
-            "hunyuan_v1_dense", "hunyuan-dense", normed_after_rope=True, names=_NAMES_OF_HUNYUAN,
-            defaults={"rms_norm_eps": 1e-5},
+            "hunyuan_v1_dense", "hunyuan-dense", attention=AttentionForm(normed_after_rope=True),
+            names=_NAMES_OF_HUNYUAN, defaults={"rms_norm_eps": 1e-5},
         ),
         Form(
-            "hunyuan_v1_moe", "hunyuan-moe", normed_after_rope=True, names=_NAMES_OF_HUNYUAN_MOE,
-            keys={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"}, router="softmax",
-            shared="added", defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": True},
+            "hunyuan_v1_moe", "hunyuan-moe", attention=AttentionForm(normed_after_rope=True),
+            experts=ExpertsForm("softmax", "added"), names=_NAMES_OF_HUNYUAN_MOE,
+            keys={"num_experts_per_tok": "moe_topk", "moe_intermediate_size": "intermediate_size"},
+            defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": True},
         ),
         Form(
-            "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2,
-            keys=_KEYS_OF_LFM2, defaults=_OF_LFM2,
+            "lfm2", "lfm2", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2, keys=_KEYS_OF_LFM2,
+            defaults=_OF_LFM2,
         ),
         Form(
-            "lfm2_moe", "lfm2moe", norms=Norms("operator_norm", "", "ffn_norm", ""), names=_NAMES_OF_LFM2_MOE,
-            keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"}, router="sigmoid",
+            "lfm2_moe", "lfm2moe", norms=Norms("operator_norm", "", "ffn_norm", ""), experts=ExpertsForm("sigmoid"),
+            names=_NAMES_OF_LFM2_MOE, keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
             defaults=_OF_LFM2 | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True},
         ),
-        Form("llama", "llama", gguf_interleaved=True),
+        Form("llama", "llama", matrices=_GGUF_PAIRS),
         Form(
-            "llama4_text", "llama4", interleaved=True, gguf_interleaved=True, rotated="no_rope_layers", chunked=True,
-            normed_after_rope=True, normed_heads=True, names=_NAMES_OF_LLAMA4, keys=_KEYS_OF_LLAMA4, router="input",
-            shared="added", grouped=True, by_columns=True, defaults=_OF_LLAMA4,
+            "llama4_text", "llama4", matrices=_PAIRS,
+            attention=AttentionForm(rotated="no_rope_layers", normed_after_rope=True, normed_heads=True, chunked=True),
+            experts=ExpertsForm("input", "added", by_columns=True, grouped=True), names=_NAMES_OF_LLAMA4,
+            keys=_KEYS_OF_LLAMA4, defaults=_OF_LLAMA4,
         ),
         Form(
-            "minimax_m2", "minimax-m2", router="sigmoid", grouped=True, keys=_LOCAL, defaults=_OF_MINIMAX_M2,
-            names=_NAMES_OF_MIXTRAL | {f"{CHOICE}.bias": "block_sparse_moe.e_score_correction_bias"},
+            "minimax_m2", "minimax-m2", experts=ExpertsForm("sigmoid", grouped=True),
+            names=_NAMES_OF_MIXTRAL | {f"{CHOICE}.bias": "block_sparse_moe.e_score_correction_bias"}, keys=_LOCAL,
+            defaults=_OF_MINIMAX_M2,
         ),
-        Form("ministral", windows="all", defaults={"sliding_window": 4096}),
-        Form("ministral3", "mistral3", gguf_interleaved=True, windows="all", defaults=_OF_MINISTRAL3),
-        Form("mistral", windows="all", defaults={"sliding_window": 4096}),
+        Form("ministral", attention=AttentionForm(windows="all"), defaults={"sliding_window": 4096}),
         Form(
-            "mixtral", gguf_interleaved=True, windows="all", names=_NAMES_OF_MIXTRAL, keys=_LOCAL, router="softmax",
+            "ministral3", "mistral3", matrices=_GGUF_PAIRS, attention=AttentionForm(windows="all"),
+            defaults=_OF_MINISTRAL3,
+        ),
+        Form("mistral", attention=AttentionForm(windows="all"), defaults={"sliding_window": 4096}),
+        Form(
+            "mixtral", matrices=_GGUF_PAIRS, attention=AttentionForm(windows="all"), experts=ExpertsForm("softmax"),
+            names=_NAMES_OF_MIXTRAL, keys=_LOCAL,
             defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
         ),
         Form(
-            "nemotron", "nemotron", norm="layer", norm_offset=1.0, ungated=True, keys={"layer_norm_eps": "norm_eps"},
+            "nemotron", "nemotron", norms=Norms(kind="layer", offset=1.0), ungated=True,
+            keys={"layer_norm_eps": "norm_eps"},
             defaults={"hidden_act": "relu2", "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
         ),
         Form(
-            "nemotron_h", "nemotron_h", rotated="none", in_blocks=True, ungated=True, names=_NAMES_OF_NEMOTRON_H,
-            keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
+            "nemotron_h", "nemotron_h", attention=AttentionForm(rotated="none"), ungated=True, layers="blocks",
+            names=_NAMES_OF_NEMOTRON_H, keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
         ),
         Form(
-            "muse_glimmer_text", "muse-glimmer", gguf_interleaved=True, norms=_AROUND, norm_offset=1.0,
-            plain_norms=("model.norm.weight",), norm_embedding=True, windows=-4, rotated="layer_rope_theta",
-            normed_heads=True, gate=True, names={"self_attn.output_gate": "self_attn.gate_proj"},
-            defaults=_OF_MUSE_GLIMMER,
+            "muse_glimmer_text", "muse-glimmer", matrices=_GGUF_PAIRS,
+            norms=replace(_AROUND, offset=1.0, plain=("model.norm.weight",)), embedding="normed",
+            attention=AttentionForm(windows=-4, rotated="layer_rope_theta", normed_heads=True, gate="matrix"),
+            names={"self_attn.output_gate": "self_attn.gate_proj"}, defaults=_OF_MUSE_GLIMMER,
         ),
-        Form("olmo", norm="layer", defaults={"layer_norm_eps": 1e-5}),
+        Form("olmo", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5}),
         Form("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
         Form(
-            "olmo3", "olmo2", norms=_AFTER, windows=4, local_theta=True,
+            "olmo3", "olmo2", norms=_AFTER, attention=AttentionForm(windows=4, local_theta=True),
             defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
         ),
         Form(
-            "olmoe", "olmoe", names=_NAMES_OF_QWEN_MOE, keys={"moe_intermediate_size": "intermediate_size"},
-            router="softmax", defaults={"rms_norm_eps": 1e-5},
+            "olmoe", "olmoe", experts=ExpertsForm("softmax"), names=_NAMES_OF_QWEN_MOE,
+            keys={"moe_intermediate_size": "intermediate_size"}, defaults={"rms_norm_eps": 1e-5},
         ),
-        Form("phi3", "phi3", fused=True, fused_mlp=True, windows="all", defaults={"rms_norm_eps": 1e-5}),
-        Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
         Form(
-            "qwen2_moe", "qwen2moe", windows="late", names=_NAMES_OF_QWEN_MOE | _SHARED_OF_QWEN,
+            "phi3", "phi3", matrices=MatrixForm(fused=True, fused_mlp=True), attention=AttentionForm(windows="all"),
+            defaults={"rms_norm_eps": 1e-5},
+        ),
+        Form("qwen2", "qwen2", attention=AttentionForm(windows="late"), defaults={"max_window_layers": 28}),
+        Form(
+            "qwen2_moe", "qwen2moe", attention=AttentionForm(windows="late"), experts=ExpertsForm("softmax", "gated"),
+            names=_NAMES_OF_QWEN_MOE | _SHARED_OF_QWEN,
             keys={"num_experts": "num_local_experts", "intermediate_size": "shared_expert_intermediate_size"},
-            router="softmax", shared="gated", defaults={"max_window_layers": 28},
+            defaults={"max_window_layers": 28},
         ),
-        Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
-        Form("qwen3_5_text", "qwen35", norm_offset=1.0, gated=True, defaults=_OF_QWEN3_5),
         Form(
-            "qwen3_5_moe_text", "qwen35moe", norm_offset=1.0, gated=True, names=_NAMES_OF_QWEN3_5_MOE,
-            keys={"intermediate_size": "shared_expert_intermediate_size"}, router="softmax", shared="gated",
+            "qwen3", "qwen3", attention=AttentionForm(windows="late"),
+            defaults={"max_window_layers": 28, "head_dim": 128},
+        ),
+        Form("qwen3_5_text", "qwen35", norms=_ADDED, attention=AttentionForm(gate="queries"), defaults=_OF_QWEN3_5),
+        Form(
+            "qwen3_5_moe_text", "qwen35moe", norms=_ADDED, attention=AttentionForm(gate="queries"),
+            experts=ExpertsForm("softmax", "gated"), names=_NAMES_OF_QWEN3_5_MOE,
+            keys={"intermediate_size": "shared_expert_intermediate_size"},
             defaults=_OF_QWEN3_5_MOE | {"num_experts": 256, "num_experts_per_tok": 8},
         ),
         Form(
-            "qwen3_next", "qwen3next", norm_offset=1.0, gated=True, names=_NAMES_OF_QWEN3_5_MOE,
-            keys={"intermediate_size": "shared_expert_intermediate_size"}, router="softmax", shared="gated",
+            "qwen3_next", "qwen3next", norms=_ADDED, attention=AttentionForm(gate="queries"),
+            experts=ExpertsForm("softmax", "gated"), names=_NAMES_OF_QWEN3_5_MOE,
+            keys={"intermediate_size": "shared_expert_intermediate_size"},
             defaults=_OF_QWEN3_5_MOE | {"num_experts": 512, "num_experts_per_tok": 10},
         ),
         Form(
-            "qwen3_moe", "qwen3moe", windows="late", names=_NAMES_OF_QWEN_MOE,
-            keys={"num_experts": "num_local_experts"}, router="softmax", defaults={"max_window_layers": 28},
+            "qwen3_moe", "qwen3moe", attention=AttentionForm(windows="late"), experts=ExpertsForm("softmax"),
+            names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults={"max_window_layers": 28},
         ),
         Form("seed_oss", "seed_oss", defaults={"head_dim": 128}),
         Form(
-            "smollm3", "smollm3", gguf_interleaved=True, rotated="no_rope_layers",
+            "smollm3", "smollm3", matrices=_GGUF_PAIRS, attention=AttentionForm(rotated="no_rope_layers"),
             defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
         ),
         Form(
-            "solar_open", router="sigmoid", shared="added", grouped=True, names=_NAMES_OF_DEEPSEEK,
+            "solar_open", experts=ExpertsForm("sigmoid", "added", grouped=True), names=_NAMES_OF_DEEPSEEK,
             keys={"num_experts": "n_routed_experts"}, defaults=_OF_SOLAR_OPEN,
         ),
-        Form("stablelm", norm="layer", defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
-        Form("youtu", "deepseek2", **_LATENT, defaults=_OF_LATENT | {"tie_word_embeddings": True}),
+        Form("stablelm", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
+        Form(
+            "youtu", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
+            defaults=_OF_LATENT | {"tie_word_embeddings": True},
+        ),
     )
 }  # fmt: skip
 BY_GGUF: dict[str, Form] = {form.gguf: form for form in reversed(FORMS.values()) if form.gguf}  # the first of each

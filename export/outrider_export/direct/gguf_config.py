@@ -98,13 +98,12 @@ def decoder_of(header: GGUFHeader) -> Decoder:
         NotDirect: when it is one that is not converted without PyTorch.
     """
     decoder = describe(config_of(header))
-    if decoder.form.fused_mlp and header.tensors.keys() & {
-        "blk.0.ffn_gate.weight",
-        "blk.0.ffn_gate_shexp.weight",
-    }:  # taken apart by llama.cpp
-        decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, fused_mlp=False))
+    matrices = decoder.form.matrices
+    if header.tensors.keys() & {"blk.0.ffn_gate.weight", "blk.0.ffn_gate_shexp.weight"}:  # taken apart by llama.cpp
+        matrices = dataclasses.replace(matrices, fused_mlp=False)
     if "blk.0.attn_qkv.weight" in header.tensors and not decoder.states:  # of ChatGLM's own layout
-        decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, fused=True))
+        matrices = dataclasses.replace(matrices, fused=True)
+    decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, matrices=matrices))
     if _DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
         whole, divisors = decoder.ropes[FULL], _floats(header, _DIVISORS)
         if divisors.shape != whole.frequencies.shape:
@@ -125,7 +124,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         form = FORMS["mixtral"]
     if form is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
-    if form.latent:
+    if form.attention.latent:
         form = FORMS[name_of(header)]
 
     def find(keys: dict[str, str], prefix: str = "") -> dict[str, Any]:
@@ -141,15 +140,15 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         raise NotDirect("no rotation of queries and keys")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
-    if form.grouped:
+    if form.experts.grouped:
         config = {"norm_topk_prob": False, "routed_scaling_factor": 1.0} | config
-    if form.latent:
+    if form.attention.latent:
         config |= latent_config(header)
-    if config.get("num_experts") and not form.router:
+    if config.get("num_experts") and not form.experts.router:
         raise NotDirect(f"expert_count={config['num_experts']!r}")
     if form.name in _NORMALISED:
         config["norm_topk_prob"] = True
-    if form.chunked:
+    if form.attention.chunked:
         if config["sliding_window"] == 0:
             raise NotDirect("attention.sliding_window=0")
         config["use_qk_norm"] = config["num_experts"] != _NO_NORMS
@@ -167,7 +166,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
     rotated = header.metadata.get(header.of_architecture("rope.dimension_count"))
-    if rotated and size and not form.varied and not form.latent:
+    if rotated and size and not form.varied and not form.attention.latent:
         config["partial_rotary_factor"] = rotated / size
     if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
         is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
@@ -185,7 +184,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     if _SHORT in header.tensors:
         rope |= {"rope_type": "longrope", "short_factor": _floats(header, _SHORT).tolist()}
         rope |= {"long_factor": _floats(header, _LONG).tolist()} if _LONG in header.tensors else {}
-    if form.latent:
+    if form.attention.latent:
         unscaled(rope)
     if "mscale_all_dim" in rope:  # as Ministral 3's
         rope["mscale"] = rope["mscale_all_dim"]
@@ -246,7 +245,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     layers = found[: header.num_layers]  # MTP modules may be after them
     kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     widths = header.metadata.get(header.of_architecture("feed_forward_length"))
-    if form is not None and form.in_blocks and isinstance(widths, memoryview) and len(widths) == len(found):
+    if form is not None and form.layers == "blocks" and isinstance(widths, memoryview) and len(widths) == len(found):
         of_blocks = [MLP if width else kind for width, kind in zip(widths, kinds["layer_types"], strict=False)]
         kinds = {"layers_block_type": of_blocks, "intermediate_size": max(widths)}
     return {"num_key_value_heads": counts.pop(), **kinds}

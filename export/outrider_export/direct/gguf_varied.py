@@ -30,7 +30,7 @@ def varied_config(header: GGUFHeader) -> dict[str, Any]:
     ]
     if len(kinds) != header.num_layers:
         raise NotDirect(f"{_PATTERN} of {len(kinds)} layers for {header.num_layers}")
-    if BY_GGUF[header.architecture].streams:
+    if BY_GGUF[header.architecture].layers == "streams":
         return _config_of_streams(header, kinds)
     heads = {kind: _alike("attention.head_count_kv", _by_layer(header, "attention.head_count_kv"), kinds, kind)
              for kind in (SLIDING, FULL)}  # fmt: skip

@@ -21,18 +21,7 @@ from outrider_export.direct.experts import (
     UP,
 )
 from outrider_export.direct.states import GatedDeltaNet
-from outrider_export.direct.streams import (
-    BEGIN,
-    CORRECTED_SCALE,
-    CORRECTION,
-    END,
-    LAUREL_LEFT,
-    LAUREL_NORM,
-    LAUREL_RIGHT,
-    PREDICTION,
-    ROUTER_NORM,
-    STREAM_ROUTER,
-)
+from outrider_export.direct.streams import StreamPart
 from outrider_export.direct.weights import (
     EMBEDDING,
     FINAL_NORM,
@@ -73,14 +62,16 @@ _PARTS = {
     LAYER_GATE: "inp_gate", LAYER_PROJECTION: "proj", "post_per_layer_input_norm": "post_norm",
     "output_scale": "layer_output_scale", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
-    LAUREL_LEFT: "laurel_l", LAUREL_RIGHT: "laurel_r", LAUREL_NORM: "laurel_post_norm",
-    STREAM_ROUTER: "altup_router", ROUTER_NORM: "altup_router_norm", PREDICTION: "altup_predict_coef",
-    CORRECTION: "altup_correct_coef", CORRECTED_SCALE: "altup_correct_scale",
+    StreamPart.LAUREL_LEFT: "laurel_l", StreamPart.LAUREL_RIGHT: "laurel_r",
+    StreamPart.LAUREL_NORM: "laurel_post_norm", StreamPart.ROUTER: "altup_router",
+    StreamPart.ROUTER_NORM: "altup_router_norm", StreamPart.PREDICTION: "altup_predict_coef",
+    StreamPart.CORRECTION: "altup_correct_coef", StreamPart.CORRECTED_SCALE: "altup_correct_scale",
     "mamba.in_proj": "ssm_in", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm", "mamba.out_proj": "ssm_out",
 }  # fmt: skip
 _WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the last part of a name
 _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.scale"}  # whole names
-_OF_STREAMS = {BEGIN: "altup_proj.weight", END: "altup_unembd_proj.weight"}  # those of all streams in one tensor
+# Those of all streams are in one tensor.
+_OF_STREAMS: dict[str, str] = {StreamPart.BEGIN: "altup_proj.weight", StreamPart.END: "altup_unembd_proj.weight"}
 _SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
@@ -94,7 +85,7 @@ class GGUFWeights(Weights):
     """The weights of a GGUF file."""
 
     def __init__(self, header: GGUFHeader, decoder: Decoder) -> None:
-        super().__init__(decoder, interleaved=decoder.form.gguf_interleaved)
+        super().__init__(decoder, interleaved=decoder.form.matrices.gguf_interleaved)
         self._header = header
         norms = decoder.form.norms
         self._parts = _PARTS | {

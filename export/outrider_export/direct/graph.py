@@ -79,7 +79,7 @@ class _Builder:
         embedding = self._matrix(EMBEDDING)
         stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))
         stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
-        if decoder.form.norm_embedding:
+        if decoder.form.embedding == "normed":
             stream = rms_norm(stream, None, decoder.eps)
         stream = _scaled(stream, decoder.embedding_scale)
         if decoder.layer_input_size:
@@ -165,12 +165,12 @@ class _Builder:
         if sizes.latent is not None and sizes.latent.query_rank:
             read, part = self._norm(layer_name(i, Q_NORM), self._project(i, Q_A, x), EPS), Q_B
         projected = self._project(i, part, read)
-        if decoder.form.gated:
+        if decoder.form.attention.gate == "queries":
             projected, gate = self._gated(projected)
-        elif decoder.form.gate:
+        elif decoder.form.attention.gate == "matrix":
             gate = self._project(i, OUTPUT_GATE, x)
         queries = self._placed(i, "q", projected, heads, layer)
-        if self.growth is not None and (layer.rope is None or not decoder.form.chunked):
+        if self.growth is not None and (layer.rope is None or not decoder.form.attention.chunked):
             queries = ops.multiply(queries, self.growth)
         if sizes.keys_of is None:
             self.caches[i] = self._keys_and_values(i, layer, x)
@@ -225,10 +225,10 @@ class _Builder:
     def _placed(self, i: int, kind: str, x: ov.Node, num_heads: int, layer: Layer) -> ov.Node:
         """Queries or keys [batch, heads, tokens, size] after their norm, if they have one, and their rotation."""
         size = layer.sizes.head_size
-        if not self.decoder.form.normed_after_rope:
+        if not self.decoder.form.attention.normed_after_rope:
             return self._rotated(self._heads(self._normed(i, kind, x, num_heads, size), num_heads, size), layer, size)
         rotated = self._rotated(self._heads(x, num_heads, size), layer, size)
-        if self.decoder.form.normed_heads:
+        if self.decoder.form.attention.normed_heads:
             return rotated if layer.rope is None else rms_norm(rotated, None, self.decoder.eps)
         return self._norm(layer_name(i, f"self_attn.{kind}_norm"), rotated)
 
@@ -273,7 +273,7 @@ class _Builder:
         if name.endswith("."):
             return x
         weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
-        if self.decoder.form.norm == "rms":
+        if self.decoder.form.norms.kind == "rms":
             if weight is None:
                 raise self.weights.missing(f"{name}.weight")
             return rms_norm(x, weight, eps)
@@ -287,7 +287,7 @@ class _Builder:
         """Queries or keys [batch, tokens, width] after their norm, if they have one: of each head, or of all."""
         name = layer_name(i, f"self_attn.{kind}_norm")
         weight = self.weights.vector(f"{name}.weight")
-        if weight is None and not self.decoder.form.normed_heads:
+        if weight is None and not self.decoder.form.attention.normed_heads:
             return x
         if weight is not None and len(weight) != size:
             return self._norm(name, x)

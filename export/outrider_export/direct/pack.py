@@ -25,7 +25,7 @@ from outrider_export.direct import mxfp4
 from outrider_export.direct.codes import pack as pack_codes
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, is_plain, keep, num_sums
-from outrider_export.direct.streams import LAUREL_LEFT, LAUREL_RIGHT
+from outrider_export.direct.streams import StreamPart
 from outrider_export.direct.weights import (
     EMBEDDING,
     HEAD,
@@ -174,9 +174,9 @@ def matrices_of(weights: Weights) -> list[str]:
         for i, layer in enumerate(decoder.layers)
         for part in (
             *(attention_of(layer) if layer.state is None else layer.state.matrices),
-            *([OUTPUT_GATE] if layer.state is None and decoder.form.gate else ()),
+            *([OUTPUT_GATE] if layer.state is None and decoder.form.attention.gate == "matrix" else ()),
             *((LAYER_GATE, LAYER_PROJECTION) if decoder.layer_input_size else ()),
-            *((LAUREL_LEFT, LAUREL_RIGHT) if decoder.streams else ()),
+            *((StreamPart.LAUREL_LEFT, StreamPart.LAUREL_RIGHT) if decoder.streams else ()),
             *decoder.feed_forward_of(layer),
             *(() if layer.experts is None else layer.experts.shapes),
         )

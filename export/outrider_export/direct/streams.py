@@ -8,16 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import NormalDist
 from typing import Any
 
-LAUREL_LEFT, LAUREL_RIGHT, LAUREL_NORM = "laurel.linear_left", "laurel.linear_right", "laurel.post_laurel_norm"
-STREAM_ROUTER, ROUTER_NORM = "altup.modality_router", "altup.router_norm"
-PREDICTION, CORRECTION, CORRECTED_SCALE = (
-    "altup.prediction_coefs", "altup.correction_coefs", "altup.correct_output_scale",
-)  # fmt: skip
-BEGIN, END = "model.altup_projections", "model.altup_unembed_projections"  # with the number of a stream, less 1
 _MOST_STREAMS = 16
+
+
+class StreamPart(StrEnum):
+    """What streams have weights for: the parts of a layer, and those before and after all layers."""
+
+    LAUREL_LEFT = "laurel.linear_left"
+    LAUREL_RIGHT = "laurel.linear_right"
+    LAUREL_NORM = "laurel.post_laurel_norm"
+    ROUTER = "altup.modality_router"
+    ROUTER_NORM = "altup.router_norm"
+    PREDICTION = "altup.prediction_coefs"
+    CORRECTION = "altup.correction_coefs"
+    CORRECTED_SCALE = "altup.correct_output_scale"
+    BEGIN = "model.altup_projections"  # with the number of a stream, less 1
+    END = "model.altup_unembed_projections"  # the same
 
 
 @dataclass(frozen=True)
@@ -34,7 +44,12 @@ class Streams:
     @property
     def matrices(self) -> list[str]:
         """The names of those that make the other streams of the first, and one of all."""
-        return [f"{name}.{i}" for name in (BEGIN, END) for i in range(self.count - 1)]
+        return [f"{name}.{i}" for name in (StreamPart.BEGIN, StreamPart.END) for i in range(self.count - 1)]
+
+    def shapes(self, hidden: int) -> dict[str, tuple[int, int]]:
+        """The rows and columns of matrices, by the part of a layer or the name in the decoder."""
+        of_layer = {StreamPart.LAUREL_LEFT: (self.rank, hidden), StreamPart.LAUREL_RIGHT: (hidden, self.rank)}
+        return of_layer | dict.fromkeys(self.matrices, (hidden, hidden))
 
 
 def streams_of(config: Mapping[str, Any]) -> Streams:

@@ -20,7 +20,6 @@ from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
 from outrider_export.direct.states import GatedDeltaNet, State
-from outrider_export.direct.streams import LAUREL_LEFT, LAUREL_RIGHT
 from outrider_export.sources.peft_adapter import Change, LoraAdapter, check_fits
 from outrider_export.sources.source import name_in_text
 
@@ -142,7 +141,7 @@ class Weights(ABC):
         if whole is None or found is None:
             raise self.missing(f"{module}.weight")
         self._check_shape(module, whole.shape, self._shape_of(module))
-        in_order = self.rows_of(name, whole.shape[0]) if self.decoder.form.interleaved else span
+        in_order = self.rows_of(name, whole.shape[0]) if self.decoder.form.matrices.interleaved else span
         found = self._changed(module, found, in_order)
         return _one_below_the_other(found, len(self.decoder.layers)) if name == LAYER_EMBEDDING else found
 
@@ -277,11 +276,12 @@ class Weights(ABC):
         sizes = (layer or decoder.layers[0]).sizes
         hidden, wide = decoder.hidden_size, sizes.mlp_size
         attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
-        queries = 2 * attended if decoder.form.gated else attended
+        queries = 2 * attended if decoder.form.attention.gate == "queries" else attended
         inputs = decoder.layer_input_size
-        if decoder.streams is not None and (module in decoder.streams.matrices or part.startswith("laurel.")):
-            rank = decoder.streams.rank
-            return {LAUREL_LEFT: (rank, hidden), LAUREL_RIGHT: (hidden, rank)}.get(part, (hidden, hidden))
+        if decoder.streams is not None:
+            of_streams = decoder.streams.shapes(hidden)
+            if (name := part if part in of_streams else module) in of_streams:
+                return of_streams[name]
         if layer is not None and layer.state is not None and part in layer.state.matrices:
             return layer.state.matrices[part]
         if layer is not None and layer.experts is not None and part == ROUTER:
@@ -373,8 +373,8 @@ def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
     fused = {"q_proj": (0, queries), "k_proj": (queries, keys), "v_proj": (queries + keys, keys)}
     fused_mlp = {"gate_proj": (0, decoder.mlp_size), "up_proj": (decoder.mlp_size, decoder.mlp_size)}
     for is_fused, parts, module in (
-        (decoder.form.fused, fused, "qkv_proj"),
-        (decoder.form.fused_mlp, fused_mlp, "gate_up_proj"),
+        (decoder.form.matrices.fused, fused, "qkv_proj"),
+        (decoder.form.matrices.fused_mlp, fused_mlp, "gate_up_proj"),
     ):
         if is_fused and part in parts:
             first, count = parts[part]
