@@ -27,8 +27,8 @@ from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.heads.layers import (
     Rotation,
-    behind_attention,
-    behind_feed_forward,
+    after_attention,
+    after_feed_forward,
     heads_of,
     linear,
     norm,
@@ -105,14 +105,14 @@ def _eagle3(weights: HeadWeights, entry: DrafterEntry, bundle: Bundle) -> ov.Mod
     causal = _causal(_length(token_ids, 1), _length(mask, 1))
 
     def attention(queries: ov.Node, keys: ov.Node, values: ov.Node) -> ov.Node:
-        every = states.behind_earlier(keys, "key"), states.behind_earlier(values, "value")
+        every = states.after_earlier(keys, "key"), states.after_earlier(values, "value")
         return _attend(queries, *every, weights, causal)
 
     layer = "midlayer"
     hidden = linear(hidden_states, weights, "fc")
     both = [norm(embeddings, weights, f"{layer}.input_layernorm"), norm(hidden, weights, f"{layer}.hidden_norm")]
     rotation = Rotation.of(positions, weights)
-    out = behind_attention(hidden, ops.concat(both, 2), weights, layer, attention, rotation)
+    out = after_attention(hidden, ops.concat(both, 2), weights, layer, attention, rotation)
     out.set_friendly_name(layer)  # by which it finds the drafter's own hidden states
     results = [result("logits", weights.logits(norm(out, weights, "norm")))]
     if entry.num_proposed_tokens is not None:
@@ -155,12 +155,12 @@ def _dflash(weights: HeadWeights, entry: DrafterEntry, bundle: Bundle) -> ov.Mod
         keys = parted(rotation(heads_of(every, weights, f"{layer}.self_attn.k", "num_kv_heads")))
         values = parted(heads_of(every, weights, f"{layer}.self_attn.v", "num_kv_heads"))
         seen = [
-            ops.concat([states.behind_earlier(new, f"{i}.{kind}"), _by_head(block)], 2)
+            ops.concat([states.after_earlier(new, f"{i}.{kind}"), _by_head(block)], 2)
             for kind, (new, block) in (("key", keys), ("value", values))
         ]
         read = _attend(queries, seen[0], seen[1], weights)
         hidden = ops.add(hidden, linear(read, weights, f"{layer}.self_attn.o_proj"))
-        hidden = behind_feed_forward(hidden, weights, layer)
+        hidden = after_feed_forward(hidden, weights, layer)
     drafted = ops.slice(norm(hidden, weights, "norm"), ints(1), ints(np.iinfo(np.int64).max), ints(1), ints(1))
     model = ov.Model([result(LAST, drafted)], states.assigned, inputs, "dflash")
     model.set_rt_info("True", ["dflash_mode"])
@@ -190,7 +190,7 @@ class _States:
         self._num_kv_heads, self._size = int(weights.number("num_kv_heads")), int(weights.number("head_size"))
         self._num_sequences, self._beams = num_sequences, beams
 
-    def behind_earlier(self, new: ov.Node, name: str) -> ov.Node:
+    def after_earlier(self, new: ov.Node, name: str) -> ov.Node:
         """All tokens' keys or values, float32 [sequences, heads, tokens, size]. new: [sequences, new, heads, size]."""
         info = ov.op.util.VariableInfo()
         info.data_shape = ov.PartialShape([-1, self._num_kv_heads, -1, self._size])

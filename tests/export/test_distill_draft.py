@@ -270,8 +270,8 @@ def test_the_loss_is_of_answers_alone(model: Any, batch: TrainingBatch) -> None:
     """What comes after a text, or which tokens its prompt would go on with, changes nothing."""
     head = TrainedDraftModel(model)
     loss = float(head.loss(batch).detach())
-    behind = ~batch.answer & (torch.arange(24) >= 5)
-    other = batch._replace(token_ids=torch.where(behind, 77, batch.token_ids))
+    after = ~batch.answer & (torch.arange(24) >= 5)
+    other = batch._replace(token_ids=torch.where(after, 77, batch.token_ids))
     assert float(head.loss(other).detach()) == pytest.approx(loss, rel=1e-6)
     other = batch._replace(token_ids=torch.where(batch.answer, (batch.token_ids + 1) % 400, batch.token_ids))
     assert float(head.loss(other).detach()) != pytest.approx(loss, rel=1e-3)

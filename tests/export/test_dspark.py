@@ -100,9 +100,9 @@ class Reference:
             normed, kernel = self.convolve(f"{layer}.attention_conv", self.norm(rows, f"{layer}.input_layernorm"))
             made = self.attend(f"{layer}.self_attn", context, normed)
             made, _ = self.convolve(f"{layer}.attention_conv", made, kernel)
-            behind = f"{layer}.post_attention_layernorm"
-            rows = rows + (self.norm(made, behind) if self.is_gemma else made)
-            normed = self.norm(rows, f"{layer}.pre_feedforward_layernorm" if self.is_gemma else behind)
+            after = f"{layer}.post_attention_layernorm"
+            rows = rows + (self.norm(made, after) if self.is_gemma else made)
+            normed = self.norm(rows, f"{layer}.pre_feedforward_layernorm" if self.is_gemma else after)
             normed, kernel = self.convolve(f"{layer}.mlp_conv", normed)
             gate = self.linear(normed, f"{layer}.mlp.gate_proj")
             gate = gelu(gate, approximate="tanh") if self.is_gemma else silu(gate)

@@ -202,7 +202,7 @@ def test_modules(kind: str, rule: str, bundle: Bundle, shared: Any) -> None:
     check(rows_of(backend.submit([chunk(again, 32, 45, 5)]).wait(), 5), logits[40:])
 
 
-def test_a_residual_behind_the_norm(tiny: Path, shared: Any, tmp_path: Path) -> None:
+def test_a_residual_after_the_norm(tiny: Path, shared: Any, tmp_path: Path) -> None:
     """As vLLM's speculators may have it."""
     shutil.copytree(tiny, tmp_path / "bundle")
     variant = write_head(tmp_path / "variant", "eagle3", norm_before_residual=True)

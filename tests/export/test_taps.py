@@ -66,8 +66,8 @@ def expected(model: Any, token_ids: list[int]) -> dict[str, Any]:
     with torch.no_grad():
         states = model(torch.tensor(token_ids)[None], output_hidden_states=True).hidden_states
     hook.remove()
-    behind = outs[0][0] if isinstance(outs[0], tuple) else outs[0]
-    rows = [*(each[0] for each in states[:-1]), behind.reshape(-1, states[0].shape[-1]), states[-1][0]]
+    after = outs[0][0] if isinstance(outs[0], tuple) else outs[0]
+    rows = [*(each[0] for each in states[:-1]), after.reshape(-1, states[0].shape[-1]), states[-1][0]]
     return dict(zip(NAMES, (each.numpy() for each in rows), strict=True))
 
 

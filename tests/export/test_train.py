@@ -118,7 +118,7 @@ def test_eagle3_stores_offsets(teacher: Teacher, data: Data) -> None:
     assert not any("embed" in name for name in head.state_dict())
 
 
-def test_accuracy_counts_a_place_only_behind_right_ones() -> None:
+def test_accuracy_counts_a_place_only_after_right_ones() -> None:
     accuracy = Accuracy()
     right = torch.tensor([[True, True, False], [True, False, True], [False, True, True]])
     accuracy.add(right, torch.ones_like(right))
@@ -168,7 +168,7 @@ def test_the_loss_leaves_out_tokens_of_another_vocabulary() -> None:
     assert torch.allclose(found[1], (1 - TEXT_WEIGHT) * kl[1] - TEXT_WEIGHT * log_q[1])
 
 
-def test_a_target_is_what_the_main_model_says_behind_the_token_before(data: Data) -> None:
+def test_a_target_is_what_the_main_model_says_after_the_token_before(data: Data) -> None:
     batch = data.read([3])
     row, column = torch.tensor([0, 0]), torch.tensor([9, 12])
     found = Targets.at(batch, row, column)

@@ -333,7 +333,7 @@ def logits_of(model: Any, token_ids: Sequence[int]) -> Any:
 
 
 def hidden_states(model: Any, token_ids: Sequence[int]) -> tuple[Any, Any]:
-    """Hidden states float32 [n, hidden] behind a torch model's first layer, and after its last norm."""
+    """Hidden states float32 [n, hidden] after a torch model's first layer, and after its last norm."""
     import torch
 
     with torch.no_grad():

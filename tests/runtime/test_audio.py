@@ -110,7 +110,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "data first": (riff(DATA, PLAIN), "before their format"),
     "no data": (riff(PLAIN), "no samples"),
     "empty": (riff(PLAIN, chunk(b"data", b"")), "is empty"),
-    "chunk that ends behind the file": (riff(chunk(b"junk", b"", 1 << 31), PLAIN, DATA), "no samples.*ffmpeg"),
+    "chunk that ends after the file": (riff(chunk(b"junk", b"", 1 << 31), PLAIN, DATA), "no samples.*ffmpeg"),
     "zeros": (riff(bytes(1 << 16)), "no samples"),
     "not a number": (
         riff(chunk(b"fmt ", form(FLOAT, 32)), chunk(b"data", struct.pack("<2f", 0, float("nan")))),

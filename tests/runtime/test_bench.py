@@ -299,7 +299,7 @@ def test_the_open_prompts_have_nothing_to_copy() -> None:
     assert max(len(prompt.text) for prompt in prompts) < 80
 
 
-def test_long_prompts_are_the_grounded_ones_behind_other_documents() -> None:
+def test_long_prompts_are_the_grounded_ones_after_other_documents() -> None:
     grounded, prompts = read_prompts("grounded"), read_prompts("long")
     assert len(prompts) == 4 * len(grounded)
     assert all(

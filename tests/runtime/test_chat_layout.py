@@ -59,7 +59,7 @@ def said(text: str) -> tuple[str, list[int]]:
     return text, [*ToyTokenizer().encode(text), 39]
 
 
-def test_a_turn_is_put_behind_the_ones_before() -> None:
+def test_a_turn_is_put_after_the_ones_before() -> None:
     prompt, turns = talk(ToyTokenizer(chat=True), [said("one"), said("two")])
     assert text_of(prompt) == "u n0|a one|u n1|a two|u end|a "
     assert prompt.token_ids[: len(turns[-1].token_ids)] == list(turns[-1].token_ids)

@@ -208,7 +208,7 @@ def test_bench_keeps_the_fastest_precision(tiny: Path, tmp_path: Path, capsys: p
     assert again["modes"] == first["modes"]  # the trial was not repeated
 
 
-def test_command_defaults_stand_behind_the_config(
+def test_command_defaults_stand_after_the_config(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, prompts = tmp_path / "my.toml", tmp_path / "prompts.jsonl"

@@ -123,13 +123,11 @@ def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, data: Any, 
             assert allowed(state, forced[:i]) == [token_id]
         assert forced or len(allowed(state)) > 1 or state.is_complete()
         token_ids = walk(state, lambda ids: data.draw(st.sampled_from(ids)), 1)
-        assert state.forced(token_ids, 1) == grammar_behind(grammars, source, state, token_ids).forced([], 1)
+        assert state.forced(token_ids, 1) == grammar_after(grammars, source, state, token_ids).forced([], 1)
         state.commit(token_ids)
 
 
-def grammar_behind(
-    grammars: Grammars, source: GrammarSource, state: GrammarState, token_ids: list[int]
-) -> GrammarState:
+def grammar_after(grammars: Grammars, source: GrammarSource, state: GrammarState, token_ids: list[int]) -> GrammarState:
     fresh = grammars.new_state(source)
     fresh.commit([*state._committed, *token_ids])
     return fresh

@@ -71,7 +71,7 @@ ctypes.c_uint8.from_address(guarded(100, room=4).ctypes.data + {at}).value
 
 
 @pytest.mark.parametrize("size", [1, 4096, 100_000])
-def test_a_cache_has_room_behind_its_end(size: int) -> None:
+def test_a_cache_has_room_after_its_end(size: int) -> None:
     array = allocate_zeros(size)
     assert array.shape == (size,)
     assert isinstance(array.base, np.ndarray)

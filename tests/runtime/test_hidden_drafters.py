@@ -348,7 +348,7 @@ def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CACHED)
-def test_behind_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> None:
+def test_after_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> None:
     main = new_main()
     drafter = Checked.of(main, kind, context_length=40)
     policy = InTurns([drafter], [1])

@@ -242,7 +242,7 @@ def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
     assert backend.calls == [[70], [1], [1], [4], [2]]
 
 
-def test_nothing_is_drafted_behind_an_end() -> None:
+def test_nothing_is_drafted_after_an_end() -> None:
     plain = finish(
         RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), RowBudget(512)), make_request([1, 2], max_new_tokens=20)
     )
@@ -455,9 +455,7 @@ class Listening(RandomDrafter):
 
 
 @given(SEED, st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=80), st.sampled_from([(), (1,)]))
-def test_a_drafter_hears_all_that_was_read_behind_the_commit(
-    seed: int, prompt: list[int], eos: tuple[int, ...]
-) -> None:
+def test_a_drafter_hears_all_that_was_read_after_the_commit(seed: int, prompt: list[int], eos: tuple[int, ...]) -> None:
     drafter = Listening(seed)
     queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), RowBudget(32))
     request = finish(queue, make_request(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))

@@ -48,7 +48,7 @@ def test_an_index_that_grows_finds_what_a_scan_finds(
         assert propose(drafter, sequence, limit) == expected
 
 
-def test_nothing_is_copied_behind_an_end() -> None:
+def test_nothing_is_copied_after_an_end() -> None:
     drafter = Ngram()
     sequence = TokenSequence([1, 2, 9, 3, 1, 2], 6)
     drafter.reserve(sequence, 100)

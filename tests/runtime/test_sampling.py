@@ -88,7 +88,7 @@ def test_the_early_cut_of_top_k_drops_no_kept_token_at_a_real_vocabulary(top_k: 
     logits: Any = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
     if kind == "tied":
         logits = np.round(2 * logits)
-    if kind == "rising":  # the highest stand together, behind the last whole part
+    if kind == "rising":  # the highest stand together, after the last whole part
         logits = np.arange(151_936, dtype=np.float32) / 9999
     if kind == "gaps":
         logits[100:] = -np.inf

@@ -40,7 +40,7 @@ def test_any_tokens_are_scored_as_by_a_softmax(openvino_engine: outrider.Engine,
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_text_is_scored_behind_a_prompt_of_text(tiny: Path) -> None:
+def test_a_text_is_scored_after_a_prompt_of_text(tiny: Path) -> None:
     with outrider.load(tiny, drafter=None, cache_size=0.02) as engine:
         found = engine.score("Why is the sky blue?", "Because of the air.")
         assert len(found) == len(engine.tokenizer.encode("Because of the air."))

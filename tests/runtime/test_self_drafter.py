@@ -97,8 +97,8 @@ def test_a_model_is_cut_where_kept_layers_and_others_meet(kept: set[int]) -> Non
     cuts = sorted(cuts_for(kept, 10))
     runs = [range(*ends) for ends in itertools.pairwise((0, *cuts, 10))]
     assert all(kept.issuperset(run) or kept.isdisjoint(run) for run in runs)
-    for before, behind in itertools.pairwise(runs[1:-1]):  # no cut too many
-        assert kept.issuperset(before) != kept.issuperset(behind)
+    for before, after in itertools.pairwise(runs[1:-1]):  # no cut too many
+        assert kept.issuperset(before) != kept.issuperset(after)
     assert kept.issuperset(runs[0])  # the embedding and the logits are there
     assert kept.issuperset(runs[-1])
 
@@ -218,7 +218,7 @@ def test_several_requests_at_once(engine: outrider.Engine) -> None:
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_prefixes_are_right_behind_drafts(layered: Bundle, separate: bool) -> None:
+def test_prefixes_are_right_after_drafts(layered: Bundle, separate: bool) -> None:
     """A text that goes on finds what was published beside drafts, and a cache without drafts gives the same."""
     engine, fresh = load(layered), load(layered, enable_prefix_caching=False)
     for each in (engine, fresh):

@@ -224,7 +224,7 @@ def test_a_repetition_is_drafted_at_full_length_and_ever_surer(period: int) -> N
     assert draft.confidences == sorted(draft.confidences or [])
 
 
-def test_nothing_is_copied_behind_an_end() -> None:
+def test_nothing_is_copied_after_an_end() -> None:
     assert draft_of([1, 2, 9, 3, 1, 2], 5, eos=frozenset({9})).token_ids == [9]
 
 
@@ -256,7 +256,7 @@ def test_longer_and_surer_matches_have_higher_confidence() -> None:
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 3)), max_size=40))
-def test_the_latest_token_behind_the_longest_known_context_is_guessed(said: list[tuple[list[int], int]]) -> None:
+def test_the_latest_token_after_the_longest_known_context_is_guessed(said: list[tuple[list[int], int]]) -> None:
     table, known = NextTokens(), dict[tuple[int, ...], list[int]]()
     for context, token_id in said:
         table.add(context, token_id)

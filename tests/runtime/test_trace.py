@@ -255,15 +255,15 @@ def test_what_comes_while_a_trace_is_closed_leaves_nothing_open(tmp_path: Path) 
     """A request that another thread made just before, and one that ends just after."""
     models: Any = {"main": Device(6)}
     trace = Trace(tmp_path / "out.json", models)
-    made, late, behind = (make_request(FakeBackend(6), None) for _ in range(3))
+    made, late, after = (make_request(FakeBackend(6), None) for _ in range(3))
     trace.entered(made, None)
     trace.begin(trace.lane("request", REQUESTS), "request", "just before", time.perf_counter())  # and nothing else yet
     trace.entered(late, None)
     life = trace._lives.pop(late)  # its end is under way
     trace.close()
     trace.end(life.lane, life.label, time.perf_counter())
-    trace.entered(behind, None)
-    trace.left(behind)
+    trace.entered(after, None)
+    trace.left(after)
     events = read_strictly(tmp_path / "out.json")
     assert [event["name"] for event in events if event["ph"] == "B"] == [
         "request 1: plain", "just before", "request 2: plain",

@@ -120,7 +120,7 @@ def test_a_backend_keeps_the_accepted_branch() -> None:
     assert slot.token_ids == [7, 2, 3]
 
 
-def test_a_branch_is_timed_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_is_timed_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is in a round: the call has pushed the copied block out of the processor's caches."""
     main, events = FakeBackend(12, memory=6), list[str]()
     slot_class: Any = type(main.open(50))
@@ -135,9 +135,9 @@ def test_a_branch_is_timed_behind_a_call(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(main, "submit", noted("call", main.submit))
     monkeypatch.setattr(slot_class, "fork", noted("fork", slot_class.fork))
     measure_pass(main, (1, 2))
-    behind = [before for before, event in pairwise(events) if event == "fork"]
-    assert behind
-    assert set(behind) == {"call"}
+    after = [before for before, event in pairwise(events) if event == "fork"]
+    assert after
+    assert set(after) == {"call"}
 
 
 @dataclass

@@ -125,9 +125,9 @@ def test_agreement_is_that_of_reading_the_answer_token_by_token(original: Bundle
         part.allocate(0)
         slot, num_right = main.open(40), 0
         main.submit([Chunk(slot, prompt[:-1], 0)]).wait()
-        for token, behind in itertools.pairwise([prompt[-1], *answer]):
+        for token, after in itertools.pairwise([prompt[-1], *answer]):
             row = part.submit([Chunk(slot, [token], 1)]).wait().row(0).full()
-            num_right += int(row.argmax()) == behind
+            num_right += int(row.argmax()) == after
     assert 0 < num_right < len(answer)
     assert agreement == num_right / len(answer)
 

@@ -415,7 +415,7 @@ def test_an_adapter_sees_images(seeing: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
-def test_drafters_that_read_hidden_states_go_on_behind_images(seeing: Path, tmp_path: Path, kind: str) -> None:
+def test_drafters_that_read_hidden_states_go_on_after_images(seeing: Path, tmp_path: Path, kind: str) -> None:
     from outrider_export import add_drafter
 
     shutil.copytree(seeing, tmp_path / "bundle")

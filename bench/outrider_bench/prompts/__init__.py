@@ -67,7 +67,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     prompts = [_read_prompt(line, f"{source}, line {number},", str(number)) for number, line in numbered]
     if path == "long":
-        prompts = _behind_documents(prompts)
+        prompts = _after_documents(prompts)
     if not prompts:
         raise OptionError(f"{source} has no prompts.")
     seen: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     return chosen
 
 
-def _behind_documents(grounded: list[BenchPrompt]) -> list[BenchPrompt]:
+def _after_documents(grounded: list[BenchPrompt]) -> list[BenchPrompt]:
     """The same questions, with more and more other documents in the prompt before their own."""
     documents = [document for prompt in grounded for document in prompt.references]
     prompts = []

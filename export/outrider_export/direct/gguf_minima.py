@@ -88,12 +88,12 @@ def _matrices(model: ov.Model) -> Iterator[_Matrix]:
         subtract, scales = (multiply.input_value(i).get_node() for i in (0, 1))
         if subtract.get_type_name() != "Subtract" or scales.get_type_name() != "Constant":
             continue
-        codes, zero_points = (_behind_convert(subtract.input_value(i).get_node()) for i in (0, 1))
+        codes, zero_points = (_after_convert(subtract.input_value(i).get_node()) for i in (0, 1))
         if codes.get_type_name() == "Constant" and codes.get_element_type().get_type_name() == "u4":
             yield _Matrix(multiply, codes, zero_points, scales)
 
 
-def _behind_convert(node: Any) -> Any:
+def _after_convert(node: Any) -> Any:
     return node.input_value(0).get_node() if node.get_type_name() == "Convert" else node
 
 

@@ -111,7 +111,7 @@ class MainGraph:
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
         matrices = _unpacked([found.node for found in named.values()])
         weights = {f"{name}.weight": matrix for name, matrix in zip(named, matrices, strict=True)}
-        biases = {f"{name}.bias": _bias_behind(found.node, found.num_out) for name, found in named.items()}
+        biases = {f"{name}.bias": _bias_after(found.node, found.num_out) for name, found in named.items()}
         weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
 
@@ -201,7 +201,7 @@ def _unpacked(products: list[ov.Node]) -> list[NDArray[np.float32]]:
     return [matrix.copy() if node.get_attributes()["transpose_b"] else matrix.T.copy() for matrix, node in both]
 
 
-def _bias_behind(product: ov.Node, size: int) -> NDArray[np.float32] | None:
+def _bias_after(product: ov.Node, size: int) -> NDArray[np.float32] | None:
     """The numbers float32 [size] that are added to a product; None if there are none."""
     for target in product.output(0).get_target_inputs():
         if (node := target.get_node()).get_type_name() == "Add":

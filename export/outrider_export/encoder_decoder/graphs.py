@@ -143,7 +143,7 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
     Kernels add in an order that depends on the number of keys, so a row's bits do, too.
     """
     pad = parameter("pad", ov.Type.f32, (-1, *sizes))
-    behind = ops.transpose(ops.unsqueeze(pad, ints(1)), ints(1, 2, 0, 3))
+    after = ops.transpose(ops.unsqueeze(pad, ints(1)), ints(1, 2, 0, 3))
     length = ops.gather(ops.shape_of(pad), ints(0), ops.constant(np.int64(0)))
     ends = ops.concat([ints(0, 0, 0), length], 0)
     count = 0
@@ -156,7 +156,7 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
         if {_node_id(each.input_value(0).get_node()) for each in joined} - pasts or len(node.inputs()) < 4:
             raise ExportError("The converted decoder's self-attention has another form than Outrider knows.")
         for i, each in enumerate(joined, 1):
-            node.input(i).replace_source_output(ops.concat([each, behind], 2).output(0))
+            node.input(i).replace_source_output(ops.concat([each, after], 2).output(0))
         hidden = ops.constant(np.float32(np.finfo(np.float32).min))
         mask = ops.pad(node.input_value(3), ints(0, 0, 0, 0), ends, "constant", hidden)
         node.input(3).replace_source_output(mask.output(0))

@@ -16,7 +16,7 @@ from outrider.drafters.markov import SCALE, TOP_K
 from outrider.errors import ExportError
 from outrider.models.backends.features import BLOCK_STATES
 from outrider.models.backends.heads.block import INPUT_SCALE
-from outrider.models.backends.heads.layers import BEHIND_ATTENTION, BEHIND_FEED_FORWARD, GELU
+from outrider.models.backends.heads.layers import AFTER_ATTENTION, AFTER_FEED_FORWARD, GELU
 
 Tensors = dict[str, NDArray[Any]]
 
@@ -28,9 +28,9 @@ _COPIES = ("embed_tokens.weight", "lm_head.weight")  # of the main model's
 # What f reads besides W1's row, by markov_head_type: its tensor's name, its outputs and its own state, in ranks.
 _JOINTS = {"vanilla": None, "gated": ("gate_proj", 1, 0), "rnn": ("joint_proj", 3, 1)}
 GEMMA_NORMS = {
-    "post_attention_layernorm": BEHIND_ATTENTION,
+    "post_attention_layernorm": AFTER_ATTENTION,
     "pre_feedforward_layernorm": "post_attention_layernorm",
-    "post_feedforward_layernorm": BEHIND_FEED_FORWARD,
+    "post_feedforward_layernorm": AFTER_FEED_FORWARD,
 }
 
 

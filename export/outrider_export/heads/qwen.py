@@ -2,7 +2,7 @@
 
     config, tensors = from_qwen(config, tensors)    # as other modules have them
 
-They read the main model's hidden states behind its final norm, and their own after theirs. After the two norms, the
+They read the main model's hidden states after its final norm, and their own after theirs. After the two norms, the
 embedding comes first. Queries and the gate of the attention's output are in one matrix, head by head; the weights of
 norms are less by 1; a part of each head is rotated.
 

@@ -93,8 +93,8 @@ def table(*columns: str, title: str | None = None, text: int = 0) -> _FittingTab
     made = _FittingTable(header_style="bold", box=None, pad_edge=False)
     made.heading = title
     for i, column in enumerate(columns):
-        behind = len(columns) - i  # a text that has no spaces, such as a path, is folded
-        is_text, wraps = not i or behind <= text, behind == 1 and text > 0
+        left = len(columns) - i  # a text that has no spaces, such as a path, is folded
+        is_text, wraps = not i or left <= text, left == 1 and text > 0
         made.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     return made
 

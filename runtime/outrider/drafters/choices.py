@@ -17,7 +17,7 @@ class Choices:
 
     def __init__(self) -> None:
         self.unread: list[int] = []  # draft token ids to read before the next row
-        self._behind: list[int] = []  # tokens between the committed ones and the draft, when drafting ahead
+        self._guessed: list[int] = []  # tokens between the committed ones and the draft, when drafting ahead
         self._token_ids: list[int] = []
         self._probs: list[Distribution] = []
         self._confidences: list[float] = []
@@ -63,11 +63,11 @@ class Choices:
 
     def _rows(self, latest: LogitsRow) -> DraftRows:
         """The latest row, which follows all draft tokens so far and, when drafting ahead, those of the guess."""
-        return DraftRows(lambda _: latest, self.request.sampler, Draft(self._token_ids), self._behind)
+        return DraftRows(lambda _: latest, self.request.sampler, Draft(self._token_ids), self._guessed)
 
     def _draw(self, rows: DraftRows, i: int, count: int) -> list[tuple[int, Distribution | None]]:
         request = self.request
-        position = len(request.sequence) + len(self._behind)
+        position = len(request.sequence) + len(self._guessed)
         if count == 1:
             return [request.verifier.draw(rows, i, request.noise, position)]
         return [*request.verifier.draw_several(rows, i, request.noise, position, count)]
@@ -104,7 +104,7 @@ class Choices:
         return drawn.prob(token_id) if drawn else probability(latest, token_id)
 
     def _clear(self) -> None:
-        self._behind, self._token_ids, self._probs, self._confidences = [], [], [], []
+        self._guessed, self._token_ids, self._probs, self._confidences = [], [], [], []
         self._runners_up, self._seconds = [], []
 
 

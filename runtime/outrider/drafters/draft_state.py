@@ -59,7 +59,7 @@ class DraftState(Choices):
         """Start a round's draft; False if it needs no call: there is no room, or all of it was drafted ahead."""
         if not self.num_ahead(request.sequence) or (request.rule and not self._confidences):
             self._forget_ahead(request.sequence)
-        self.request, self._behind = request, []
+        self.request, self._guessed = request, []
         context = self.context(request.sequence)
         self._num_context = len(context)
         self._cut()
@@ -139,7 +139,7 @@ class DraftState(Choices):
         if guess.token_id is None:  # the first token to be chosen is the expected bonus token
             self._token_ids = [*draft.token_ids]
             return
-        self._behind = [*draft.token_ids[: guess.num_accepted], guess.token_id]
+        self._guessed = [*draft.token_ids[: guess.num_accepted], guess.token_id]
         self.unread = [guess.token_id]
         self.slot.trim(len(self.context(self.request.sequence)) + guess.num_accepted)
 
@@ -148,27 +148,27 @@ class DraftState(Choices):
         request = self.request
         if not self.unread or self.unread[-1] in request.eos_token_ids:
             return False
-        if not self._behind:
-            behind = self._token_ids
+        if not self._guessed:
+            guessed = self._token_ids
             self._clear()
-            self._behind = behind
-        return len(self._token_ids) < min(request.limit, request.num_left - len(self._behind) - 1)
+            self._guessed = guessed
+        return len(self._token_ids) < min(request.limit, request.num_left - len(self._guessed) - 1)
 
     def num_ahead(self, sequence: TokenSequence) -> int:
         """Tokens of the next draft that were drafted ahead; 0 if the guess was wrong."""
-        came_true = bool(self._behind) and sequence.token_ids[self._num_committed :] == self._behind
+        came_true = bool(self._guessed) and sequence.token_ids[self._num_committed :] == self._guessed
         return len(self._token_ids) if came_true else 0
 
     def _forget_ahead(self, sequence: TokenSequence) -> None:
         """Drop what was drafted ahead. Trim the cache to the tokens of the guess that were committed."""
-        if self._behind:
+        if self._guessed:
             said = sequence.token_ids[self._num_committed :]
-            self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))
+            self.slot.trim(self._num_committed + num_common_tokens(self._guessed, said))
         self._clear()
 
 
 class MaskedState(DraftState):
-    """With a draft model that drafts all tokens in one call: masks stand for those behind the first."""
+    """With a draft model that drafts all tokens in one call: masks stand for those after the first."""
 
     can_draft_ahead = False
 

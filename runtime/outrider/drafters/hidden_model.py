@@ -54,7 +54,7 @@ class HiddenModel(DraftModel):
     def module(cls, backend: Backend, features: tuple[str, ...], input_width: int, **options: Any) -> HiddenModel:
         """A module that drafts token by token: EAGLE, EAGLE-3 or MTP. input_width: see `ModuleState`.
 
-        It reads hidden states together with the token behind, and its logits are for the token after that (Li et al.
+        It reads hidden states together with the next token, and its logits are for the token after that (Li et al.
         2024, "EAGLE: speculative sampling requires rethinking feature uncertainty", section 4.1).
         """
 
@@ -103,7 +103,7 @@ class HiddenModel(DraftModel):
 
     def prompt_of(self, sequence: TokenSequence) -> Prompt:
         """What the drafter reads of a sequence that begins. From any thread."""
-        # A drafter that reads hidden states with the token behind them reads those of the first token, but never the
+        # A drafter that reads hidden states with the next token reads those of the first token, but never the
         # token: so it is part of the scope.
         scope = b"%d " % embed_keys(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope
         embeds = tuple(replace(span, begin=span.begin - self._ahead) for span in sequence.embeds)

@@ -97,7 +97,7 @@ class HiddenState(DraftState):
 
 
 class ModuleState(HiddenState):
-    """In a module that drafts token by token, and reads its own hidden states behind the main model's.
+    """In a module that drafts token by token, and reads its own hidden states after the main model's.
 
     input_width: numbers that it reads beside a token. The main model's hidden states are at the beginning, its own at
     the end; if both have this width, they take the same place. The rest is zeros.
@@ -141,7 +141,7 @@ class ModuleState(HiddenState):
         return made
 
     def take(self, rows: Sequence[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
-        """Take in a call. Its last hidden states are those behind the next draft token."""
+        """Take in a call. Its last hidden states are those after the next draft token."""
         if self._own is None:
             self.drop_read()
         if hidden is not None:

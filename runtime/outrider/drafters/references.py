@@ -67,9 +67,9 @@ class References:
             return None
         wanted = wanted[: 4 * length]
         first = bisect_left(order, wanted, hi=at, key=self._key)
-        behind = bisect_left(order, wanted + b"\xff" * 5, lo=at, key=self._key)
-        step = -(-(behind - first) // _MAX_POSITIONS)
-        return ReferenceMatch(length, np.sort(self._order[first:behind:step]))
+        past = bisect_left(order, wanted + b"\xff" * 5, lo=at, key=self._key)
+        step = -(-(past - first) // _MAX_POSITIONS)
+        return ReferenceMatch(length, np.sort(self._order[first:past:step]))
 
     def extend(self, match: ReferenceMatch, token_id: int) -> ReferenceMatch | None:
         """The match plus one token; None if no document has that, with another token after."""

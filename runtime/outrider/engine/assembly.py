@@ -262,6 +262,6 @@ def as_drafter(
         return HiddenModel.block(backend, features, [entry.mask_token_id] * num_places, **shared)
     if entry.num_places:
         return HiddenModel.places(backend, features, num_places, at_once=entry.kind != "hydra", **shared)
-    # EAGLE-3 has its own hidden states behind the main model's; EAGLE and MTP have them in their place.
+    # EAGLE-3 has its own hidden states after the main model's; EAGLE and MTP have them in their place.
     num_states = len(features) + (entry.kind == "eagle3")
     return HiddenModel.module(backend, features, num_states * entry.model.geometry.hidden_size, **shared)

@@ -62,11 +62,11 @@ class FakeHead(FakeBackend):
     def logits_for(
         self, token_ids: Sequence[int], row_ids: Sequence[int], block: Sequence[int] = (), *, place: int = 0
     ) -> Logits:
-        """float32 [vocab_size] after tokens with these hidden states, and behind or inside a block."""
+        """float32 [vocab_size] after tokens with these hidden states, and after or inside a block."""
         return _random(self.vocab_size, self.seed, len(block), place, *token_ids, *block, *row_ids)
 
     def next_hidden(self, token_ids: Sequence[int], row_ids: Sequence[int]) -> NDArray[np.float32]:
-        """float32 [own_width], the module's own hidden states behind these."""
+        """float32 [own_width], the module's own hidden states after these."""
         return _random(self.own_width, self.seed + 1, *token_ids, *row_ids)
 
     def block_state(

@@ -227,8 +227,8 @@ class _Counts:
         self._num_accepted += num_accepted
         self._commits.append((at, num_tokens))
         share = self._num_accepted / self._num_drafted if self._num_drafted else 0.0
-        since, behind = self._commits[0]
-        lately = sum(count for _, count in self._commits) - behind
+        since, oldest = self._commits[0]
+        lately = sum(count for _, count in self._commits) - oldest
         return share, lately / (at - since) if at > since else 0.0
 
 

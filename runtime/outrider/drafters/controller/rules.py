@@ -86,13 +86,13 @@ class WorthIt:
         places, count, reached = list[int](), len(confidences), 1.0
         for i, confidence in enumerate(confidences):
             chance = self.chance(confidence)
-            behind = count + i + 2
-            if behind >= len(self.check):
+            after = count + i + 2
+            if after >= len(self.check):
                 break
-            cost = self.check[behind] - self.check[count] + self.fork
+            cost = self.check[after] - self.check[count] + self.fork
             if reached * (1 - chance) * self.second > self.rate * cost:
                 places.append(i)
-                count = behind
+                count = after
             reached *= chance
         return places
 

@@ -201,10 +201,10 @@ def _tail(asked: str, answer: str, whole: str) -> str | None:
     if not whole.startswith(asked):
         return None
     rest = whole[len(asked) :]
-    for behind in (rest, rest.removeprefix(" ")):
+    for after in (rest, rest.removeprefix(" ")):
         for text in (answer, answer.rstrip(), answer.lstrip(), answer.strip()):
-            if behind.startswith(text):
-                return behind[len(text) :]
+            if after.startswith(text):
+                return after[len(text) :]
     return None
 
 

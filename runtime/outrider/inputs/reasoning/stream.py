@@ -89,10 +89,10 @@ class MarkedReasoning:
         if not marker:
             self._left = before[len(certain) :]
             return False
-        self._left, self._step, self._after_reasoning = rest, self._behind, True
+        self._left, self._step, self._after_reasoning = rest, self._after, True
         return True
 
-    def _behind(self, pieces: list[Thought | str]) -> bool:  # noqa: ARG002
+    def _after(self, pieces: list[Thought | str]) -> bool:  # noqa: ARG002
         """Blanks after the reasoning, and what the answer may begin with."""
         self._left = self._left.lstrip()
         if not self._left:

@@ -213,8 +213,8 @@ class Tokenizer:
 
         Tokenizers like SentencePiece's put a space before every text, but not after a line end.
         """
-        plain, behind, anchor = (self._encode(text, add_special_tokens=False) for text in ("a", "\na", "\n"))
-        return "" if behind == anchor + plain else "\n"
+        plain, after, anchor = (self._encode(text, add_special_tokens=False) for text in ("a", "\na", "\n"))
+        return "" if after == anchor + plain else "\n"
 
     @cached_property
     def _anchor_token_ids(self) -> list[int]:

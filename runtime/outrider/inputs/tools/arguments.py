@@ -110,10 +110,10 @@ class Tags:
     @cached_property
     def key_or_end(self) -> re.Pattern[str]:
         """Matches up to the next value, with the key as group 1, or the end, without."""
-        begin, behind, value = map(re.escape, (*self.key, self.value[0].strip()))
+        begin, after, value = map(re.escape, (*self.key, self.value[0].strip()))
         between = rf"\s*{value}" if value else ""
         end = f"|{re.escape(self.end)}" if self.end else ""
-        return re.compile(f"{begin}[\"']?([^<>]*?)[\"']?{behind}{between}{end}|(?=</tool_call>)")
+        return re.compile(f"{begin}[\"']?([^<>]*?)[\"']?{after}{between}{end}|(?=</tool_call>)")
 
     @cached_property
     def after_value(self) -> tuple[str, ...]:

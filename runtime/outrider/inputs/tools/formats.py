@@ -104,8 +104,8 @@ class ToolFormat:
         if self.named:
             return head_by_name("", self.named, "{", optional=True)
         if self.tags:
-            begin, behind = self.tags.name
-            return head_by_name(begin, behind, *([""] if behind else [self.tags.key[0], self.end]))
+            begin, after = self.tags.name
+            return head_by_name(begin, after, *([""] if after else [self.tags.key[0], self.end]))
         return head_in_json(self.opener)
 
 

@@ -86,10 +86,10 @@ class _Calls:
         blank = literal(form.blank)
         self._more = "" if once or not form.separator else f"({literal(f'{form.separator} ')} body)*"
         if form.separator:  # one marker for all calls
-            self._behind = f"{literal('' if form.bare else form.blank + form.opener)} body {self._more} {self._end}"
+            self._after = f"{literal('' if form.bare else form.blank + form.opener)} body {self._more} {self._end}"
         else:
-            self._behind = f"{blank} body {blank} {self._end}"
-        call = f"{self._begin} {self._behind}"
+            self._after = f"{blank} body {blank} {self._end}"
+        call = f"{self._begin} {self._after}"
         if form.bare:
             self.all = f"body {self._more}"
         else:
@@ -114,9 +114,9 @@ class _Calls:
         if form.channels:
             return self._messages
         is_token = begin.startswith("<[")
-        call = f"text {begin} {self._behind}" if is_token else f"opened {self._behind}"
-        behind = "" if self._once else "text"
-        start = f"text | {call} {behind}" if self._once or form.separator else f"({call})* text"
+        call = f"text {begin} {self._after}" if is_token else f"opened {self._after}"
+        after = "" if self._once else "text"
+        start = f"text | {call} {after}" if self._once or form.separator else f"({call})* text"
         rules = [f"start: {start}" + (f" | {self.all}" if form.bare else "")]
         thoughts = " | ".join(filter(lambda each: each.startswith("<["), self._thoughts))
         rules.append(f"text: TEXT (({thoughts}) TEXT)*" if thoughts else "text: TEXT")
@@ -133,7 +133,7 @@ class _Calls:
         each, last = ("message", "(message | call)") if self._once else ("(message | call)", "(message | call)")
         return [
             f'start: TEXT | ({each} {marker("<|start|>")} "assistant")* {last}',
-            f"call: {self._begin} {self._behind}",
+            f"call: {self._begin} {self._after}",
             f"message: {marker('<|channel|>')} KIND ({typed})? {marker('<|message|>')} TEXT {marker('<|end|>')}?",
             "KIND: /analysis|commentary|final/",
             "TEXT: /(?s:.*)/",

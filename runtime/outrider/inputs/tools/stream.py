@@ -66,7 +66,7 @@ class ToolCallStream:
         self._left = ""  # text that no piece has yet
         self._opened = ""  # before it: the marker of a call that may turn out to be none, with the blanks before
         self._num_calls = 0
-        self._is_behind_call = False  # nothing but blanks came since
+        self._is_after_call = False  # nothing but blanks came since
         self._is_loose = loose and bool(self._schemas)
         self._is_marked = True  # whether a marker of the format stands before the call
         self._closers = list[str]()  # of what stands around a call without one
@@ -126,13 +126,13 @@ class ToolCallStream:
 
     def _text(self, pieces: list[str | ToolCallDelta]) -> bool:
         """Plain text, up to the marker of a call."""
-        if self._is_behind_call:
+        if self._is_after_call:
             self._left = self._left.lstrip()
             closer = begins_with(self._left, [self._form.end]) if self._form.end and self._is_loose else None
             if closer:  # one too many
                 self._left = self._left[len(closer) :]
                 return True
-            self._is_behind_call = not self._left or closer == ""
+            self._is_after_call = not self._left or closer == ""
             if closer == "":
                 return False
         marker, place, held = self._opener()
@@ -148,7 +148,7 @@ class ToolCallStream:
         self._opened = held if is_read_again else held + marker
         self._left = self._left[place if is_read_again else place + len(marker) :]
         if marker in self._form.around:
-            self._opened, self._is_behind_call, self._is_marked = "", True, True
+            self._opened, self._is_after_call, self._is_marked = "", True, True
         elif self._is_marked:
             self._step = self._whole if self._form.whole else self._head
         elif is_read_again or marker not in CLOSERS:
@@ -334,7 +334,7 @@ class ToolCallStream:
                 ToolCallDelta(self._num_calls, None, call.arguments),
             ]
             self._num_calls += 1
-        self._opened, self._step = "", self._behind
+        self._opened, self._step = "", self._after
         return True
 
     def _values(self, pieces: list[str | ToolCallDelta]) -> bool:
@@ -345,7 +345,7 @@ class ToolCallStream:
         if not self._arguments.is_complete:
             return False
         self._num_calls += 1
-        self._step = self._tail if self._form.is_object and self._is_marked else self._behind
+        self._step = self._tail if self._form.is_object and self._is_marked else self._after
         return True
 
     def _nothing(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
@@ -360,7 +360,7 @@ class ToolCallStream:
             rest = self._left[before.index(self._form.end) :]
         elif not bracket:
             return False
-        self._left, self._step = rest, self._behind
+        self._left, self._step = rest, self._after
         return True
 
     @property
@@ -371,7 +371,7 @@ class ToolCallStream:
             return form.tags.name[0]
         return "{" if form.is_object and not form.separator else ""
 
-    def _behind(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
+    def _after(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
         """The end of the calls, or what separates them."""
         form, left, is_last = self._form, self._left.lstrip(), self._num_calls == self._max_calls
         if form.is_object:
@@ -396,7 +396,7 @@ class ToolCallStream:
             self._closers.remove(end)
         else:
             self._left, self._step = left.removeprefix(end), self._text
-            self._is_behind_call = self._is_marked = True
+            self._is_after_call = self._is_marked = True
         return True
 
 

@@ -192,6 +192,6 @@ def check_matrices(adapter: str, matrices: dict[str, Matrix], layers: Sequence[d
         if wanted != has:
             raise BundleError(
                 f"The adapter '{adapter}' changes {place} of layer {i} with lora_{side} {[*matrix.shape]}, and this "
-                f"model has {wanted:,} numbers {'before' if side == 'A' else 'behind'} it instead of {has:,}. Name an "
+                f"model has {wanted:,} numbers {'before' if side == 'A' else 'after'} it instead of {has:,}. Name an "
                 "adapter that was trained for this model."
             )

@@ -23,7 +23,7 @@ from outrider.types import Chunk, RowRule
 
 
 class OpenVINOAssistant(OpenVINOSharing):
-    """A drafter whose chunks have one token with hidden states float32 [1, width], behind all tokens of a slot.
+    """A drafter whose chunks have one token with hidden states float32 [1, width], after all tokens of a slot.
 
         assistant = OpenVINOAssistant(path, main, main_path=main_path, vocab_size=262_144)
         assistant.allocate(max_tokens=8_192)

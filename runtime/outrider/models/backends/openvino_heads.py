@@ -20,7 +20,7 @@ from outrider.types import Chunk, Pending, RowRule
 
 
 class OpenVINOBlock(OpenVINOPaged):
-    """A drafter whose chunks are context tokens with their hidden states, and behind them a block without any.
+    """A drafter whose chunks are context tokens with their hidden states, and after them a block without any.
 
         Chunk(slot, [*context, newest, *masks], num_rows=len(masks), hidden_states=rows)
 

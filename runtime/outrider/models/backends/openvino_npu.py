@@ -325,8 +325,8 @@ class OpenVINONpu(MeasuredBackend):
         """The wanted rows, in the device's memory."""
         self._call(self._request.wait)
         logits = self._request.get_tensor("logits").data[0]
-        behind = self.sizes.window_end(window.begin)  # the position after the last row
-        return [logits[position - behind] for position in range(window.first, window.end)]
+        end = self.sizes.window_end(window.begin)  # the position after the last row
+        return [logits[position - end] for position in range(window.first, window.end)]
 
     def _set(self, token_ids: Sequence[int], begin: int, mask: NDArray[np.int64]) -> None:
         positions = np.arange(begin, begin + len(token_ids), dtype=np.int64)[None]

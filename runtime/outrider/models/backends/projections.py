@@ -112,7 +112,7 @@ def nearest(value: ov.Output, wanted: Callable[[ov.Node], bool], last: ov.Node |
 
 
 def backwards(value: ov.Output, end: Callable[[ov.Node], bool] | None = None) -> Iterator[ov.Node]:
-    """The nodes that a value depends on, the nearest first; not what is behind a node that is an end."""
+    """The nodes that a value depends on, the nearest first; not what is after a node that is an end."""
     seen, waiting = set[str](), [value.get_node()]
     while waiting:
         node = waiting.pop(0)

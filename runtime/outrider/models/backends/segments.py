@@ -4,7 +4,7 @@
     segments.create_infer_request()                  # all layers
     segments.only(kept).create_infer_request()       # the same weights, without layers 4 to 19
 
-The hidden states behind each segment are handed to the next. They are those that an uncut model has there, bit for bit.
+The hidden states after each segment are handed to the next. They are those that an uncut model has there, bit for bit.
 `Segments` and `SegmentsRequest` have as much of OpenVINO's compiled models and requests as `OpenVINOPaged` needs.
 """
 

@@ -133,16 +133,16 @@ def keep_layers(model: ov.Model, num_layers: int, kept: Sequence[int]) -> ov.Mod
     return ov.Model([logits], sinks, parameters, f"{model.get_friendly_name()} {list(kept)}")
 
 
-def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, int]:
+def _form(before: ov.Output, after: ov.Output, embedding: str) -> tuple[str, int]:
     """The form of the graph between two hidden states, and the bytes of its weights.
 
     Its operations count once each, as all layers but the first depend on the first one's keys, too, for the mask. A
     number that the sum is multiplied by may differ, and so may weights, however few they are.
     """
     parts, size = set[str](), 0
-    weights = filter(is_weight, behind.get_node().input_values())
+    weights = filter(is_weight, after.get_node().input_values())
     scales = [each.get_node().get_name() for each in weights if math.prod(each.get_shape()) == 1]
-    for node in above(behind.get_node(), ends=(before.get_node().get_name(), embedding, *scales)).values():
+    for node in above(after.get_node(), ends=(before.get_node().get_name(), embedding, *scales)).values():
         said = f"{node.get_type_name()} {node.get_output_element_type(0)}"
         if node.get_type_name() == "Constant":
             said += f" {node.get_output_shape(0)}"

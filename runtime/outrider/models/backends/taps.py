@@ -26,7 +26,7 @@ _ADDS = 2  # of a layer to the residual stream: of its attention, and of its fee
 
 
 def after_layers(count: int) -> str:
-    """The name of the hidden states behind the first `count` layers, as `hidden_states[count]` in Transformers."""
+    """The name of the hidden states after the first `count` layers, as `hidden_states[count]` in Transformers."""
     return f"{_LAYER}{count}"
 
 

@@ -17,7 +17,7 @@ class DraftRows:
         rows = DraftRows.of(step, first, sampler, draft)
         rows.distribution(2)    # after the draft's second token, and what that one follows
 
-    row: returns row i; valid as long as its step. behind: tokens between the committed ones and the draft. found:
+    row: returns row i; valid as long as its step. between: tokens between the committed ones and the draft. found:
     distributions that were computed, by i.
     """
 
@@ -26,11 +26,11 @@ class DraftRows:
         row: Callable[[int], LogitsRow],
         sampler: Sampler,
         draft: Draft,
-        behind: Sequence[int] = (),
+        between: Sequence[int] = (),
     ) -> None:
         self.draft = draft
         self.found: dict[int, Distribution] = {}
-        self._row, self._sampler, self._behind = row, sampler, behind
+        self._row, self._sampler, self._between = row, sampler, between
 
     @classmethod
     def of(cls, step: Step, first: int, sampler: Sampler, draft: Draft) -> DraftRows:
@@ -62,7 +62,7 @@ class DraftRows:
     def _ask(self, i: int, ask: Callable[[LogitsRow, list[int]], _Made]) -> _Made:
         """What the sampler makes of row i and the tokens before it."""
         try:
-            return ask(self._row(i), [*self._behind, *self.draft.before(i)])
+            return ask(self._row(i), [*self._between, *self.draft.before(i)])
         except NoTokenLeft as error:
             error.row = i  # the sampler knows how many tokens are before the row, in a tree no more than that
             raise

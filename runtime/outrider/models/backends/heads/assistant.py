@@ -28,9 +28,9 @@ from openvino import opset13 as ops
 from outrider.errors import BundleError
 from outrider.models.backends.features import NEXT_HIDDEN
 from outrider.models.backends.heads.layers import (
-    BEHIND_ATTENTION,
+    AFTER_ATTENTION,
     Rotation,
-    behind_feed_forward,
+    after_feed_forward,
     linear,
     norm,
 )
@@ -70,8 +70,8 @@ def assistant(weights: HeadWeights, caches: Mapping[str, ov.ConstOutput] | None 
         rows = norm(hidden, weights, f"{layer}.input_layernorm")
         read = cached[number].attend(linear(rows, weights, f"{layer}.self_attn.q_proj"), f"{layer}.self_attn.q_norm")
         read = linear(read, weights, f"{layer}.self_attn.o_proj")
-        hidden = ops.add(hidden, norm(read, weights, f"{layer}.{BEHIND_ATTENTION}"))
-        hidden = behind_feed_forward(hidden, weights, layer)
+        hidden = ops.add(hidden, norm(read, weights, f"{layer}.{AFTER_ATTENTION}"))
+        hidden = after_feed_forward(hidden, weights, layer)
     hidden = norm(hidden, weights, "norm")
     clustered = f"{CENTROIDS}.weight" in weights
     logits = _clustered_logits(hidden, weights) if clustered else weights.logits(hidden)

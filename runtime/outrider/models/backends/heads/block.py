@@ -23,10 +23,10 @@ from openvino import opset13 as ops
 
 from outrider.models.backends.features import BLOCK_STATES
 from outrider.models.backends.heads.layers import (
-    BEHIND_ATTENTION,
+    AFTER_ATTENTION,
     PagedAttention,
     Rotation,
-    behind_feed_forward,
+    after_feed_forward,
     heads_of,
     linear,
     norm,
@@ -81,10 +81,10 @@ def dflash(weights: HeadWeights) -> ov.Model:
         queries = rotation(_taken(ops.concat([empty, asked], 0), order))
         sees = int(weights.number(window)) if window in weights else 0
         read = _taken(attention(queries, keys, values, sees), in_block)
-        read = around.behind(linear(read, weights, f"{own}.o_proj"))
-        hidden = ops.add(hidden, normed_if(read, weights, f"layers.{i}.{BEHIND_ATTENTION}"))
+        read = around.after(linear(read, weights, f"{own}.o_proj"))
+        hidden = ops.add(hidden, normed_if(read, weights, f"layers.{i}.{AFTER_ATTENTION}"))
         around = _Around(weights, in_block, f"layers.{i}.mlp_conv")
-        hidden = behind_feed_forward(hidden, weights, f"layers.{i}", around.before, around.behind)
+        hidden = after_feed_forward(hidden, weights, f"layers.{i}", around.before, around.after)
     hidden = norm(hidden, weights, "norm")
     made = [result("logits", weights.logits(hidden))]
     if f"{BLOCK_STATES}.weight" in weights:
@@ -113,7 +113,7 @@ class _Around:
         self._own = ops.reshape(made, ints(-1, sides, taps, groups), special_zero=False)
         return self._convolved(rows, 0)
 
-    def behind(self, rows: ov.Node) -> ov.Node:
+    def after(self, rows: ov.Node) -> ov.Node:
         """What is made of the part's rows float32 [b, 1, hidden]."""
         return self._convolved(rows, 1) if self._has_one else rows
 

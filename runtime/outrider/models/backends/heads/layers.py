@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ROW_TYPES = "row_types"
 # Of Gemma's layers: a number, and norms before their parts are added to the hidden states.
-GELU, BEHIND_ATTENTION, BEHIND_FEED_FORWARD = "gelu", "behind_attention", "behind_feed_forward"
+GELU, AFTER_ATTENTION, AFTER_FEED_FORWARD = "gelu", "behind_attention", "behind_feed_forward"
 OUTPUT_GATE = "output_gate"
 # Of a mixture of experts: its router, the gate of the expert that all tokens have, and numbers.
 ROUTER, SHARED_GATE, NUM_ACTIVE, NORMALISED = "router", "shared_gate", "experts.active", "experts.normalised"
@@ -75,17 +75,17 @@ def _same(rows: ov.Node) -> ov.Node:
     return rows
 
 
-def behind_feed_forward(
+def after_feed_forward(
     hidden: ov.Node,
     weights: HeadWeights,
     layer: str,
     before: Callable[[ov.Node], ov.Node] = _same,
-    behind: Callable[[ov.Node], ov.Node] = _same,
+    after: Callable[[ov.Node], ov.Node] = _same,
 ) -> ov.Node:
     """The second half of a decoder layer: down(silu(gate) · up) of the normed rows, added to `hidden`.
 
     As Gemma has it, if the weights say so: with GELU, a norm after it, and a scale of the layer. As Qwen's mixtures
-    have it, the same. before, behind: what is made of the normed rows, and of the product.
+    have it, the same. before, after: what is made of the normed rows, and of the product.
     """
     rows, name = before(norm(hidden, weights, f"{layer}.post_attention_layernorm")), f"{layer}.mlp"
     gate = linear(rows, weights, f"{name}.gate_proj")
@@ -95,8 +95,8 @@ def behind_feed_forward(
     if f"{layer}.{GATE}.weight" in weights:
         gated = ops.multiply(made, ops.sigmoid(linear(rows, weights, f"{name}.{SHARED_GATE}")))
         made = ops.add(gated, _mixed(rows, weights, layer))
-    made = behind(made)
-    made = normed_if(made, weights, f"{layer}.{BEHIND_FEED_FORWARD}")
+    made = after(made)
+    made = normed_if(made, weights, f"{layer}.{AFTER_FEED_FORWARD}")
     hidden = ops.add(hidden, made)
     return ops.multiply(hidden, weights[scale]) if (scale := f"{layer}.layer_scalar") in weights else hidden
 
@@ -220,9 +220,9 @@ def attend(rows: ov.Node, weights: HeadWeights, name: str, attention: Attention,
     return linear(read, weights, f"{name}.o_proj")
 
 
-def behind_attention(
+def after_attention(
     hidden: ov.Node, rows: ov.Node, weights: HeadWeights, layer: str, attention: Attention, rotation: Rotation
 ) -> ov.Node:
     """A decoder layer: attention to `rows`, added to `hidden`, and the feed-forward part."""
     hidden = ops.add(hidden, attend(rows, weights, f"{layer}.self_attn", attention, rotation))
-    return behind_feed_forward(hidden, weights, layer)
+    return after_feed_forward(hidden, weights, layer)

@@ -19,7 +19,7 @@ from outrider.models.backends.features import NEXT_HIDDEN
 from outrider.models.backends.heads.layers import (
     PagedAttention,
     Rotation,
-    behind_attention,
+    after_attention,
     linear,
     norm,
 )
@@ -47,7 +47,7 @@ def eagle3(weights: HeadWeights) -> ov.Model:
     normed = norm(hidden, weights, f"{layer}.hidden_norm")
     both = ops.concat([norm(graph.embeddings, weights, f"{layer}.input_layernorm"), normed], 2)
     residual = normed if NORM_FIRST in weights else hidden
-    out = behind_attention(residual, both, weights, layer, graph.attention, graph.rotation)
+    out = after_attention(residual, both, weights, layer, graph.attention, graph.rotation)
     return graph.model(weights.logits(norm(out, weights, "norm")), out)
 
 
@@ -61,7 +61,7 @@ def eagle(weights: HeadWeights) -> ov.Model:
     hidden = linear(ops.concat([graph.embeddings, graph.hidden_states], 2), weights, "fc")
     layer = "layers.0"
     rows = norm(hidden, weights, f"{layer}.input_layernorm") if f"{layer}.input_layernorm.weight" in weights else hidden
-    out = behind_attention(hidden, rows, weights, layer, graph.attention, graph.rotation)
+    out = after_attention(hidden, rows, weights, layer, graph.attention, graph.rotation)
     return graph.model(weights.logits(out), out)
 
 
@@ -79,7 +79,7 @@ def mtp(weights: HeadWeights) -> ov.Model:
     hidden = linear(ops.concat(both, 2), weights, "fc")
     layer = "layers.0"
     rows = norm(hidden, weights, f"{layer}.input_layernorm")
-    out = norm(behind_attention(hidden, rows, weights, layer, graph.attention, graph.rotation), weights, "norm")
+    out = norm(after_attention(hidden, rows, weights, layer, graph.attention, graph.rotation), weights, "norm")
     return graph.model(weights.logits(out), out)
 
 
