@@ -132,14 +132,14 @@ def test_an_answer_that_cannot_be_read_again_costs_nothing(caplog: pytest.LogCap
     assert rereading.is_due
     opened: list[Any] = []
     open_it, backend.open = backend.open, lambda *args: opened.append(open_it(*args)) or opened[-1]  # type: ignore[method-assign, func-returns-value]
-    rereading.read_on(backend)
+    rereading.go_on(backend, lambda: False)
     assert not rereading.is_due
     assert not rereading.has_begun
     assert [slot.closed for slot in opened] == [True]
     assert "could not be read again: DeviceError('gone')" in caplog.text
     backend.open = lambda *_: None
     rereading.add(TokenSequence([1, 2, 3, 4], 2))
-    rereading.read_on(backend)  # there is no room
+    rereading.go_on(backend, lambda: False)  # there is no room
     assert not rereading.is_due
 
 

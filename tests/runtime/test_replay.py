@@ -8,6 +8,7 @@ import pytest
 from outrider.decoding.replaying import Replaying
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
+from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import DraftPolicy, TokenSequence
 from serving import wait_until
@@ -75,12 +76,12 @@ def test_a_request_that_comes_waits_for_one_call(monkeypatch: pytest.MonkeyPatch
 
     for come_at in ("between drafts", "in a draft"):
         replaying.add(world.controller)
-        replaying.go_on(has_come)
+        replaying.go_on(world.main, has_come)
         assert replaying.has_begun
         num_calls = len(world.draft.num_rows)
         if come_at == "in a draft":
             come.append("a request")
-            replaying.go_on(has_come)
+            replaying.go_on(world.main, has_come)
         replaying.pause()
         assert not replaying.is_due
         assert len(world.draft.num_rows) == num_calls
@@ -96,7 +97,7 @@ def test_a_policy_that_fails_harms_no_request(caplog: pytest.LogCaptureFixture) 
 
     replaying = Replaying()
     replaying.add(Failing())
-    replaying.go_on(lambda: False)
+    replaying.go_on(FakeBackend(4), lambda: False)
     assert "of ours" in caplog.text
     assert not replaying.is_due
 

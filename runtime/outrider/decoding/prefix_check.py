@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,12 +23,9 @@ _PIECE_TOKENS = 32  # of a call: a request that comes meanwhile waits for one
 
 
 class PrefixCheck:
-    """The prefix that is to be checked, on one main model.
+    """The prefix that is to be checked, on one main model: an `IdleJob`.
 
         check.note(sequence, num_cached_tokens=96)    # of each request that is admitted
-        while check.is_due:
-            check.check_on(main)
-        check.pause()    # a request has come
 
     The row after the prefix is computed twice: from the cache, and from a fresh reading. Where rows are exact, both
     have the same bits. If they differ, an error is logged, and all prefixes in the cache and in its files are dropped.
@@ -61,7 +59,7 @@ class PrefixCheck:
         if self._num_hits % EVERY_HITS == 0:
             self._text = _beginning(sequence, min(num_cached_tokens, MOST_TOKENS) + 1)
 
-    def check_on(self, main: Backend) -> None:
+    def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Read the next piece, and compare at the end. Gives up where rows are not exact, or there is no room."""
         text = self._text
         if text is None or not main.capabilities.bit_exact_batching:

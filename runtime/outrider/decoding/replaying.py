@@ -5,19 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 
-from outrider.types import DraftPolicy
+from outrider.types import Backend, DraftPolicy
 
 log = logging.getLogger("outrider")
 
 
 class Replaying:
-    """The policy of the answer that ended last, until it has drafted that again; see `DraftPolicy.replay`.
-
-    replaying.add(policy)
-    while replaying.is_due:
-        replaying.go_on(is_cancelled)
-    replaying.pause()    # a request has come
-    """
+    """Has the policy of the answer that ended last draft that again (`DraftPolicy.replay`): an `IdleJob`."""
 
     def __init__(self) -> None:
         self._policy: DraftPolicy | None = None
@@ -37,7 +31,7 @@ class Replaying:
         """An answer of this policy has ended."""
         self._policy = policy
 
-    def go_on(self, is_cancelled: Callable[[], bool]) -> None:
+    def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Make the next draft."""
         try:
             if self._job is None and self._policy is not None:

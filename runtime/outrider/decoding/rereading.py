@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 
 from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence, undivided
 
@@ -19,13 +20,7 @@ _MAX_TEXTS = 8  # texts that wait
 
 
 class Rereading:
-    """The texts that are to be read again, on one main model.
-
-    rereading.add(sequence)
-    while rereading.is_due:
-        rereading.read_on(main)
-    rereading.pause()    # a request has come
-    """
+    """The texts that are to be read again, on one main model: an `IdleJob`."""
 
     def __init__(self) -> None:
         self._texts: deque[Prompt] = deque(maxlen=_MAX_TEXTS)
@@ -48,7 +43,7 @@ class Rereading:
             read = sequence.token_ids[:-1]  # the last token was not read the first time either
             self._texts.append(Prompt(read, sequence.scope, sequence.embeds, counted=False, adapter=sequence.adapter))
 
-    def read_on(self, main: Backend) -> None:
+    def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Read the next piece of the first text. Gives up a text that has no room in the cache."""
         token_ids = self._texts[0].token_ids
         try:

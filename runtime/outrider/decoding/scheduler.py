@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.decoding.answer import Answer, isolated
+from outrider.decoding.idle import IdleJob
 from outrider.decoding.observer import Observer
 from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.reading import Reading, draft_of
@@ -63,8 +64,7 @@ class Round:
 class Scheduler:
     """The answers that wait for room and those that run, in order of arrival.
 
-    rows: shares those of a call. rereading, prefix_check: read on the main model while nothing runs. replaying: drafts
-    ended answers again then.
+    rows: shares those of a call. rereading, prefix_check, replaying: what is done while nothing runs; see `idle_jobs`.
     """
 
     main: Backend | None  # None: the engine is closed
@@ -82,6 +82,11 @@ class Scheduler:
     def is_far_ahead(self) -> bool:
         """Whether no answer waits for room, and no reader waits for text."""
         return not self.waiting and all(each.delivery.sink.qsize() >= _MAX_ROUNDS_AHEAD for each in self.running)
+
+    @property
+    def idle_jobs(self) -> Sequence[IdleJob]:
+        """What is done while nothing runs, the most urgent first."""
+        return self.rereading, self.prefix_check, self.replaying
 
     def forget(self, observer: object) -> None:
         """Tell an observer that has failed no more."""

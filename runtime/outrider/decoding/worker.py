@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from outrider.decoding.answer import Answer, isolated
 from outrider.decoding.drafting import seconds_of
+from outrider.decoding.idle import IdleJob
 from outrider.decoding.loop import step
 from outrider.decoding.results import TextChunk
 from outrider.decoding.scheduler import Scheduler
@@ -106,9 +107,8 @@ class Worker:
                 sent.set()
             elif sent is not None:
                 scheduler.waiting.append(sent)
-                scheduler.rereading.pause()  # it may begin with what was read
-                scheduler.prefix_check.pause()
-                scheduler.replaying.pause()
+                for job in scheduler.idle_jobs:  # it may begin with what was read
+                    job.pause()
                 self._retiming.pause()
                 continue
             if any(answer.delivery.abandoned for answer in scheduler.running):
@@ -125,23 +125,22 @@ class Worker:
             return None
         if self._prefixes is not None and self._prefixes.is_due:
             return 0.0
-        jobs = scheduler.rereading, scheduler.prefix_check, scheduler.replaying
-        job = next((job for job in jobs if job.is_due), None)
-        if job is None:
+        if (job := self._job) is None:
             return self._retiming.rest
         return 0.0 if job.has_begun else _IDLE_SECONDS
 
+    @property
+    def _job(self) -> IdleJob | None:
+        """What is to be done next while nothing runs."""
+        return next((job for job in self.scheduler.idle_jobs if job.is_due), None)
+
     def _use_rest(self) -> None:
-        """Copy a part of a prefix cache for its file, read or draft a part of an ended answer again, check a prefix."""
-        main, rereading, prefix_check = self.scheduler.main, self.scheduler.rereading, self.scheduler.prefix_check
+        """Copy a part of a prefix cache for its file, do a part of a job, or time calls again."""
+        main = self.scheduler.main
         if self._prefixes is not None and self._prefixes.is_due:
             self._prefixes.copy_on()
-        elif main is not None and rereading.is_due:
-            rereading.read_on(main)
-        elif main is not None and prefix_check.is_due:
-            prefix_check.check_on(main)
-        elif self.scheduler.replaying.is_due:
-            self.scheduler.replaying.go_on(lambda: not self._inbox.empty())
+        elif main is not None and (job := self._job) is not None:
+            job.go_on(main, lambda: not self._inbox.empty())
         elif self._retiming.rest == 0:
             self._retiming.go_on()
 
