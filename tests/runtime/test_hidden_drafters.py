@@ -245,7 +245,7 @@ def test_every_draft_is_one_of_the_right_hidden_states(
     text: list[int] = np.random.default_rng(seed).integers(0, VOCAB_SIZE, 40).tolist()
     drafters = [Checked.of(main, kind, i, max_num_batched_tokens=piece) for i, kind in enumerate(kinds)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hidden_model, "_MOST_KEPT", most_kept)
+        patch.setattr(hidden_model, "_MAX_KEPT_TOKENS", most_kept)
         for wave in waves:
             policy = InTurns(drafters, order)
             requests = [make_request([*text[:count], *own], policy) for count, own in wave]

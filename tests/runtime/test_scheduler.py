@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from in_the_loop import new_request
 from outrider.decoding.loop import step
 from outrider.decoding.row_budget import (
-    LEAST_PIECE,
-    LEAST_ROWS,
+    LEAST_PIECE_TOKENS,
+    LEAST_PROMPT_ROWS,
     PIECE_SECONDS,
     SHORTEST_SHARE,
-    SMOOTH,
-    TIMES,
+    SLOWDOWN_FACTOR,
+    SMOOTH_ROUND_SECONDS,
     RowBudget,
 )
 from outrider.decoding.scheduler import Scheduler
@@ -87,7 +87,7 @@ def test_one_budget_of_rows(
     assert not pieces or any(pieces)
     padded = rule.sequence if timed else Rounding()
     of_answers = (rule.num_rows(answers) if timed else sum(answers)) if answers else 0
-    least = padded(LEAST_PIECE)
+    least = padded(LEAST_PIECE_TOKENS)
     assert sum(padded(count) for count in pieces if count) <= max(most - of_answers, least)
     for count, n in zip(pieces, [n for n, decodes in zip(wanted, decoding, strict=True) if not decodes], strict=True):
         assert count == n or count % least == 0, "a piece is as long as the rule's padding allows"
@@ -98,7 +98,7 @@ def test_prompts_get_all_rows_if_nobody_decodes(prompts: list[int], most: int) -
     """However short a round may be."""
     budget = RowBudget(most, 0.001, cost_of(1e-6, call=1e-4))
     pieces = budget.share(prompts, [False] * len(prompts), [0] * len(prompts))
-    assert sum(prompts) == sum(pieces) or sum(pieces) >= min(most, 1024) - LEAST_PIECE * 2
+    assert sum(prompts) == sum(pieces) or sum(pieces) >= min(most, 1024) - LEAST_PIECE_TOKENS * 2
 
 
 @given(st.floats(1e-4, 0.1), st.sampled_from(RULES), st.floats(0.3, 3))
@@ -107,7 +107,7 @@ def test_a_piece_of_a_prompt_takes_half_a_second_at_most(row: float, rule: RowRu
 
     A piece is the least one, doubled some times.
     """
-    cost, least = cost_of(row, call=0.0, rule=rule), rule.sequence(LEAST_PIECE)
+    cost, least = cost_of(row, call=0.0, rule=rule), rule.sequence(LEAST_PIECE_TOKENS)
     budget, sizes = RowBudget(100_000, "auto", cost), []
     for _ in range(40):
         (size,) = budget.share([1_000_000], [False], [0])
@@ -136,9 +136,9 @@ def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], m
             break
     # Pieces are whole multiples of the least one: each prompt's end, and each round, may leave less than one unused.
     for i, (size, came) in enumerate(prompts):
-        earlier = sum(n + LEAST_PIECE for n, _ in prompts[: i + 1])
-        by_order = earlier / ((1 - SHORTEST_SHARE) * most - LEAST_PIECE)
-        by_size = sum(min(n, size) + LEAST_PIECE for n, _ in prompts) / (SHORTEST_SHARE * most)
+        earlier = sum(n + LEAST_PIECE_TOKENS for n, _ in prompts[: i + 1])
+        by_order = earlier / ((1 - SHORTEST_SHARE) * most - LEAST_PIECE_TOKENS)
+        by_size = sum(min(n, size) + LEAST_PIECE_TOKENS for n, _ in prompts) / (SHORTEST_SHARE * most)
         assert ended[i] - came <= min(by_order, by_size) + 2
 
 
@@ -177,13 +177,13 @@ def test_rounds_keep_to_their_time(
     machine = Machine(budget, cost, row * share, of_context * share)
     answers = [1] * num_answers
     alone = cost.together(answers, 100)
-    limit = max(SMOOTH, TIMES * alone) if isinstance(most, str) else most
+    limit = max(SMOOTH_ROUND_SECONDS, SLOWDOWN_FACTOR * alone) if isinstance(most, str) else most
     for context in (0, 20_000):
         left, read = [5000], [context]
         while left[0]:
             before = left[0]
             seconds = machine.round(answers, left, read)
-            is_least = before - left[0] <= LEAST_ROWS
+            is_least = before - left[0] <= LEAST_PROMPT_ROWS
             is_first = read[0] - context == before - left[0]
             # What a row takes is known from the calls before, and grows with the context.
             assert seconds <= (1.6 if is_first else 1.35) * limit or is_least

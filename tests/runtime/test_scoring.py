@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from outrider.engine.scoring import PIECE
+from outrider.engine.scoring import PIECE_TOKENS
 from outrider.types import Chunk, Prompt
 
 OPTIONS: dict[str, Any] = {"logprobs": 0, "logprobs_of": "unprocessed", "ignore_eos": True, "drafter": None}
@@ -18,7 +18,7 @@ PROMPT = [5, 9, 3, 7, 11]
 
 def test_an_answer_has_the_probabilities_with_which_it_was_written(openvino_engine: outrider.Engine) -> None:
     for seed in range(3):
-        for count in (1, 2, PIECE, PIECE + 1, PIECE + 2, 2 * PIECE + 3):
+        for count in (1, 2, PIECE_TOKENS, PIECE_TOKENS + 1, PIECE_TOKENS + 2, 2 * PIECE_TOKENS + 3):
             written = openvino_engine.generate(PROMPT, temperature=1.5, seed=seed, max_new_tokens=count, **OPTIONS)
             found = openvino_engine.score(PROMPT, written.token_ids)
             assert len(found) == count

@@ -264,7 +264,7 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
 OTHER = """
 import sys
 from outrider.drafters import AnswerStore, store
-store._PATIENCE = 60
+store._LOCK_SECONDS = 60
 store = AnswerStore(sys.argv[1], "ab" * 32)
 store.add([1, 2, 3])
 print("open", flush=True)
@@ -277,7 +277,7 @@ store.add([5])
 
 def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the same time, and after one of them has crashed: no lock is left."""
-    monkeypatch.setattr("outrider.drafters.store._PATIENCE", 60)
+    monkeypatch.setattr("outrider.drafters.store._LOCK_SECONDS", 60)
     path = tmp_path / "answers.bin"
     others = [
         subprocess.Popen([sys.executable, "-c", OTHER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -362,7 +362,7 @@ def test_a_fork_that_began_before_the_import_is_none_of_its_business(tmp_path: P
 def test_a_file_that_another_program_holds_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.drafters.store._PATIENCE", 0.05)
+    monkeypatch.setattr("outrider.drafters.store._LOCK_SECONDS", 0.05)
     path = tmp_path / "answers.bin"
     store = AnswerStore(path, VOCAB)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
@@ -454,7 +454,7 @@ def test_an_engine_does_not_wait_for_the_file(
         assert store is not None
         engine.generate("warm up", max_new_tokens=4)
         wait_for_writer(store)
-        for name in ("_PATIENCE", "_PATIENCE_LATER"):  # who waits for the file waits too long for this test
+        for name in ("_LOCK_SECONDS", "_LOCK_SECONDS_LATER"):  # who waits for the file waits too long for this test
             monkeypatch.setattr(f"outrider.drafters.store.{name}", 900)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
             database.execute("BEGIN EXCLUSIVE")
@@ -466,7 +466,7 @@ def test_an_engine_does_not_wait_for_the_file(
 
 
 def test_what_waits_for_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.drafters.store._PATIENCE_LATER", 0.01)
+    monkeypatch.setattr("outrider.drafters.store._LOCK_SECONDS_LATER", 0.01)
     path = tmp_path / "answers.bin"
     store = AnswerStore(path, VOCAB, max_tokens=20)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database, warnings.catch_warnings():

@@ -15,7 +15,7 @@ from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence, undivide
 
 log = logging.getLogger("outrider")
 
-_PIECE = 32  # tokens per call: a request that comes meanwhile waits for one call
+_PIECE_TOKENS = 32  # tokens per call: a request that comes meanwhile waits for one call
 _MAX_TEXTS = 8  # texts that wait
 
 
@@ -51,7 +51,7 @@ class Rereading:
                 self._slot = main.open(len(token_ids), self._texts[0])
             if self._slot is not None:
                 begin = self._slot.length
-                end = undivided(self._texts[0].embeds, begin, begin + _PIECE)
+                end = undivided(self._texts[0].embeds, begin, begin + _PIECE_TOKENS)
                 main.submit([Chunk(self._slot, token_ids[begin:end], num_rows=0)]).wait()
         except Exception as error:  # requests are not affected: they read what is not in the cache
             log.warning("An answer could not be read again: %r", error)

@@ -17,15 +17,15 @@ from dataclasses import replace
 
 from outrider.models.tuning.measure import NEAR, PassCost
 
-SMOOTH = 0.1  # seconds: ten tokens a second are more than anyone reads
+SMOOTH_ROUND_SECONDS = 0.1  # seconds: ten tokens a second are more than anyone reads
 PIECE_SECONDS = 0.5  # seconds of a piece without answers beside it
-TIMES = 2.0  # a round with a piece of a prompt may take so many times as long as one without
-LEAST_ROWS = 64  # for prompts beside answers, if these are in the budget; whatever they take
-LEAST_PIECE = 32  # tokens; shorter ones cost nearly as much, as each piece reads all keys and values before it
+SLOWDOWN_FACTOR = 2.0  # a round with a piece of a prompt may take so many times as long as one without
+LEAST_PROMPT_ROWS = 64  # for prompts beside answers, if these are in the budget; whatever they take
+LEAST_PIECE_TOKENS = 32  # tokens; shorter ones cost nearly as much, as each piece reads all keys and values before it
 SHORTEST_SHARE = 0.25  # of the rows for prompts, to those with the least left
-_LEAST_ADDED = 0.1  # least seconds that a row adds to a call, as a share of the average row's
-_MOST_CHANGES = (0.5, 4.0)  # of a row's seconds, by one measurement
-_MOST_TIMES = 16.0  # what a row takes, learned from calls, of what it takes at first; or the other way round
+_LEAST_ADDED_SHARE = 0.1  # least seconds that a row adds to a call, as a share of the average row's
+_CHANGE_LIMITS = (0.5, 4.0)  # of a row's seconds, by one measurement
+_SCALE_LIMIT = 16.0  # what a row takes, learned from calls, of what it takes at first; or the other way round
 
 
 class RowBudget:
@@ -36,10 +36,11 @@ class RowBudget:
     without prompts if that is more. cost: of the model's calls; without it, only rows are limited. part: of these
     seconds, for this model's calls.
 
-    In every round there is a piece of a prompt, if one is left: of `LEAST_ROWS` tokens if there is no time for more,
-    and of `LEAST_PIECE` if there is no room. Three quarters of the rows go to prompts in order of arrival, one quarter
-    to those with the least left to read. So a prompt of n tokens is read when three quarters of the rows were enough
-    for all that came before it, or when one quarter was enough for up to n tokens of each other, whichever comes first.
+    In every round there is a piece of a prompt, if one is left: of `LEAST_PROMPT_ROWS` tokens if there is no time for
+    more, and of `LEAST_PIECE_TOKENS` if there is no room. Three quarters of the rows go to prompts in order of arrival,
+    one quarter to those with the least left to read. So a prompt of n tokens is read when three quarters of the rows
+    were enough for all that came before it, or when one quarter was enough for up to n tokens of each other, whichever
+    comes first.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class RowBudget:
         # Seconds of a prompt's row beside answers, in terms of `_added_row`. At first too many, as the longest measured
         # call may have logits for all its rows, which a piece of a prompt has not. The calls show how many.
         self._prompt_scale = cost(cost.rows[-1]) / cost.rows[-1] / _added_row(cost) if cost else 1.0
-        self._scales = self._prompt_scale / _MOST_TIMES, self._prompt_scale * _MOST_TIMES
+        self._scales = self._prompt_scale / _SCALE_LIMIT, self._prompt_scale * _SCALE_LIMIT
         self._reserved = 0.0  # rows for the prompts with the least left, from earlier rounds
         # The last call
         self._is_limited = False
@@ -111,7 +112,7 @@ class RowBudget:
             return
         # One call may have waited for other work, or have compiled kernels: no single one counts for much.
         change = added / (self.num_prompt_rows * self._row_seconds)
-        least, most = _MOST_CHANGES
+        least, most = _CHANGE_LIMITS
         self._prompt_scale *= min(max(change, least), most) ** 0.5
         least, most = self._scales
         self._prompt_scale = min(max(self._prompt_scale, least), most)
@@ -134,10 +135,10 @@ class RowBudget:
             return min(rows, self._doubled(int(PIECE_SECONDS / self._row_seconds)))
         alone = begun + self._answer_seconds
         if isinstance(self._max_seconds, str):
-            seconds = max(SMOOTH * self._part, TIMES * alone)
+            seconds = max(SMOOTH_ROUND_SECONDS * self._part, SLOWDOWN_FACTOR * alone)
         else:
             seconds = self._max_seconds * self._part
-        return min(rows, max(int((seconds - alone) / self._row_seconds), LEAST_ROWS))
+        return min(rows, max(int((seconds - alone) / self._row_seconds), LEAST_PROMPT_ROWS))
 
     def _doubled(self, rows: int) -> int:
         """The most rows up to these that are the least piece, doubled some times: few sizes, however times vary."""
@@ -175,7 +176,7 @@ class RowBudget:
     @property
     def _least(self) -> int:
         """Tokens of the least piece: rows that the machine's rule does not pad."""
-        return self._cost.rule.sequence(LEAST_PIECE) if self._cost else LEAST_PIECE
+        return self._cost.rule.sequence(LEAST_PIECE_TOKENS) if self._cost else LEAST_PIECE_TOKENS
 
 
 def _added_row(cost: PassCost, context: float = NEAR) -> float:
@@ -183,4 +184,4 @@ def _added_row(cost: PassCost, context: float = NEAR) -> float:
     first, last = cost.rows[0], cost.rows[-1]
     average = cost(last, context) / last
     added = (cost(last, context) - cost(first, context)) / max(last - first, 1)
-    return max(added, _LEAST_ADDED * average)
+    return max(added, _LEAST_ADDED_SHARE * average)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.models.tuning.measure import PassCost
     from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, TokenSequence
 
-_PART = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's
+_READING_SHARE = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's
 
 
 class DraftModel(Drafter):
@@ -74,7 +74,7 @@ class DraftModel(Drafter):
         self._states: dict[TokenSequence, DraftState] = {}
         # In fixed shapes, a short piece of a prompt takes as long as a long one.
         limited = None if backend.capabilities.fixed else cost
-        self._rows = RowBudget(self._max_num_batched_tokens, self._max_round_seconds, limited, part=_PART)
+        self._rows = RowBudget(self._max_num_batched_tokens, self._max_round_seconds, limited, part=_READING_SHARE)
 
     @property
     def seconds(self) -> float:  # type: ignore[override]

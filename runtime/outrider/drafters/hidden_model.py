@@ -12,7 +12,7 @@ from outrider.drafters.markov import MarkovHead
 from outrider.models.calls import submit
 from outrider.types import NO_PROMPT, Backend, Committed, Prompt, Requirements, Slot, TokenSequence, embed_keys
 
-_MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter reads them
+_MAX_KEPT_TOKENS = 256  # tokens whose hidden states are kept, before the drafter reads them
 
 
 class HiddenModel(DraftModel):
@@ -126,7 +126,7 @@ class HiddenModel(DraftModel):
         state = self._states.get(sequence)
         if isinstance(state, HiddenState):
             state.observe(sequence, committed)
-            if state.num_unread > _MOST_KEPT and state.has_space:
+            if state.num_unread > _MAX_KEPT_TOKENS and state.has_space:
                 self._read_context(state, left=1)  # with which the next draft begins
 
     def num_unread(self, sequence: TokenSequence) -> int:

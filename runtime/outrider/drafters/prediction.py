@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.models.tuning.measure import PassCost
     from outrider.types import Drafter
 
-_UNREAD = 2  # committed tokens that a drafter reads before it drafts: about a round's
+_UNREAD_TOKENS = 2  # committed tokens that a drafter reads before it drafts: about a round's
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Costs:
     def of(cls, main: PassCost, drafter: Drafter) -> Costs:
         """As the controller prices them. main: of the main model's calls. drafter: one with a model of its own."""
         check = [main(rows, NEAR) for rows in range(1, LONGEST + 2)]
-        first, step = drafter.seconds_for([_UNREAD], NEAR), drafter.seconds_for([1], NEAR)
+        first, step = drafter.seconds_for([_UNREAD_TOKENS], NEAR), drafter.seconds_for([1], NEAR)
         longest = min(drafter.most_tokens or LONGEST, LONGEST)
         return cls(check, [first if drafter.at_once else first + k * step for k in range(longest)])
 

@@ -23,8 +23,8 @@ _DATABASE = b"SQLite format 3\0"  # the file's first bytes
 _APPLICATION = 0x4F757472  # "Outr": marks the database as ours
 _VERSION = 2  # of the tables; version 1 was no database, and began as follows
 _OLD = b"outrider answers\1\0\0\0"
-_PATIENCE = 1.0  # seconds to wait while other processes write
-_PATIENCE_LATER = 10.0  # the same where no caller waits
+_LOCK_SECONDS = 1.0  # seconds to wait while other processes write
+_LOCK_SECONDS_LATER = 10.0  # the same where no caller waits
 _MIN_MERGED = 4096  # recent tokens; fewer have a separate index, which is rebuilt for each request
 
 # Closing a file drops all of the process's locks on it (POSIX), so only one store at a time uses its file. Forks wait
@@ -116,7 +116,7 @@ class AnswerStore:
 
     def flush(self) -> None:
         """Write the answers that are not in the file yet. If it cannot be written, warns."""
-        self._write(_PATIENCE)
+        self._write(_LOCK_SECONDS)
 
     def _take(self, token_ids: Sequence[int]) -> bool:
         """Keep an answer in memory. Returns whether there is something to write."""
@@ -137,7 +137,7 @@ class AnswerStore:
         while not is_done:
             could = False
             try:
-                could = self._write(_PATIENCE_LATER)
+                could = self._write(_LOCK_SECONDS_LATER)
             finally:
                 with self._mutex:
                     is_done = not (could and self._pending)
@@ -211,7 +211,7 @@ class AnswerStore:
             # Python begins no transactions of its own (isolation_level). The journal is SQLite's default, a file that
             # is deleted after the write. A write-ahead log would need two more files while the database is open.
             database = sqlite3.connect(
-                self._file, timeout=_PATIENCE if patience is None else patience, isolation_level=None
+                self._file, timeout=_LOCK_SECONDS if patience is None else patience, isolation_level=None
             )
             with contextlib.closing(database):
                 database.execute("BEGIN IMMEDIATE")

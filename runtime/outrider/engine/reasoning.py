@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NEXT_MESSAGE = "<|end|><|start|>assistant"  # of gpt-oss
 TYPED = " <|constrain|>json"  # in the header of a message in JSON
-_TAIL = 24  # tokens of a prompt, in which its last marker is looked for
+_TAIL_TOKENS = 24  # tokens of a prompt, in which its last marker is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Reasoning:
         form = ReasoningFormat.of_tokenizer(tokenizer)
         if form is None:
             return None
-        tail = keep_markers(form.markers, tokenizer)(prompt_token_ids[-_TAIL:])
+        tail = keep_markers(form.markers, tokenizer)(prompt_token_ids[-_TAIL_TOKENS:])
         return cls(form, tokenizer, form.is_opened_by(tail), form.is_closed_by(tail))
 
     def budget(self, num_tokens: int | None, *, calls: bool = False) -> ReasoningBudget | None:

@@ -11,7 +11,7 @@ from outrider.decoding.request_queue import RequestQueue
 from outrider.errors import OptionError, RequestError
 from outrider.types import Distribution, Draft, DraftPolicy, DraftRequest, Noise, Outcome, Rows, TokenLogprobs, Turn
 
-PIECE = 64  # most tokens a round: a row of logits for each is in memory
+PIECE_TOKENS = 64  # most tokens a round: a row of logits for each is in memory
 
 
 def as_token_ids(answer: Any) -> list[int]:
@@ -63,7 +63,7 @@ def give(answer: Answer, token_ids: Sequence[int]) -> None:
         answer.request,
         policy=_Given(begin, tuple(token_ids)),
         verifier=_Accepting(begin, tuple(token_ids)),
-        num_assistant_tokens=PIECE - 1,
+        num_assistant_tokens=PIECE_TOKENS - 1,
         waits=True,
     )
     answer.delivery.save = None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from outrider.decoding.results import Result
 from outrider.engine.transcription_options import TranscriptionOptions
 
-PRECISION = 0.02  # seconds from one timestamp to the next
+TIMESTAMP_SECONDS = 0.02  # seconds from one timestamp to the next
 
 
 class Piece(NamedTuple):
@@ -43,14 +43,14 @@ def cut(token_ids: Sequence[int], first: int, seconds: float) -> tuple[list[Piec
     if ends_with_one:
         ends.append(len(token_ids))
     pieces = [_piece(token_ids[i:k], first, seconds) for i, k in zip([0, *ends], ends, strict=False)]
-    done = seconds if ends_with_one else min((token_ids[ends[-1] - 1] - first) * PRECISION, seconds)
+    done = seconds if ends_with_one else min((token_ids[ends[-1] - 1] - first) * TIMESTAMP_SECONDS, seconds)
     return [each for each in pieces if each.text_token_ids], done, [*token_ids[: ends[-1]]]
 
 
 def _piece(token_ids: Sequence[int], first: int, seconds: float) -> Piece:
     """A segment from its tokens. It begins and ends with the window where they do not begin and end with timestamps."""
     text = [token_id for token_id in token_ids if token_id < first]
-    stamps = [min((token_id - first) * PRECISION, seconds) for token_id in token_ids if token_id >= first]
+    stamps = [min((token_id - first) * TIMESTAMP_SECONDS, seconds) for token_id in token_ids if token_id >= first]
     begin = stamps[0] if stamps and token_ids[0] >= first else 0.0
     end = stamps[-1] if stamps and token_ids[-1] >= first else seconds
     return Piece(begin, max(begin, end), text)

@@ -22,7 +22,7 @@ import numpy as np
 
 from outrider.errors import OptionError, OutriderError, one_line
 
-_PATIENCE = 0.5  # seconds between writes; a program that dies loses events of this time
+_FLUSH_SECONDS = 0.5  # seconds between writes; a program that dies loses events of this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class TraceFile:
             with self._file as file:
                 while not ended:
                     with contextlib.suppress(Empty):
-                        self._end.get(timeout=_PATIENCE)
+                        self._end.get(timeout=_FLUSH_SECONDS)
                         ended = True
                     if lines := [encode(event) for event in self._taken(last=ended)]:
                         file.write(separator + b",\n".join(lines))

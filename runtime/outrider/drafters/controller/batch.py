@@ -12,7 +12,7 @@ from operator import mul
 from outrider.models.tuning.measure import LONGEST, PassCost
 from outrider.types import RowRule, SteadyRows
 
-_ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
+_SHARED_ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Batch:
 
     def _changes(self, rows: int, *, stays: bool) -> float:
         """How often such a call changes the number of rows, with the plain call after it."""
-        return (rows != self.before) / _ROUNDS if stays else (rows != self.before) + (rows != self.least)
+        return (rows != self.before) / _SHARED_ROUNDS if stays else (rows != self.before) + (rows != self.least)
 
     @cached_property
     def cheapest(self) -> float:

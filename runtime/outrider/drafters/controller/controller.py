@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from outrider.models.tuning.measure import Contention, PassCost
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, TokenSequence, Turn
 
-_SIMILAR = 32  # tokens by which contexts may differ that are priced alike
+_SIMILAR_TOKENS = 32  # tokens by which contexts may differ that are priced alike
 _QUICK_READING_ROUNDS = 0.1  # plain rounds: what takes less to read is no prompt
 _LONGEST_REST_ROUNDS = 4  # that a single answer waits until copies are considered: they may gain much
 _KNOWN_TOKENS = 32.0  # drafted tokens from which on a drafter's acceptance is known
@@ -232,7 +232,7 @@ class Controller(DraftPolicy):
         before = steady.current if steady else self._rows_before
         if cost.version != self._version:  # calls have shown other seconds
             self._version, self._seconds, self._row_prices = cost.version, {}, {}
-        seconds = self._seconds.setdefault(int(context) // _SIMILAR, {})
+        seconds = self._seconds.setdefault(int(context) // _SIMILAR_TOKENS, {})
         return Batch(cost, together, context, plain, rate, least, before, change, steady, seconds)
 
     def _copies(self, copier: Drafter, requests: Sequence[DraftRequest], batch: Batch) -> list[Draft]:

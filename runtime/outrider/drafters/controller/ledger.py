@@ -17,9 +17,9 @@ SHORT_TOKENS = 16  # an answer of fewer tokens reads no prompt, unless that is k
 BOUND_ROUNDS = 8.0  # plain rounds that an account is at most above or below 0
 FIRST_ROUNDS = 4.0  # plain rounds that a model may lose at first
 CREDIT_ROUNDS = 1.0  # plain rounds that a new answer may lose to a drafter that is known to pay
-_OUTLIER = 3.0  # times as long as expected: such a round has waited for other work, or has compiled kernels
+_OUTLIER_FACTOR = 3.0  # times as long as expected: such a round has waited for other work, or has compiled kernels
 _LATEST_WEIGHT = 0.1  # weight of the latest plain round
-_RECENT = 0.9  # weight of earlier rounds after another one: the rate is that of about ten rounds
+_EARLIER_WEIGHT = 0.9  # weight of earlier rounds after another one: the rate is that of about ten rounds
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class Ledger:
     def _take(self, last: _Round, seconds: float) -> None:
         """Take in a round that has ended."""
         expected = sum(entry.seconds for entry in last.entries)
-        if not last.counts or seconds > _OUTLIER * self._ratio * max(expected, last.plain):
+        if not last.counts or seconds > _OUTLIER_FACTOR * self._ratio * max(expected, last.plain):
             seconds = self._ratio * expected + last.decided
         elif last.is_plain:
             self._num_plain += 1
@@ -202,8 +202,8 @@ def _post(entry: LedgerEntry, spent: float, gain: float, plain: float) -> None:
     account.spent += spent
     account.balance = min(account.balance + gain, BOUND_ROUNDS * plain)
     account.granted += entry.granted
-    account.rate_tokens = _RECENT * account.rate_tokens + entry.num_tokens
-    account.rate_seconds = _RECENT * account.rate_seconds + spent
+    account.rate_tokens = _EARLIER_WEIGHT * account.rate_tokens + entry.num_tokens
+    account.rate_seconds = _EARLIER_WEIGHT * account.rate_seconds + spent
     if entry.drafter is not None:
         account.drafter = entry.drafter
         if entry.drafter != COPIES and entry.num_drafted and entry.num_tokens == 1:

@@ -10,7 +10,7 @@ from outrider.drafters.controller.acceptance import Acceptance, Share
 from outrider.system.saved import SavedValue
 from outrider.types import Draft, Verifier
 
-_SECONDS = 5.0  # between two writes of the file
+_SAVE_INTERVAL_SECONDS = 5.0  # between two writes of the file
 _MAX_GREEDY_COUNT = 10.0  # most observations that greedy decoding's share counts for in sampling
 _DEFAULT_CONFIDENCE = 0.5  # the confidence of a drafter that gives none
 
@@ -115,6 +115,6 @@ class Records:
     def save(self, *, at_once: bool = False) -> None:
         """Write the file, at most once in a few seconds unless `at_once`."""
         now = time.monotonic()
-        if self._file and self.found and (at_once or now - self._saved_at >= _SECONDS):
+        if self._file and self.found and (at_once or now - self._saved_at >= _SAVE_INTERVAL_SECONDS):
             self._saved_at = now
             self._file.write(self.found)

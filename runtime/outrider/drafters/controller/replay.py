@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from outrider.types import Drafter, DraftRequest
 
 ENOUGH_TOKENS = 100.0  # of a record: from then on nothing is drafted again
-_LIMIT = 4  # tokens of a draft
+_LIMIT_TOKENS = 4  # tokens of a draft
 _WHOLE = ConfidenceThreshold(0.0)  # no draft ends early, and confidences are noted
 
 
@@ -29,14 +29,14 @@ def replay(
     """
     told = request.sequence
     sequence = replace(told, token_ids=told.token_ids[: told.num_prompt_tokens + 1])
-    if not model.reserve(sequence, len(told) + _LIMIT, 0):
+    if not model.reserve(sequence, len(told) + _LIMIT_TOKENS, 0):
         return
     try:
         while record.share.weight < ENOUGH_TOKENS and (left := len(told) - len(sequence)) > 0:
             asked = replace(
                 request,
                 sequence=sequence,
-                limit=min(_LIMIT, left),
+                limit=min(_LIMIT_TOKENS, left),
                 num_left=left,
                 rule=_WHOLE,
                 ahead=False,

@@ -25,18 +25,18 @@ def head_in_json(opener: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def head_by_name(
-    before: str, behind: str, *ahead: str, optional: bool = False
+    before: str, after: str, *ahead: str, optional: bool = False
 ) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Patterns for a name between two texts, before one of those ahead: for all of it, and for any part.
 
-    Group 1 is the name. Mistral's models may write "[CALL_ID]…" after it. optional: the text behind may be missing.
+    Group 1 is the name. Mistral's models may write "[CALL_ID]…" after it. optional: the text after may be missing.
     """
     name, call_id = r"[^\s<>\[\]{}]+", [*map(re.escape, "[CALL_ID]"), r"[^\[\]]*"]
     ends, mark = "|".join(map(re.escape, ahead)), "?" if optional else ""
-    whole = rf"\s*{re.escape(before)}({name})(?:{''.join(call_id)})?\s*(?:{re.escape(behind)}){mark}\s*(?={ends})"
+    whole = rf"\s*{re.escape(before)}({name})(?:{''.join(call_id)})?\s*(?:{re.escape(after)}){mark}\s*(?={ends})"
     head = [*_BLANK, *map(re.escape, before), name]
     parts = [
-        _part([*head, *middle, *_BLANK, *map(re.escape, behind), *_BLANK, *map(re.escape, end)])
+        _part([*head, *middle, *_BLANK, *map(re.escape, after), *_BLANK, *map(re.escape, end)])
         for end in ahead
         for middle in ([], call_id)
     ]

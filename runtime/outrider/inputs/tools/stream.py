@@ -95,7 +95,7 @@ class ToolCallStream:
             self._give(calls, pieces)
             self._left = ""
             return pieces
-        is_text = self._step not in (self._values, self._tail, self._behind, self._nothing)
+        is_text = self._step not in (self._values, self._tail, self._after, self._nothing)
         rest = self._opened + self._read + self._left
         if self._step != self._text and self._is_marked and self._opened.strip() and (is_cut or self._form.is_object):
             rest = ""  # a call that was cut before its arguments

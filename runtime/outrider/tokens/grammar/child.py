@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
-_INTERVAL = 0.01  # seconds between two looks at a trial's time and memory
+_POLL_SECONDS = 0.01  # seconds between two looks at a trial's time and memory
 _NUM_MASKS = 4  # beside the first
-_RETIRES = 64 << 20  # bytes that earlier trials may leave behind
+_RETIRE_BYTES = 64 << 20  # bytes that earlier trials may leave behind
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class _Watch:
 
     def _look(self) -> None:
         while True:
-            time.sleep(_INTERVAL)
+            time.sleep(_POLL_SECONDS)
             if (running := self._trial) is None:
                 continue
             trial, began = running
@@ -122,7 +122,7 @@ def main() -> None:
         with watch.writing:
             watch.end()
             most = max(watch.most, memory_in_use() - watch.base)
-            retires = memory_in_use() - watch.base > _RETIRES
+            retires = memory_in_use() - watch.base > _RETIRE_BYTES
             _write(GrammarVerdict(error, "", max(0, most), mask_seconds, retires))
         if retires:
             break

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from outrider.tokens.grammar.source import GrammarSource
 
 TOKENIZER_FILE = "tokenizer.json"
-_KEPT = 32  # compiled grammars
-_KEPT_MEMORY = 512 << 20  # bytes of compiled grammars, as far as they were tried
+_KEPT_GRAMMARS = 32  # compiled grammars
+_KEPT_BYTES = 512 << 20  # bytes of compiled grammars, as far as they were tried
 _KEPT_REFUSALS = 256
 _NUM_THREADS = 2  # where event loops have grammars compiled
 _NUM_UNTRIED = 2  # grammars that are compiled at a time where no other process can be started
-_LONGEST = 80  # characters of a grammar in a message
-_POLL = 0.05  # seconds between two looks whether a client has left
+_LONGEST_CHARACTERS = 80  # characters of a grammar in a message
+_POLL_SECONDS = 0.05  # seconds between two looks whether a client has left
 _NEXT_STEPS = {
     "json_schema": "Leave out what is not implemented, or express it in another way.",
     "regex": "Give a regular expression in the syntax of Rust's regex crate.",
@@ -110,7 +110,7 @@ class Grammars:
             entry = self._entries.setdefault(source, _Entry())
             self._entries.move_to_end(source)
             self._evict()
-        while not entry.lock.acquire(timeout=_POLL):  # of this grammar alone: others do not wait while it is compiled
+        while not entry.lock.acquire(timeout=_POLL_SECONDS):  # of this grammar alone: others do not wait
             if gone is not None and gone.is_set():
                 raise OptionError(_LEFT)
         try:
@@ -198,7 +198,7 @@ class Grammars:
     def _evict(self) -> None:
         """Delete the oldest grammars beyond what is kept; not the newest."""
         while len(self._entries) > 1 and (
-            len(self._entries) > _KEPT or sum(each.memory for each in self._entries.values()) > _KEPT_MEMORY
+            len(self._entries) > _KEPT_GRAMMARS or sum(each.memory for each in self._entries.values()) > _KEPT_BYTES
         ):
             self._entries.popitem(last=False)
 
@@ -241,7 +241,7 @@ def beyond(verdict: GrammarVerdict, limits: GrammarLimits) -> str:
 def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionError:
     """The error for a grammar that cannot be followed."""
     text = source.text
-    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    shown = text if len(text) <= _LONGEST_CHARACTERS else f"{text[:_LONGEST_CHARACTERS]}…"
     step = next_step or _NEXT_STEPS[source.option]
     return OptionError(f"{source.option}={' '.join(shown.split())} cannot be followed: {first_line(reason)}. {step}")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # forced, and a model that is unsure cannot write blanks without end.
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _STARTING = Lock()  # a thread whose stack has another size
-_STACK = 64 << 20  # bytes, for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
+_STACK_BYTES = 64 << 20  # for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def on_large_stack(make: Callable[[], T]) -> T:
     """Call a function in a thread of its own. Threads that others start at this moment get as large a stack, too."""
     with ThreadPoolExecutor(1) as pool:
         with _STARTING:
-            before = threading.stack_size(_STACK)
+            before = threading.stack_size(_STACK_BYTES)
             try:
                 made = pool.submit(make)  # starts the thread
             finally:

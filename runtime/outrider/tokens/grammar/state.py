@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from outrider.types import Draft, Logits
 
-_LONGEST = 160  # characters
-_PATIENCE = 10  # times a mask's limit: processor time passes more slowly on a busy machine
+_LONGEST_CHARACTERS = 160  # characters
+_PATIENCE_FACTOR = 10  # times a mask's limit: processor time passes more slowly on a busy machine
 _NUM_QUICK = 4  # masks in a row, after which an answer is not slow any more
 
 
@@ -35,7 +35,7 @@ def first_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines() if line.strip()] or ["it gives no reason"]
     told = re.sub(r"^at \d+\(\d+\): ", "", lines[0]).rstrip(":")
     added = next((line for line in lines[1:] if line.startswith("error: ")), "")
-    return " ".join(filter(None, (told, added)))[:_LONGEST].rstrip(". ")
+    return " ".join(filter(None, (told, added)))[:_LONGEST_CHARACTERS].rstrip(". ")
 
 
 log = logging.getLogger("outrider")
@@ -99,7 +99,7 @@ class GrammarState:
             self._job = LATE.submit(self._catch_up)
         job, limit = self._job, self._limits.mask_seconds
         if not job.is_done:
-            if job.has_run() > limit * _PATIENCE:
+            if job.has_run() > limit * _PATIENCE_FACTOR:
                 LATE.lose(job)
                 self._exceed(job.has_run())
             return False

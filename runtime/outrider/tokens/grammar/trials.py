@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _MODULE = "outrider.tokens.grammar.child"
 _NUM_CHILDREN = 2
-_POLL = 0.05  # seconds between two looks whether the client has left
-_STARTS = 120.0  # seconds that a process may take to be ready
-_PATIENCE = 10  # times a trial's limit: processor time passes more slowly on a busy machine
+_POLL_SECONDS = 0.05  # seconds between two looks whether the client has left
+_START_SECONDS = 120.0  # seconds that a process may take to be ready
+_PATIENCE_FACTOR = 10  # times a trial's limit: processor time passes more slowly on a busy machine
 
 
 class ClientLeft(Exception):
@@ -80,7 +80,7 @@ class Trials:
                 child = self._new_child(gone)
             verdict: GrammarVerdict | None = None
             try:
-                verdict = child.ask(trial, limits.compile_seconds * _PATIENCE, gone)
+                verdict = child.ask(trial, limits.compile_seconds * _PATIENCE_FACTOR, gone)
             finally:
                 if verdict is None or verdict.retires or self.closed:
                     child.end()
@@ -93,7 +93,7 @@ class Trials:
 
     @contextmanager
     def _slot(self, gone: Event | None) -> Iterator[None]:
-        while not self._slots.acquire(timeout=_POLL):
+        while not self._slots.acquire(timeout=_POLL_SECONDS):
             if gone is not None and gone.is_set():
                 raise ClientLeft
         try:
@@ -112,7 +112,7 @@ class Trials:
         self._all.add(child)
         ready = False
         try:
-            ready = not child.ask(self._start, _STARTS, gone).beyond
+            ready = not child.ask(self._start, _START_SECONDS, gone).beyond
         finally:
             if not ready:
                 child.end()
@@ -148,7 +148,7 @@ class _Child:
         until = time.monotonic() + patience
         while True:
             with suppress(Empty):
-                line = self._lines.get(timeout=_POLL)
+                line = self._lines.get(timeout=_POLL_SECONDS)
                 return (
                     msgspec.json.decode(line, type=GrammarVerdict)
                     if line

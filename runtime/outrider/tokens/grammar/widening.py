@@ -42,7 +42,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _MOST_PATTERNS = 4  # of one object, which are tried together
 _MOST_NAMES = 16  # of a reference, that lead to a definition
 _LONGEST_NAME = 1_000  # characters, up to which a name's length is followed
-_LARGE = 10**15  # of a bound, from which on llguidance may not take it
+_LARGE_BOUND = 10**15  # of a bound, from which on llguidance may not take it
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _TIME = r"T(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S)"
 _SAME_PATTERNS = {
@@ -56,7 +56,7 @@ _SAME_PATTERNS = {
 # What Rust's regex crate has not, once classes and escapes that it has are left out.
 _AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k|\(\?>|[+*?}]\+")
 _PLAIN = re.compile(r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[^1-9k]", re.DOTALL)
-_DEEPEST = 128  # levels
+_DEEPEST_LEVELS = 128  # levels
 
 log = logging.getLogger("outrider")
 _SAID: set[str] = set()
@@ -96,7 +96,7 @@ def say_once(what: str, left_out: list[str]) -> None:
 
 
 def _schema(schema: Any, place: str, found: _Found, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST_LEVELS:
         return schema
     made: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def _or_null(made: dict[str, Any]) -> dict[str, Any]:
 def _definitions(value: Any, place: str, found: _Found, depth: int) -> Any:
     """A schema that something refers to, or a table with some at any level, such as OpenAPI's components."""
     is_table = f"{place}\0" not in found.referred
-    if isinstance(value, Mapping) and depth <= _DEEPEST and is_table:
+    if isinstance(value, Mapping) and depth <= _DEEPEST_LEVELS and is_table:
         return {
             name: _definitions(each, f"{place}/{name}", found, depth + 1)
             for name, each in value.items()
@@ -240,7 +240,7 @@ def _numbers(made: dict[str, Any], place: str, found: _Found) -> None:
     for key in [key for key, value in bounds.items() if abs(value) >= sys.float_info.max]:
         if (bounds[key] < 0) == ("inimum" in key):  # zod's of a double, which all are within
             del made[key], bounds[key]
-    large = [key for key, value in bounds.items() if abs(value) > _LARGE]
+    large = [key for key, value in bounds.items() if abs(value) > _LARGE_BOUND]
     if large and not _is_taken(json.dumps({"type": made.get("type", "number"), **bounds})):
         for key in large:
             del made[key]
