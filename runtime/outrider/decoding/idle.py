@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from outrider.types import Backend
 
+log = logging.getLogger("outrider")
+
+
+@contextmanager
+def harmless(fault: str) -> Iterator[None]:
+    """Log what is raised within, after these words: no request depends on a job."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("%s: %r", fault, error)
+
 
 class IdleJob(Protocol):
-    """A job for the time without requests. It never fails: no request depends on it.
+    """A job for the time without requests. Its methods never raise.
 
     while job.is_due:
         job.go_on(main, is_cancelled)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from outrider.decoding.idle import harmless
 from outrider.models.kv import PrefixStore
 from outrider.types import Backend, Chunk, Logits, Prompt, Slot, TokenSequence
 
@@ -65,14 +66,13 @@ class PrefixCheck:
         if text is None or not main.capabilities.bit_exact_batching:
             self._end()
             return
-        try:
+        with harmless("A cached prefix could not be checked"):
             if self._slot is None:
                 self._begin(main, text)
             elif (row := _read(main, self._slot, text, _PIECE_TOKENS)) is not None:
                 self._compare(main, text, row)
-        except Exception as error:  # requests are not affected
-            log.warning("A cached prefix could not be checked: %r", error)
-            self._end()
+            return
+        self._end()
 
     def pause(self) -> None:
         """Close the slot. The check begins anew later."""

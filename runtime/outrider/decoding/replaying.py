@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Iterator
 
+from outrider.decoding.idle import harmless
 from outrider.types import Backend, DraftPolicy
-
-log = logging.getLogger("outrider")
 
 
 class Replaying:
@@ -33,23 +31,16 @@ class Replaying:
 
     def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Make the next draft."""
-        try:
+        with harmless("An answer could not be drafted again"):
             if self._job is None and self._policy is not None:
                 self._job = iter(self._policy.replay(is_cancelled))
-            if self._job is not None:
-                next(self._job)
+            if self._job is not None and next(self._job, True) is None:
                 return
-        except StopIteration:
-            pass
-        except Exception as error:  # requests are not affected
-            log.warning("An answer could not be drafted again: %r", error)
         self._policy = self._job = None
 
     def pause(self) -> None:
         """End what has begun. It begins anew after the next answer."""
         job, self._job, self._policy = self._job, None, None
-        try:
+        with harmless("What was drafted again of an answer could not be dropped"):
             if isinstance(job, Generator):
                 job.close()
-        except Exception as error:
-            log.warning("What was drafted again of an answer could not be dropped: %r", error)

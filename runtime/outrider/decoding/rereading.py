@@ -7,13 +7,12 @@ second time, in the way of prompts, before that turn comes.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 
+from outrider.decoding.idle import harmless
 from outrider.types import Backend, Chunk, Prompt, Slot, TokenSequence, undivided
-
-log = logging.getLogger("outrider")
 
 _PIECE_TOKENS = 32  # tokens per call: a request that comes meanwhile waits for one call
 _MAX_TEXTS = 8  # texts that wait
@@ -45,30 +44,30 @@ class Rereading:
 
     def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Read the next piece of the first text. Gives up a text that has no room in the cache."""
-        token_ids = self._texts[0].token_ids
-        try:
-            if self._slot is None:
-                self._slot = main.open(len(token_ids), self._texts[0])
-            if self._slot is not None:
-                begin = self._slot.length
-                end = undivided(self._texts[0].embeds, begin, begin + _PIECE_TOKENS)
-                main.submit([Chunk(self._slot, token_ids[begin:end], num_rows=0)]).wait()
-        except Exception as error:  # requests are not affected: they read what is not in the cache
-            log.warning("An answer could not be read again: %r", error)
-            slot, self._slot = self._slot, None
-            if slot is not None:
-                slot.close()
-        if self._slot is None or self._slot.length == len(token_ids):
+        with harmless("An answer could not be read again"):  # requests read what is not in the cache
+            if self._read(main):
+                return
             self.pause()
-            self._texts.popleft()
+        slot, self._slot = self._slot, None  # after a failure
+        if slot is not None:
+            slot.close()
+        self._texts.popleft()
+
+    def _read(self, main: Backend) -> bool:
+        """Read the next piece. Whether there is more to read, and room for it."""
+        text = self._texts[0]
+        if self._slot is None:
+            self._slot = main.open(len(text.token_ids), text)
+        if self._slot is None:
+            return False
+        begin = self._slot.length
+        end = undivided(text.embeds, begin, begin + _PIECE_TOKENS)
+        main.submit([Chunk(self._slot, text.token_ids[begin:end], num_rows=0)]).wait()
+        return self._slot.length < len(text.token_ids)
 
     def pause(self) -> None:
         """Publish what was read, or warn if that fails. The rest is read later."""
         slot, self._slot = self._slot, None
         if slot is not None:
-            try:
+            with harmless("What was read again of an answer could not be published"), closing(slot):
                 slot.publish(self._texts[0].token_ids)
-            except Exception as error:
-                log.warning("What was read again of an answer could not be published: %r", error)
-            finally:
-                slot.close()
