@@ -27,7 +27,7 @@ def test_acceptance_is_known_before_the_first_request_and_measured_once(
         share = engine._registry._records_of("auto").found["Greedy"].models["draft"].share
         assert share.weight >= ENOUGH_TOKENS
         assert share.mean > 0.9
-        assert not any(cache.num_used_tokens or cache.num_published_tokens for cache in engine.cache.values())
+        assert not engine.cache["main"].num_published_tokens
     engine, said = load(tiny_pair, monkeypatch)
     with engine:
         assert not any("Short answers are drafted" in line for line in said)
