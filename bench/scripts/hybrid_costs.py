@@ -32,6 +32,7 @@ PAST, REPEATS = 200, 15
 # As loading chooses for trained models. Those with random weights may be too far from f32 in any groups.
 PROPERTIES = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 128}
 NUM_SLOTS = 3  # whose memory is measured, after a first one
+CACHE_SIZE = 4  # GB, of which most are never written
 _QWEN = {
     "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248_320,
     "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
@@ -159,7 +160,7 @@ def main(folder: str, tokenizer: str, *names: str) -> None:
     print("|---" * (len(ROWS) + 4) + "|")
     for name in names or SHAPES:
         bundle = export(place, Path(tokenizer), name)
-        with outrider.load(bundle, drafter=None, cache_size=2, properties=PROPERTIES) as engine:
+        with outrider.load(bundle, drafter=None, cache_size=CACHE_SIZE, properties=PROPERTIES) as engine:
             use, (measured, counted) = engine.cache["main"], memory(engine)
             found, setting = measure(engine), engine.setting["main_device"]
             one = found[False][1]

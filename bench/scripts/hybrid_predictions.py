@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid_costs import PAST, PROPERTIES, SHAPES, export, measure  # type: ignore[import-not-found]
+from hybrid_costs import CACHE_SIZE, PAST, PROPERTIES, SHAPES, export, measure  # type: ignore[import-not-found]
 
 import outrider
 from outrider.drafters import prediction
@@ -63,7 +63,7 @@ def main(folder: str, tokenizer: str, *names: str) -> None:
     for name in names or TOKENS:
         bundle = export(place, Path(tokenizer), name)
         size = sum(path.stat().st_size for path in (bundle / "main").glob("*.bin"))  # a byte for each weight
-        with outrider.load(bundle, drafter=None, cache_size=2, properties=PROPERTIES) as engine:
+        with outrider.load(bundle, drafter=None, cache_size=CACHE_SIZE, properties=PROPERTIES) as engine:
             rows = measure(engine)[True]
         for kind, tokens in TOKENS[name].items():
             share = weights_of(SHAPES[name][1], kind) / size

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -34,7 +35,7 @@ from outrider.models.tuning.measure.readings import compare_readings, compare_st
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS
-from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Prompt
+from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Exactness, Prompt, RowRule
 from outrider_bench.verify.cancelled import cancel_and_compare, known_answers
 from outrider_bench.verify.certify import check_states
 from toys import in_threads, load_toy, random_ids
@@ -198,6 +199,24 @@ def test_the_certificate_notices_a_state_of_another_length(
     assert "logits differ by up to" in check.detail
     wrong = {name.split()[0] for name, difference in check.figures["largest_difference"].items() if difference}
     assert wrong == {"a", "1", "4", "8"}  # prompts that are cut, and rejected drafts
+
+
+def test_dummy_rows_change_no_bit_and_most_states_leave_them_out(engine: outrider.Engine) -> None:
+    backend: Any = engine.main
+    known, found = backend.exactness, set()
+    with closing(backend.open(64)) as slot:
+        backend.submit([Chunk(slot, random_ids(6, 40), 0)]).wait()
+        for num_dummies in (2, 5, 8):
+            backend.use(Exactness(rule=RowRule(separate=True, dummy_rows=num_dummies)))
+            chunk = Chunk(slot, [5], 1, generated=True)
+            inputs, _ = backend._inputs_of([chunk])
+            assert len(inputs["input_ids"]) == 1 + num_dummies
+            is_ssm = "selective_ssm" in engine.bundle.manifest.main.geometry.layer_states
+            assert inputs["la.subsequence_begins"].tolist() == ([0, 1, 1 + num_dummies] if is_ssm else [0, 1])
+            found.add(backend.submit([chunk]).wait().row(0).full().tobytes())
+            slot.trim(40)
+    backend.use(known)
+    assert len(found) == 1
 
 
 def test_a_call_without_tokens_keeps_no_row(engine: outrider.Engine) -> None:

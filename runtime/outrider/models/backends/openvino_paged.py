@@ -25,7 +25,7 @@ from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, blocks_to_allocate, tokens_per_row
 from outrider.models.backends.paged_call import PagedCall
-from outrider.models.backends.paged_graph import HIDDEN_IN, input_width, read_decoder
+from outrider.models.backends.paged_graph import HIDDEN_IN, input_width, needs_all_rows, read_decoder
 from outrider.models.backends.paged_slot import PagedSlot
 from outrider.models.backends.paged_step import Outputs, PagedPending, PagedStep
 from outrider.models.backends.paged_tensors import BoundInputs, bytes_of
@@ -79,6 +79,7 @@ class OpenVINOPaged(MeasuredBackend):
     runtime = "OpenVINO"
     can_divide = True
     _long_from = 0
+    _covers_all = True
     _unpacked: Path | None = None  # the file of weights that the first call packs
 
     def __init__(
@@ -102,6 +103,7 @@ class OpenVINOPaged(MeasuredBackend):
         core = new_core()
         check_device(core, device)
         model = build(core, model_path)
+        self._covers_all = needs_all_rows(model)
         append_columns(model, columns)
         precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
@@ -304,7 +306,7 @@ class OpenVINOPaged(MeasuredBackend):
         if self._states:
             calls = [call for chunk in chunks for call in chunk.slot.plan(chunk)]
             with self.paged_cache.spare_rows(calls) as spare_row:
-                call = PagedCall.of(chunks, rule, self.block_size, steady, spare_row)
+                call = PagedCall.of(chunks, rule, self.block_size, steady, spare_row, covers_all=self._covers_all)
         else:
             call = PagedCall.of(chunks, rule, self.block_size, steady)
         inputs = call.inputs()

@@ -50,6 +50,7 @@ class PagedCall:
 
     States go through a chain from its first token to its last, whatever the attention sees. They read one row of their
     tables and write others. Padding is a sequence of its own to them, as it would change the state at a chain's end.
+    Most leave out dummy rows: what they give there is what was in memory, and nobody reads it.
     """
 
     block_size: int
@@ -64,7 +65,6 @@ class PagedCall:
     adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
     state_begins: list[int] = field(default_factory=lambda: [0])
     states: list[StateCall] = field(default_factory=list)  # by sequence
-    _ends_with_padding: bool = False  # to the states
     spare_row: Callable[[], int] | None = None  # that padding writes to; None: the model has no states
     # Of each chain the slot, its first row, how many rows it has without padding, and the first one's position.
     chains: list[tuple[Any, int, int, int]] = field(default_factory=list)
@@ -77,8 +77,13 @@ class PagedCall:
         block_size: int,
         steady: SteadyRows | None = None,
         spare_row: Callable[[], int] | None = None,
+        *,
+        covers_all: bool = False,
     ) -> PagedCall:
-        """A call with these chunks and all padding. spare_row: gives a row of states for padding, if there are any."""
+        """A call with these chunks and all padding.
+
+        spare_row: gives a row of states for padding, if there are any. covers_all: see `needs_all_rows`.
+        """
         call = cls(block_size, spare_row=spare_row)
         chains = [_Chain(chunk, *branch) for chunk in chunks for branch in _branches(chunk)]
         if not rule.separate:
@@ -97,6 +102,8 @@ class PagedCall:
             num_idle = steady.next(len(call.token_ids)) - len(call.token_ids)
             for _ in range(num_idle if rule.separate else 1):
                 call._add_dummy(1 if rule.separate else num_idle)
+        if covers_all:
+            call._add_spare_state()
         for chunk in chunks:
             call.rows.extend(call.places[chunk][len(chunk.token_ids) - chunk.num_rows :])
         # Not every device takes a call without rows of logits.
@@ -154,7 +161,6 @@ class PagedCall:
         self.positions.extend(range(begin, begin + count))
         if chain.states is not None:
             self.states.append(chain.states)
-            self._ends_with_padding = False
             self.state_begins.append(first + count)
         if num_rows < count:
             for i in range(count):
@@ -173,19 +179,13 @@ class PagedCall:
             self.token_ids.extend([0] * num_rows)
             self.adapters.extend([None] * num_rows)
             self.positions.extend(range(num_rows))
-            self._add_spare_state()
             self._add_sequence(0, num_rows, SCRATCH)
 
     def _add_spare_state(self) -> None:
-        """Let states go through the padding that was added last: as one sequence with padding before it."""
-        if self.spare_row is None or self.state_begins[-1] == len(self.token_ids):
-            return
-        if self._ends_with_padding:
-            self.state_begins[-1] = len(self.token_ids)
-            return
-        self.states.append(StateCall(ZERO_ROW, 0, LAST, (1,), (self.spare_row(),)))
-        self.state_begins.append(len(self.token_ids))
-        self._ends_with_padding = True
+        """Let states go through the padding that was added last, as one sequence."""
+        if self.spare_row is not None and self.state_begins[-1] < len(self.token_ids):
+            self.states.append(StateCall(ZERO_ROW, 0, LAST, (1,), (self.spare_row(),)))
+            self.state_begins.append(len(self.token_ids))
 
     def _add_sequence(self, past: int, num_rows: int, blocks: NDArray[np.int32]) -> None:
         self.past_lens.append(past)

@@ -156,6 +156,15 @@ def split_begins(model: ov.Model) -> None:
         model.validate_nodes_and_infer_types()
 
 
+def needs_all_rows(model: ov.Model) -> bool:
+    """Whether the operators of states have to go through each row of a call, also through dummy rows at its end.
+
+    `PagedSelectiveSSM` refuses fewer. The others give what was in memory there, which may be no number: a choice of
+    experts must not read it.
+    """
+    return any(node.get_type_name() in ("PagedSelectiveSSM", "TopK") for node in model.get_ops())
+
+
 def gather_rows(model: ov.Model) -> None:
     """Compute logits for chosen rows only.
 
