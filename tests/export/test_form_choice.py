@@ -103,6 +103,17 @@ def test_the_fastest_form_is_taken_and_remembered(trial: type[FakeTrial], tied: 
     assert trial.made == ["main", "draft"]  # once
 
 
+def test_a_model_that_is_not_for_onnx_is_tried_in_the_other_forms_alone(trial: type[FakeTrial], tmp_path: Path) -> None:
+    """Such as one whose layers keep states, which is told apart before any slice is converted."""
+    pytest.importorskip("torch")
+    from qwen_module import write_qwen
+
+    write_qwen(tmp_path / "qwen")
+    trial.times = {"openvino int8": (100, 101, 150, 300), "openvino int4": (50, 51, 80, 150)}
+    forms, _ = exported(tmp_path / "a", tmp_path / "qwen", draft="none")
+    assert forms == ["openvino int4"]
+
+
 def test_a_form_is_chosen_again_with_other_kernels(
     trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

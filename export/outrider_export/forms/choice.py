@@ -102,7 +102,7 @@ def choose_forms(
 
 
 def _may_have(plan: Plan, format: Format, weights: str | None) -> bool:  # noqa: A002
-    """Whether a draft model can be converted to a format."""
+    """Whether a model can be converted to a format, as a draft model with these weights."""
     try:
         check_weights("draft_weights", weights, format)
         check_route("draft", plan.source, format, weights)
@@ -115,10 +115,12 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
     """The plan of a main model in the form that is fastest here, and the choice; None if none could be made."""
 
     def find() -> FormChoice:
-        has_onnx = machine_key()["onnx"] == "True"
+        # int4 in OpenVINO is no match for that in ONNX on any processor that was measured.
+        left_out: tuple[tuple[str, str], ...] = (("openvino", "int4"),)
+        if machine_key()["onnx"] != "True" or not _may_have(plan, "onnx", None):
+            left_out = ("onnx", "int8"), ("onnx", "int4")
         with FormTrial(plan, Config(), tokenizer) as trial:
-            # int4 in OpenVINO is no match for that in ONNX on any processor that was measured.
-            forms = trial.measure([each for each in FORMS if not has_onnx or each != ("openvino", "int4")], ROWS)
+            forms = trial.measure([each for each in FORMS if each not in left_out], ROWS)
             _check(trial)
             draft = DRAFT_SHARE * min(each.seconds[1] for each in forms)  # the same for all
             portable = next(each for each in forms if (each.format, each.weights) == PORTABLE)
