@@ -95,6 +95,8 @@ def test_of_a_model_that_reads_images_the_text_part_is_looked_at(tmp_path: Path)
     path.write_text(json.dumps(whole | {"text_config": CONFIG}), encoding="utf-8")
     report = report_of(path)
     assert (report.architecture, report.like, report.missing) == ("acorn", "llama", [])
+    path.write_text(json.dumps(whole | {"text_config": CONFIG | {"model_type": "llama"}}), encoding="utf-8")
+    assert report_of(path).verdict.startswith("Its text part has an entry; its images are laid out in a way that")
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[1]"])

@@ -131,6 +131,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": _LLAMA | {"head_dim": 16, "num_experts": NUM_EXPERTS, "moe_topk": [NUM_ACTIVE] * 2},
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
+    "lfm3": _FOUR
+    | {
+        "head_dim": 32, "sliding_window": WINDOW, "conv_L_cache": 5, "tie_word_embeddings": True,
+        "layer_types": ["conv", _FULL, _SLIDE, "conv"],
+    },
     "llama": _LLAMA,
     "llama4_text": _FOUR
     | {
@@ -213,8 +218,10 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    import lfm3
     import muse_glimmer
 
+    lfm3.register()
     muse_glimmer.register()
     config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
     torch.manual_seed(seed)

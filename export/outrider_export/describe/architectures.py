@@ -76,6 +76,7 @@ _ALL = (
     Architecture("hunyuan_v1_moe", "Hunyuan A13B", experts=True),
     Architecture("lfm2", "LFM2, LFM2.5", states="short convolution"),
     Architecture("lfm2_moe", "LFM2 8B-A1B, LFM2.5 24B-A2B", experts=True, states="short convolution"),
+    Architecture("lfm3", "LFM3 1.7B", "mixed", "short convolution"),
     Architecture("llama", "Llama, SmolLM2, TinyLlama", onnx=True, tried=f"SmolLM2-135M-Instruct, {RANDOM}"),
     Architecture("llama4_text", "Llama 4 Scout and Maverick, without images", experts=True),
     Architecture("minimax_m2", "MiniMax M2, M2.1", experts=True),

@@ -71,6 +71,7 @@ _ALWAYS = (
     "tie_word_embeddings",
 )
 _PARTS_OF_LAYER = re.compile(r"^model\.layers\.\d+\.(.+?)\.?(weight|bias)?$")
+_TEXT_ALONE = "Its text part has an entry; its images are laid out in a way that Outrider does not know."
 _EXPERT = re.compile(r"experts\.\d+\.")
 
 
@@ -88,7 +89,8 @@ class Report:
     """architecture: its `model_type`. like: the entry to begin with. obstacle: the first thing that `describe` refuses
     when it reads the configuration by that entry; "" if it reads all. elsewhere: keys that this entry does not read and
     another one does, which is named; unread: that none does. tensors: of layers, that this entry has not. refused: why
-    the architecture does not run; "" if nothing is against it.
+    the architecture does not run; "" if nothing is against it. of_images: whether it is the text part of a model whose
+    images are laid out in a way that is not known.
     """
 
     architecture: str
@@ -100,6 +102,7 @@ class Report:
     obstacle: str
     tensors: tuple[str, ...]
     refused: str
+    of_images: bool = False
 
     @property
     def missing(self) -> list[DecoderPart]:
@@ -110,7 +113,7 @@ class Report:
     def verdict(self) -> str:
         """What the entry takes, in a sentence."""
         if self.has_entry and not self.obstacle:
-            return "It has an entry."
+            return _TEXT_ALONE if self.of_images else "It has an entry."
         if self.missing:
             return f"More than an entry: {', '.join(part.name for part in self.missing)} has to be built first."
         counts = {
@@ -166,8 +169,8 @@ def report_of(path: Path) -> Report:
         raise ExportError(f"There is no {file}. Name a config.json, or a checkpoint folder that has one.")
     with configuring(file):
         config = text_part(read_json(file))
-        if "hidden_size" not in config and isinstance(text := config.get("text_config"), dict):
-            config = text  # of a model that reads images
+        of_images = "hidden_size" not in config and isinstance(config.get("text_config"), dict)
+        config = config["text_config"] if of_images else config
         config = {key: value for key, value in config.items() if value is not None}
         name = str(config.get("model_type") or "")
         if not name:
@@ -187,8 +190,9 @@ def report_of(path: Path) -> Report:
         parts = tuple(_parts(config, form))
         tensors = tuple(_unknown_tensors(file.parent, form)) if any(file.parent.glob("*.safetensors")) else ()
         return Report(
-            name, name in FORMS, form.name, parts, elsewhere, tuple(unread), obstacle, tensors, REFUSED.get(name, "")
-        )
+            name, name in FORMS, form.name, parts, elsewhere, tuple(unread), obstacle, tensors, REFUSED.get(name, ""),
+            of_images,
+        )  # fmt: skip
 
 
 def _like(name: str) -> Form:

@@ -242,7 +242,7 @@ def why_not_onnx(decoder: Decoder) -> str | None:
         return "norms between rotation and attention"
     if decoder.query_growth:
         return "queries that grow with their position"
-    if decoder.form.attention.gate == "matrix":
+    if decoder.form.attention.gate in ("matrix", "heads"):
         return "gates after attention"
     if decoder.latent is not None:
         return "latent attention"

@@ -48,7 +48,7 @@ class AttentionForm:
     normed_after_rope: bool = False  # norms of queries and keys come after their rotation
     normed_heads: bool = False  # queries and keys have norms, without weights if the file has none
     # Its result is multiplied by a sigmoid, of rows in `q_proj` that follow each head's ("queries"), or of a matrix of
-    # its own, `self_attn.output_gate` ("matrix"); "": it is not.
+    # its own, `self_attn.output_gate`, for each number ("matrix") or each head ("heads"); "": it is not.
     gate: str = ""
     latent: bool = False  # keys and values are made of a short row of each token, see `Latent`
     # Layers may attend within chunks of `attention_chunk_size` tokens, of which the context has one; the queries of

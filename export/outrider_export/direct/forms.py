@@ -30,6 +30,17 @@ _OF_LFM2: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "rope_theta": 1e6, "tie_word_embeddings": True, "conv_L_cache": 3,
     "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
 }  # fmt: skip
+_NAMES_OF_LFM3 = {
+    "self_attn.output_gate": "self_attn.g_proj", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2", "model.norm": "model.embedding_norm",
+}  # fmt: skip
+_OF_LFM3: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "sliding_window": 256, "tie_word_embeddings": True, "conv_L_cache": 7,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    },
+}  # fmt: skip
 _EXPERTS = {
     f"mlp.experts.{name}_proj": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")
 }  # of each expert a tensor
@@ -208,8 +219,8 @@ _OF_LLAMA4: dict[str, Any] = {
 }  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
-# Source: Transformers 5.5 (Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's conversion/*.py and
-# llama-arch.cpp.
+# Source: Transformers 5.5 (LFM3, Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's
+# conversion/*.py and llama-arch.cpp.
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
@@ -326,6 +337,11 @@ FORMS: dict[str, Form] = {
             "lfm2_moe", "lfm2moe", norms=Norms("operator_norm", "", "ffn_norm", ""), experts=ExpertsForm("sigmoid"),
             names=_NAMES_OF_LFM2_MOE, keys={"rms_norm_eps": "norm_eps", "tie_word_embeddings": "tie_embedding"},
             defaults=_OF_LFM2 | {"block_auto_adjust_ff_dim": False, "num_dense_layers": 2, "norm_topk_prob": True},
+        ),
+        Form(
+            "lfm3", norms=Norms("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"),
+            attention=AttentionForm(local_theta=True, gate="heads"), names=_NAMES_OF_LFM3,
+            keys={"rms_norm_eps": "norm_eps"}, defaults=_OF_LFM3,
         ),
         Form("llama", "llama", matrices=_GGUF_PAIRS),
         Form(

@@ -167,7 +167,7 @@ class _Builder:
         projected = self._project(i, part, read)
         if decoder.form.attention.gate == "queries":
             projected, gate = self._gated(projected)
-        elif decoder.form.attention.gate == "matrix":
+        elif decoder.form.attention.gate in ("matrix", "heads"):
             gate = self._project(i, OUTPUT_GATE, x)
         queries = self._placed(i, "q", projected, heads, layer)
         if self.growth is not None and (layer.rope is None or not decoder.form.attention.chunked):
@@ -186,6 +186,8 @@ class _Builder:
             inputs = [part.output(0) for part in parts]
             found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
         found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+        if decoder.form.attention.gate == "heads" and gate is not None:
+            found, gate = ops.multiply(found, ops.unsqueeze(ops.sigmoid(gate), ints(3))), None
         found = ops.reshape(found, ints(0, 0, heads * sizes.value_size), special_zero=True)
         if gate is not None:
             found = ops.multiply(found, ops.sigmoid(gate))

@@ -277,6 +277,7 @@ class Weights(ABC):
         hidden, wide = decoder.hidden_size, sizes.mlp_size
         attended, keys = decoder.num_heads * sizes.head_size, sizes.num_kv_heads * sizes.head_size
         queries = 2 * attended if decoder.form.attention.gate == "queries" else attended
+        gates = decoder.num_heads if decoder.form.attention.gate == "heads" else attended
         inputs = decoder.layer_input_size
         if decoder.streams is not None:
             of_streams = decoder.streams.shapes(hidden)
@@ -290,7 +291,7 @@ class Weights(ABC):
             return shapes[part]
         return {
             "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
-            "o_proj": (hidden, attended), "output_gate": (attended, hidden), "qkv_proj": (queries + 2 * keys, hidden),
+            "o_proj": (hidden, attended), "output_gate": (gates, hidden), "qkv_proj": (queries + 2 * keys, hidden),
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
             "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide), LAYER_GATE: (inputs, hidden),
             LAYER_PROJECTION: (hidden, inputs), "embed_tokens_per_layer": (None, inputs * len(decoder.layers)),
