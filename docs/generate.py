@@ -203,7 +203,7 @@ What was compared with Transformers in float32, with random weights (`tests/expo
 
 | architectures | states | compared |
 |---|---|---|
-| `lfm2`, `lfm2_moe`, `lfm3` | short convolution | logits of a text in two calls, from checkpoints and from GGUF files: within 5e-6 of the largest; 200 greedy tokens, one a call, from a checkpoint or from a GGUF file |
+| `lfm2`, `lfm2_moe`, `lfm3` | short convolution | logits of a text in two calls, from checkpoints and (not LFM3) from GGUF files: within 5e-6 of the largest; 200 greedy tokens, one a call, from a checkpoint or from a GGUF file |
 | `qwen3_5_text`, `qwen3_5_moe_text`, `qwen3_next` | gated delta net, convolution | the same (Qwen3.5 within 1e-5); each draft of Qwen3.5's MTP module |
 | `granitemoehybrid`, `nemotron_h` | Mamba-2, convolution | the same as for `lfm2` |
 
