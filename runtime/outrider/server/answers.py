@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from outrider.server.options import AnswerChoice
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import Asked, Generation, LoadRequest
 from outrider.server.protocol.responses import FinishReason, ModelInfo, Token
-from outrider.server.reader import AnswerReading
+from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.server.usage import timings_of, usage_of
 
 Kind = TypeVar("Kind", bound=Asked)
@@ -54,6 +54,24 @@ class AnswerHead:
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedRequest(Generic[Kind]):
+    """A request of another API. own: as one of this server's. others: its fields that only that API has."""
+
+    own: Kind
+    others: Mapping[str, Any]
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether the answer is streamed."""
+        return self.own.stream
+
+    @property
+    def model(self) -> str:
+        """The model's name; empty if none is given."""
+        return self.own.model
 
 
 class ServedAnswer(ABC, Generic[Kind]):
@@ -101,6 +119,24 @@ class ServedAnswer(ABC, Generic[Kind]):
     def failure(self, error: ApiError) -> Any:
         """The event that ends a stream which fails."""
         return error.body
+
+
+class SingleAnswer(ServedAnswer[Kind]):
+    """One choice, whose text is split into reasoning, content and calls."""
+
+    last = ""
+
+    def __init__(
+        self, request: Kind, head: AnswerHead, choices: Sequence[AnswerChoice], reading: AnswerReading
+    ) -> None:
+        super().__init__(request, head, choices)
+        self._reading = reading
+        self._reader: Reader | None = None
+
+    def _pieces(self, text: str, result: Result | None, *, thinks: bool) -> list[Piece]:
+        """What a text adds. result: with the last of it. thinks: whether the answer begins within its reasoning."""
+        self._reader = self._reader or self._reading.reader(thinks=thinks)
+        return self._reader.read(text, result)
 
 
 class AnswerChoices(ServedAnswer[Many]):

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
 
 from outrider.decoding.results import Result, TextChunk
-from outrider.server.answers import AnswerHead, ServedAnswer
+from outrider.server.answers import AnswerHead, ServedAnswer, WrappedRequest
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
@@ -67,22 +67,6 @@ class Limit:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request, and its fields that are llama.cpp's alone."""
-
-    completion: CompletionRequest
-    others: Mapping[str, Any]
-
-    @property
-    def stream(self) -> bool | None:
-        return self.completion.stream
-
-    @property
-    def model(self) -> str:
-        return self.completion.model
-
-
 class LlamaCompletion(ServedAnswer[CompletionRequest]):
     """The answers to /completion: one, or a list for several prompts."""
 
@@ -92,7 +76,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
     fills_in: ClassVar[bool] = False
 
     def __init__(self, request: Any, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request.completion, head, choices)
+        super().__init__(request.own, head, choices)
         self._asked: Mapping[str, Any] = request.others
         self._choices = choices
 
@@ -102,7 +86,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
         return cls._read(read_object(body))
 
     @classmethod
-    def _read(cls, fields: dict[str, Any]) -> Any:
+    def _read(cls, fields: dict[str, Any]) -> WrappedRequest[CompletionRequest]:
         IGNORED.add(name for name in _HARMLESS if fields.pop(name, None) is not None)
         others = {name: fields.pop(name, None) for name in _OWN}
         if (count := fields.pop("n_probs", None)) not in (None, 0):
@@ -116,7 +100,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
             fields["n_predict"] = 1
         fields["prompt"] = _prompt(fields.get("prompt", "" if cls.fills_in else None))
         _check_samplers(fields)
-        return _Asked(read_fields(fields, CompletionRequest), others)
+        return WrappedRequest(read_fields(fields, CompletionRequest), others)
 
     @staticmethod
     def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
@@ -125,7 +109,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
         if indent > 0 and request.stream:
             message = "n_indent is not supported in a stream. Set stream to false, or leave it out."
             raise ApiError(400, message, param="n_indent", code="unsupported_field")
-        choices = choices_of_completion(request.completion)
+        choices = choices_of_completion(request.own)
         if milliseconds <= 0 and indent <= 0:
             return choices
         return [replace(choice, limit=Limit(milliseconds, int(indent))) for choice in choices]
@@ -214,10 +198,10 @@ class LlamaInfill(LlamaCompletion):
         before, after = (_text(given[name] or "", name) for name in ("input_prefix", "input_suffix"))
         files = _files(given["input_extra"] or [])
         asked = cls._read(fields)
-        if not isinstance(asked.completion.prompt, str):
+        if not isinstance(asked.own.prompt, str):
             raise ApiError(400, "The prompt of /infill is not a text.", param="prompt", code="invalid_type")
-        infill = Infill(before, after, begun=asked.completion.prompt, files=files, field="input_suffix")
-        return _Asked(asked.completion, {**asked.others, "infill": infill})
+        infill = Infill(before, after, begun=asked.own.prompt, files=files, field="input_suffix")
+        return WrappedRequest(asked.own, {**asked.others, "infill": infill})
 
     @staticmethod
     def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 from outrider import __version__
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import AnswerHead, ServedAnswer
+from outrider.server.answers import AnswerHead, SingleAnswer, WrappedRequest
 from outrider.server.chat import ChatAnswer, reading_of
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
@@ -28,7 +28,6 @@ from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest
-from outrider.server.reader import Reader
 from outrider.server.text_encoders import TextEncoder
 
 _STOPS = {"length": "maxPredictedTokensReached", "cancelled": "userStopped", "tool_calls": "toolCalls"}
@@ -211,38 +210,20 @@ def _with_stats(event: Any, head: AnswerHead, chunk: TextChunk) -> Any:
     return msgspec.to_builtins(event) | _added(head, [chunk.result], calls="tool_calls" in reasons)
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """A request, and the answer that it follows."""
-
-    chat: ChatRequest
-    previous: str | None
-    is_stored: bool
-
-    @property
-    def stream(self) -> bool | None:
-        return self.chat.stream
-
-    @property
-    def model(self) -> str:
-        return self.chat.model
-
-
-class LmStudioChat(ServedAnswer[Any]):
+class LmStudioChat(SingleAnswer[ChatRequest]):
     """The answer to /api/v1/chat: a text or images, after an earlier answer."""
 
     kind = ChatRequest
     prefix = "resp_"
-    last = ""
 
-    def __init__(self, request: _Asked, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request, head, choices)
-        self._reading = reading_of(request.chat, head)
-        self._reader: Reader | None = None
+    def __init__(self, request: Any, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
+        super().__init__(request.own, head, choices, reading_of(request.own, head))
+        self._others: Mapping[str, Any] = request.others
         self._turns = choices[0].turns
         self._output: list[dict[str, str]] = []  # the last one may grow still
 
     @classmethod
-    def read(cls, body: bytes) -> _Asked:
+    def read(cls, body: bytes) -> WrappedRequest[ChatRequest]:
         """The chat that a body asks for."""
         fields = read_object(body)
         if fields.pop("integrations", None):
@@ -263,13 +244,14 @@ class LmStudioChat(ServedAnswer[Any]):
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": _content(given)})
         chat = read_fields(fields | _reasoning(reasoning) | {"messages": messages}, ChatRequest)
-        return _Asked(chat, previous, stored is not False)
+        return WrappedRequest(chat, {"previous": previous, "is_stored": stored is not False})
 
     @staticmethod
-    def choices(request: _Asked, conversations: Conversations) -> list[AnswerChoice]:
+    def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:
         """The one answer."""
-        (choice,) = choices_of_chat(request.chat)
-        before = [] if request.previous is None else conversations.turns(request.previous)
+        (choice,) = choices_of_chat(request.own)
+        previous = request.others["previous"]
+        before = [] if previous is None else conversations.turns(previous)
         turns: list[Any] = list(choice.prompt)
         system = [turn for turn in turns if turn["role"] == "system"] or [t for t in before if t["role"] == "system"]
         others = [turn for turn in (*before, *turns) if turn["role"] != "system"]
@@ -301,8 +283,7 @@ class LmStudioChat(ServedAnswer[Any]):
         return NamedEvent(type="error", error={"type": "unknown", "message": body.message, "code": body.code})
 
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[NamedEvent]:
-        reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.read(text, result):
+        for piece in self._pieces(text, result, thinks=thinks):
             kind, added = ("reasoning", piece.text) if isinstance(piece, Thought) else ("message", str(piece))
             if not self._output or self._output[-1]["type"] != kind:
                 yield from self._end_item()
@@ -332,10 +313,10 @@ class LmStudioChat(ServedAnswer[Any]):
                 "time_to_first_token_seconds": result.stats.time_to_first_token,
             },
         }
-        if self.request.is_stored:
+        if self._others["is_stored"]:
             turn = {"role": "assistant", "content": said["message"]}
             turn |= {"reasoning_content": said["reasoning"]} if said["reasoning"] else {}
-            self.head.conversations.add(self.head.id, [*self._turns, turn], self.request.previous)
+            self.head.conversations.add(self.head.id, [*self._turns, turn], self._others["previous"])
             body["response_id"] = self.head.id
         return body
 

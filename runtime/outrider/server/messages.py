@@ -11,7 +11,7 @@ import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import AnswerHead, ServedAnswer
+from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError, bad_field, in_anthropic_s_words
@@ -32,7 +32,7 @@ from outrider.server.protocol.messages import (
 )
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, TextPart
-from outrider.server.reader import Piece, Reader
+from outrider.server.reader import Piece
 from outrider.server.usage import timings_of
 
 # Fields of Anthropic's API that cannot change an answer here.
@@ -187,17 +187,14 @@ def _url(source: MediaSource) -> str:
     return source.url or f"data:{source.media_type or 'image/png'};base64,{source.data or ''}"
 
 
-class Messages(ServedAnswer[ChatRequest]):
+class Messages(SingleAnswer[ChatRequest]):
     """The answer to a chat, as a message of blocks."""
 
     kind = ChatRequest
     prefix = "msg_"
-    last = ""
 
     def __init__(self, request: ChatRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request, head, choices)
-        self._reading = reading_of(request, head)
-        self._reader: Reader | None = None
+        super().__init__(request, head, choices, reading_of(request, head))
         self._content: list[dict[str, Any]] = []  # the last one may grow still
         self._has_begun = False
 
@@ -242,8 +239,7 @@ class Messages(ServedAnswer[ChatRequest]):
         return MessageEvent(type="error", error=in_anthropic_s_words(error))
 
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[MessageEvent]:
-        reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.read(text, result):
+        for piece in self._pieces(text, result, thinks=thinks):
             yield from self._add(piece)
         if result:
             if not self._content:

@@ -12,7 +12,7 @@ import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import AnswerHead, ServedAnswer
+from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError, bad_field
@@ -21,7 +21,7 @@ from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
 from outrider.server.protocol.reading import IGNORED, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
-from outrider.server.reader import AnswerReading, Piece, Reader
+from outrider.server.reader import AnswerReading, Piece
 from outrider.server.text_encoders import TextEncoder
 from outrider.types import TokenLogprobs
 
@@ -135,19 +135,16 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-class OllamaChat(ServedAnswer[Any]):
+class OllamaChat(SingleAnswer[Any]):
     """The answer to /api/chat, as lines of JSON."""
 
     kind = ChatRequest
     prefix = "ollama-"
-    last = ""
     lines = True
 
     def __init__(self, request: Any, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request, head, choices)
-        is_chat = isinstance(request, ChatRequest)
-        self._reading = reading_of(request, head) if is_chat else AnswerReading()
-        self._reader: Reader | None = None
+        reading = reading_of(request, head) if isinstance(request, ChatRequest) else AnswerReading()
+        super().__init__(request, head, choices, reading)
         self._call: dict[str, Any] | None = None  # one whose arguments are coming
 
     @classmethod
@@ -178,7 +175,7 @@ class OllamaChat(ServedAnswer[Any]):
     def whole(self, results: Sequence[Result]) -> Any:
         """The answer in one body."""
         result = results[0]
-        said = [self._shown(piece) for piece in self._pieces(result.text, result, thinks=result.thinks)]
+        said = [self._shown(piece) for piece in self._whole_pieces(result.text, result, thinks=result.thinks)]
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         for part in filter(None, said):
             for key, value in part.items():
@@ -192,7 +189,7 @@ class OllamaChat(ServedAnswer[Any]):
     def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:  # noqa: ARG002
         """What a piece adds."""
         logprobs = self._logprobs(chunk.logprobs)
-        shown = [self._shown(piece) for piece in self._pieces(chunk.text, chunk.result, thinks=chunk.thinks)]
+        shown = [self._shown(piece) for piece in self._whole_pieces(chunk.text, chunk.result, thinks=chunk.thinks)]
         for part in [each for each in shown if each] or ([{}] if logprobs else []):
             yield self._body({"role": "assistant", "content": "", **part}) | {"done": False} | logprobs
             logprobs = {}  # they come with the first of these lines
@@ -203,11 +200,10 @@ class OllamaChat(ServedAnswer[Any]):
         """The line that ends a stream which fails."""
         return {"error": error.body.error.message}
 
-    def _pieces(self, text: str, result: Result | None, *, thinks: bool) -> list[Piece | dict[str, Any]]:
+    def _whole_pieces(self, text: str, result: Result | None, *, thinks: bool) -> list[Piece | dict[str, Any]]:
         """What comes next; calls are given out when they are complete."""
-        reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
         made: list[Piece | dict[str, Any]] = []
-        for piece in reader.read(text, result):
+        for piece in self._pieces(text, result, thinks=thinks):
             if isinstance(piece, Thought | str):
                 made += [*self._whole_call(), piece]
             elif piece.name is not None:

@@ -10,7 +10,7 @@ import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
-from outrider.server.answers import AnswerHead, ServedAnswer
+from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.options import (
@@ -41,32 +41,30 @@ from outrider.server.protocol.items import (
     Status,
 )
 from outrider.server.protocol.requests import Function, JsonObject
-from outrider.server.reader import AnswerReading, Reader
+from outrider.server.reader import AnswerReading
 from outrider.server.usage import response_usage_of, timings_of
 
 Output: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
 
-class Responses(ServedAnswer[ResponseRequest]):
+class Responses(SingleAnswer[ResponseRequest]):
     """The answer to a text or to items: a message, and calls of functions."""
 
     kind = ResponseRequest
     prefix = "resp_"
-    last = ""
 
     def __init__(self, request: ResponseRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request, head, choices)
-        self._tools = _tools(request)
-        self._reading = AnswerReading(
+        tools = _tools(request)
+        reading = AnswerReading(
             reasoning=head.reasoning_format,
-            calls=head.tool_format if self._tools and request.tool_choice != "none" else None,
+            calls=head.tool_format if tools and request.tool_choice != "none" else None,
             max_calls=1 if request.parallel_tool_calls is False else None,
-            tools=self._tools,
+            tools=tools,
             loose=head.loose_calls,
             once=request.tool_choice == "required",
             shows=not (request.reasoning and request.reasoning.exclude),
         )
-        self._reader: Reader | None = None
+        super().__init__(request, head, choices, reading)
         self._output: list[Output] = []  # the last one may grow still
         self._num_events = 0
         self._turns = choices[0].turns
@@ -119,8 +117,7 @@ class Responses(ServedAnswer[ResponseRequest]):
 
     def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[ResponseEvent]:
         """Add text to the output. result: with the last of it."""
-        reader = self._reader = self._reader or self._reading.reader(thinks=thinks)
-        for piece in reader.read(text, result):
+        for piece in self._pieces(text, result, thinks=thinks):
             if isinstance(piece, Thought):
                 yield from self._add_thought(piece.text)
             elif isinstance(piece, str):

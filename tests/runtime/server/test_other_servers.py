@@ -194,7 +194,7 @@ def test_lm_studio_s_conversation(http: httpx.Client, engine: outrider.Engine) -
 def test_lm_studio_has_reasoning_apart() -> None:
     form = ReasoningFormat.of_template("<think>")
     asked = LmStudioChat.read(b'{"model": "m", "input": "a", "reasoning": "on", "stream": true}')
-    assert asked.chat.enable_thinking is True
+    assert asked.own.enable_thinking is True
     conversations = Conversations(10_000)
     head = AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), None, conversations, form)
     answer = LmStudioChat(asked, head, LmStudioChat.choices(asked, conversations))
