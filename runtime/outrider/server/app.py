@@ -69,7 +69,7 @@ def make_app(
             Route("/ping", partial(_health, service), methods=["GET", "POST"]),
             Route("/metrics", partial(_metrics, service)),
             Route("/openapi.json", partial(_openapi, service)),
-            *(Route(path, partial(_list_models, service)) for path in ("/v1/models", "/models")),
+            *(Route(path, partial(_list_models, service)) for path in ("/v1/models", "/v1/models/", "/models")),
             Route("/v1/models/{name:path}", partial(_model, service)),
             *_posts(Endpoint(service, ChatAnswer), "/v1/chat/completions", "/chat/completions"),
             *_posts(Endpoint(service, Responses), "/v1/responses", "/responses"),

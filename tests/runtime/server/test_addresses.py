@@ -102,3 +102,10 @@ def test_a_schema_beside_tools(caller: Any) -> None:
         answer = caller.chat.completions.create(**asked, temperature=1, seed=seed, max_tokens=200)
         message = answer.choices[0].message
         assert bool(message.tool_calls) != (message.content in ('"sun"', '"rain"'))
+
+
+def test_base_urls_may_end_in_a_slash(http: httpx.Client) -> None:
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+    made = {"model": "tiny:latest", "messages": MESSAGES, "max_tokens": 1}
+    answer = http.post("/v1/chat/completions/", json=made, follow_redirects=True)
+    assert answer.json()["model"] == "tiny"
