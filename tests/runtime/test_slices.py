@@ -13,7 +13,7 @@ from openvino import opset13 as ops
 from layered import make_layered
 from outrider.config import DeviceConfig
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
+from outrider.models.backends.slices import Layers, Slices, _form, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
 from outrider.models.tuning import measured, model_spec, trials
 from outrider.models.tuning.costs import cost_of
@@ -160,6 +160,16 @@ def test_layers_whose_weights_are_a_few_numbers_are_of_one_kind(hybrid: ModelSpe
     assert found is not None
     assert found.small == [0, 3]
     assert {*found.large} & {1, 2, 4, 5, 6}
+
+
+def test_the_scale_of_a_matrix_of_one_row_is_no_form_and_a_number_is() -> None:
+    def form(scale: float, number: float) -> str:
+        x, row = ops.parameter([1, 1, 8], np.float32), ops.constant(np.ones((1, 8), np.int8))
+        matrix = ops.multiply(ops.convert(row, "f32"), ops.constant(np.float32([[scale]])))
+        gate = ops.add(ops.matmul(x, matrix, False, True), ops.constant(np.float32(number)))
+        return _form(x.output(0), ops.add(x, ops.multiply(x, gate)).output(0), "")[0]
+
+    assert form(0.1, 1) == form(0.2, 1) != form(0.1, 2)
 
 
 @pytest.mark.usefixtures("large")

@@ -103,7 +103,7 @@ class OpenVINOPaged(MeasuredBackend):
         core = new_core()
         check_device(core, device)
         model = build(core, model_path)
-        self._covers_all = needs_all_rows(model)
+        self._covers_all = device != "CPU" or needs_all_rows(model)
         append_columns(model, columns)
         precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}

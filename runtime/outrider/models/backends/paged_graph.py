@@ -157,7 +157,7 @@ def split_begins(model: ov.Model) -> None:
 
 
 def needs_all_rows(model: ov.Model) -> bool:
-    """Whether the operators of states have to go through each row of a call, also through dummy rows at its end.
+    """Whether the operators of states have to go through each row of a call on the CPU, also dummy rows at its end.
 
     `PagedSelectiveSSM` refuses fewer. The others give what was in memory there, which may be no number: a choice of
     experts must not read it.
