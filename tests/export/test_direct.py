@@ -229,6 +229,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
+    "lfm3, as lfm2": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
     "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
     "experts in groups, by the best": (

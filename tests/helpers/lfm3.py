@@ -3,7 +3,8 @@
     register()     # AutoModelForCausalLM knows `lfm3`
 
 Beside LFM2: norms after each part, too, layers with a sliding window, RoPE by kind of layer, and a gate of each head
-after attention. Facts from Transformers 5.24; its logits are those of `Lfm3ForCausalLM` there, to 1e-6 of the largest.
+after attention, by its published name. Facts from Transformers 5.24; its logits are those of `Lfm3ForCausalLM` there,
+to 1e-6 of the largest.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Attention(Lfm2Attention):  # type: ignore[misc]
         super().__init__(config, layer_idx)
         self.q_norm, self.k_norm, self.o_proj = self.q_layernorm, self.k_layernorm, self.out_proj
         del self.q_layernorm, self.k_layernorm, self.out_proj
-        self.g_proj = nn.Linear(config.hidden_size, config.num_attention_heads, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.num_attention_heads, bias=False)
+        if not config.use_attention_gate:
+            self.gate_proj = None
 
     def forward(
         self, hidden_states: Any, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None, **_: Any
@@ -61,7 +64,9 @@ class Attention(Lfm2Attention):  # type: ignore[misc]
         keys, values = (repeat_kv(each, self.num_key_value_groups) for each in (keys, values))
         scores = queries @ keys.transpose(2, 3) * self.scaling + attention_mask
         found = (scores.softmax(-1) @ values).transpose(1, 2)
-        return self.o_proj((found * self.g_proj(hidden_states).sigmoid().unsqueeze(-1)).flatten(2))
+        if self.gate_proj is not None:
+            found = found * self.gate_proj(hidden_states).sigmoid().unsqueeze(-1)
+        return self.o_proj(found.flatten(2))
 
 
 class Layer(nn.Module):  # type: ignore[misc]
@@ -74,7 +79,8 @@ class Layer(nn.Module):  # type: ignore[misc]
             self.self_attn = Attention(config, i)
         self.feed_forward = Lfm2MLP(config)
         for name in ("operator_norm", "post_operator_norm", "ffn_norm", "post_ffn_norm"):
-            self.add_module(name, Lfm2RMSNorm(config.hidden_size, eps=config.norm_eps))
+            is_there = config.use_sandwich_norm or not name.startswith("post_")
+            self.add_module(name, Lfm2RMSNorm(config.hidden_size, eps=config.norm_eps) if is_there else nn.Identity())
 
     def forward(self, x: torch.Tensor, angles: Any, mask: Any, cache: Any) -> torch.Tensor:
         read = self.operator_norm(x)

@@ -176,6 +176,10 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         limit = chunk or limit
     if form.attention.chunked and not config.get("use_qk_norm", True):
         form = replace(form, attention=replace(form.attention, normed_after_rope=False, normed_heads=False))
+    if not config.get("use_sandwich_norm", True):
+        form = replace(form, norms=replace(form.norms, after_attention="", after_mlp=""))
+    if not config.get("use_attention_gate", True):
+        form = replace(form, attention=replace(form.attention, gate=""))
     return Decoder(
         form=form,
         hidden_size=hidden,

@@ -31,7 +31,8 @@ _OF_LFM2: dict[str, Any] = {
     "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256,
 }  # fmt: skip
 _NAMES_OF_LFM3 = {
-    "self_attn.output_gate": "self_attn.g_proj", "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+    "self_attn.output_gate": "self_attn.gate_proj", "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2", "model.norm": "model.embedding_norm",
 }  # fmt: skip
 _OF_LFM3: dict[str, Any] = {
