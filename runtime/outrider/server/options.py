@@ -271,8 +271,6 @@ def continued(
 
 
 def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
-    if message.content is None and message.role == "user":
-        raise ApiError(400, "A message needs a content.", param=f"messages[{place}].content", code="invalid_type")
     thoughts = message.reasoning_content or message.reasoning or message.thinking or _thoughts(message.content)
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,  # templates know the older word

@@ -133,7 +133,7 @@ def test_turns_with_calls_reach_the_template(caller: Any) -> None:
     ]
     assert used[1] > used[0]
     with pytest.raises(openai.BadRequestError) as raised:
-        caller.chat.completions.create(model="tiny", messages=[{"role": "user", "content": None}])
+        caller.chat.completions.create(model="tiny", messages=[{"role": "user", "content": 5}])
     assert raised.value.param == "messages[0].content"
 
 
