@@ -173,7 +173,6 @@ LOOSE = [  # as small models write calls where tools were offered
             '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
             '<parameter name="days">3</parameter>\n</invoke>\n</function_calls>',
             '<tool_call><function=get_weather>{"city": "Paris", "days": 3}</function></tool_call>',
-            f"functools[{CALL}]",
             f"[TOOL_CALLS] [{CALL}]",
             f"<|tool_call_start|>{CALL}<|tool_call_end|>",
             f"<tool_calls>[{CALL}]</tool_calls>",

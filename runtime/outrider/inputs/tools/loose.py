@@ -20,7 +20,7 @@ _TAGS = (
 )  # fmt: skip
 _IN_PIPES = {"<|tool_call|>": "<|/tool_call|>", "<|tool_call_start|>": "<|tool_call_end|>"}
 # What stands before calls, and after them; empty: nothing that has to.
-CLOSERS = {f"<{tag}>": f"</{tag}>" for tag in _TAGS} | _IN_PIPES | {FENCE: FENCE, "[TOOL_CALLS]": "", "functools": ""}
+CLOSERS = {f"<{tag}>": f"</{tag}>" for tag in _TAGS} | _IN_PIPES | {FENCE: FENCE, "[TOOL_CALLS]": ""}
 WORDS = ("tool_call", "tool_code", "json", "JSON", "xml", *CLOSERS)  # what may follow that, before the call
 _AFTER_NAME = re.compile(r"(?:\.(?:c(?:a(?:ll?)?)?)?)?\s*(?:[({]|\Z)")  # Llama 3.1 writes f.call(a=1)
 # A call in JSON without anything around it, and what may become one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,8 @@ class ToolCallStream:
         self._closers = list[str]()  # of what stands around a call without one
         self._named = ""  # what the call began with, if it is one of NAMED_TAGS
         self._markers = (form.begin, *form.around, *(_markers_of_others(form) if self._is_loose else ()))
+        firsts = {marker[0] for marker in self._markers} | ({"[", BRACKET} if self._is_loose else set())
+        self._first = re.compile(f"[{re.escape(''.join(firsts))}]")  # what all markers begin with
         self._step = self._begin if form.bare else self._text
         self._arguments: JsonArguments | TaggedArguments = JsonArguments()  # of the call that is being read
         self._read = self._value = ""  # of a call that is read as a whole: its text, and the JSON in it
@@ -164,6 +167,8 @@ class ToolCallStream:
         Of a call in JSON without a marker, the bracket is the marker.
         """
         left = self._left
+        if not self._first.search(left):
+            return "", len(left), left[len(left.rstrip()) :]
         found = {marker: place for marker in self._markers if (place := left.find(marker)) >= 0}
         if self._is_loose and (bare := BARE.search(left)):
             found[BRACKET] = bare.start()
