@@ -42,7 +42,7 @@ def test_a_slice_has_the_tensors_of_its_layers(kind: str, tied: Path, make_gguf:
     source = locate(tied if kind == "folder" else make_gguf("tied-f32", tied, quantisation="F32"))
     assert describe_whole(source) == (2, True)
     token_ids = np.array([3, 4, 7], np.int64)
-    count = write_slice(source, 1, tmp_path / "slice", token_ids)
+    write_slice(source, 1, tmp_path / "slice", token_ids)
     config = read_config(tmp_path / "slice")
     assert (config["num_hidden_layers"], config["vocab_size"]) == (1, 3)
     whole, cut = tensors_of(tied), tensors_of(tmp_path / "slice")
@@ -51,7 +51,6 @@ def test_a_slice_has_the_tensors_of_its_layers(kind: str, tied: Path, make_gguf:
         wanted = whole[name].numbers()
         wanted = wanted[token_ids] if name == "model.embed_tokens.weight" else wanted
         np.testing.assert_allclose(tensor.numbers(), wanted, atol=1e-3, err_msg=name)
-    assert count == sum(tensor.numbers().size for tensor in cut.values())
 
 
 @pytest.mark.parametrize(

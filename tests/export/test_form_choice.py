@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -245,39 +244,48 @@ def test_slices_have_columns_of_zeros_where_rows_are_fewer(
     assert made.setting == str(replace(setting, columns=columns))
 
 
-def slices(weights: str, num_weights: int) -> FormSlices:
-    """Slices of one layer and of three, without backends. num_weights: of a layer."""
-    checkpoints = [form_slices.SliceCheckpoint(None, n, 100, 1000 + n * num_weights) for n in (1, 3)]  # type: ignore[arg-type]
-    whole = Whole(11, 600, 10)
-    backends: Any = [f"small {weights}", f"large {weights}"]
-    return FormSlices("onnx", weights, whole, checkpoints, [], "", backends, [{}, {}])
+def slices(weights: str) -> FormSlices:
+    """Slices without backends: of one layer, of three layers, and of one with more tokens."""
+    sizes = ((1, 100), (3, 100), (1, 200))
+    checkpoints = [form_slices.SliceCheckpoint(Path(), *each) for each in sizes]
+    backends: Any = [f"{name} {weights}" for name in TAKEN]
+    return FormSlices("onnx", weights, Whole(11, 600), checkpoints, [], "", backends, [{}, {}, {}])
+
+
+TAKEN = {"small": 1.0, "large": 2.0, "wide": 1.25}  # seconds of a call of one row
 
 
 def test_times_of_a_busy_machine_are_those_of_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other call waits; the whole model's time is that of its layers and of its output matrix."""
-    eight, four = slices("int8", 500), slices("int4", 500)
+    eight, four = slices("int8"), slices("int4")
     calls: Counter[Any] = Counter()
 
     def take(backend: Any, rows: int) -> tuple[float, float]:
         calls[backend] += 1
-        spent = (2.0 if "large" in backend else 1.0) * rows
+        spent = TAKEN[backend.split()[0]] * rows
         return spent * (20.0 if calls[backend] % 2 else 0.5), spent
 
     monkeypatch.setattr(form_slices, "_time", take)
     assert time_slices([eight, four], (1,), 1.0)
-    seconds = 0.5 * (1 + 5 * 1 + 500 * 10 / 1000)  # ten more layers are five times two; a weight takes 1 / 1000
-    assert four.seconds(1, eight) == pytest.approx(seconds, rel=0.03)
-    assert four.seconds(1, eight, 100) == pytest.approx(0.5 * 6, rel=0.03)
-    busy = slices("int8", 500)
-    monkeypatch.setattr(form_slices, "_time", lambda backend, _: (9.0, 2.0 if "large" in backend else 1.0))
+    # Ten more layers are five times two; a hundred more tokens take 0.25.
+    assert four.seconds(1) == pytest.approx(0.5 * (1 + 5 * 1 + 5 * 0.25), rel=0.03)
+    assert four.seconds(1, 100) == pytest.approx(0.5 * 6, rel=0.03)
+    busy = slices("int8")
+    monkeypatch.setattr(form_slices, "_time", lambda backend, _: (9.0, TAKEN[backend.split()[0]]))
     assert not time_slices([busy], (1,), 1.0)
-    assert busy.seconds(1, busy, 100) == pytest.approx(6)  # as if it had not waited
+    assert busy.seconds(1, 100) == pytest.approx(6)  # as if it had not waited
 
 
 def test_a_call_that_no_other_confirms_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes much less than all others happens on a virtual machine; layers would seem to take more for it."""
-    form = slices("int8", 500)
-    times = {"small int8": itertools.chain([1.0, 0.7], itertools.repeat(1.0)), "large int8": itertools.repeat(2.0)}
-    monkeypatch.setattr(form_slices, "_time", lambda backend, _: (each := next(times[backend]), each))
+    form = slices("int8")
+    rare = iter([TAKEN["small"], 0.7 * TAKEN["small"]])
+
+    def take(backend: str, _: int) -> tuple[float, float]:
+        taken = TAKEN[backend.split()[0]]
+        each = next(rare, taken) if backend.startswith("small") else taken
+        return each, each
+
+    monkeypatch.setattr(form_slices, "_time", take)
     assert time_slices([form], (1,), 1.0)
-    assert form.seconds(1, form, 100) == pytest.approx(6)
+    assert form.seconds(1, 100) == pytest.approx(6)

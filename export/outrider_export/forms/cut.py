@@ -55,8 +55,8 @@ def describe_whole(source: Located) -> tuple[int, bool]:
     return len(weights.decoder.layers), HEAD not in matrices_of(weights)
 
 
-def write_slice(source: Located, num_layers: int, folder: Path, token_ids: Indices | None = None) -> int:
-    """Write a checkpoint of `num_layers` layers to a new folder. Returns how many weights it has.
+def write_slice(source: Located, num_layers: int, folder: Path, token_ids: Indices | None = None) -> None:
+    """Write a checkpoint of `num_layers` layers to a new folder.
 
     They are the first ones; of a model with states the first layer with attention, and those from the first on.
     token_ids: int64 [n], the tokens that embedding and output matrix have, by their new ids; None for all.
@@ -80,9 +80,7 @@ def write_slice(source: Located, num_layers: int, folder: Path, token_ids: Indic
     if token_ids is not None:
         cut["vocab_size"] = len(token_ids)
     (folder / "config.json").write_text(json.dumps(cut), encoding="utf-8")
-    tensors = _tensors(weights, chosen, token_ids)
-    _save(tensors, folder / "model.safetensors")
-    return sum(tensor.size for tensor in tensors.values())
+    _save(_tensors(weights, chosen, token_ids), folder / "model.safetensors")
 
 
 def _open(source: Located) -> Weights:

@@ -2,11 +2,12 @@
 
     four, eight = (FormSlices.make(checkpoints, ("onnx", weights), folder, ...) for weights in ("int4", "int8"))
     time_slices([four, eight], rows=(1, 8), most_seconds=10)
-    four.seconds(1, eight)                # of a call of one row, of the whole model
-    four.seconds(1, eight, 32_768)        # with an output matrix for so many tokens
+    four.seconds(1)            # of a call of one row, of the whole model
+    four.seconds(1, 32_768)    # with an output matrix for so many tokens
 
-Two slices tell what a layer takes, and what everything else takes. They have some rows of the output matrix. It is in 8
-bits in int4, too: what its other rows take is known from the layers in int8.
+The first slice has one layer and some rows of the output matrix, the second one more layers, and the third one more
+rows: so they tell what a layer, a row and everything else take. A weight of the output matrix takes less time than one
+of a small model's layers.
 """
 
 from __future__ import annotations
@@ -53,26 +54,26 @@ _FEW_ROWS = 2  # that one row is padded to without taking longer
 
 @dataclass(frozen=True)
 class SliceCheckpoint:
-    """A slice of a model, as a folder. num_layers, num_tokens, num_weights: that it has."""
+    """A slice of a model, as a folder. num_layers, num_tokens: that it has."""
 
     folder: Path
     num_layers: int
     num_tokens: int
-    num_weights: int
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What the whole model has of what slices have. num_tokens: rows of its output matrix, of so many columns."""
+    """What the whole model has of what slices have. num_tokens: rows of its output matrix."""
 
     num_layers: int
     num_tokens: int
-    hidden_size: int
 
 
 @dataclass
 class FormSlices:
-    """A model's slices in one form. parts: one for each checkpoint.
+    """A model's slices in one form. checkpoints: the smallest; with more layers; with more tokens, if there are more.
+
+    parts: one for each checkpoint.
 
     processor: seconds of the processors in calls of each slice, by rows. shares: of the calls, by rows, the seconds by
     the clock as multiples of these. share: of them, what counts.
@@ -134,28 +135,25 @@ class FormSlices:
     @property
     def size(self) -> int:
         """Bytes of the whole model's weights, but for the rows of matrices that slices lack."""
-        small, large = (part.size for part in self.parts)
+        small, large, *_ = (part.size for part in self.parts)
         return round(small + self._times * (large - small))
 
-    def seconds(self, rows: int, eight: FormSlices, num_tokens: int | None = None) -> float:
-        """Of a call of the whole model. eight: its slices in int8. num_tokens: of its output matrix; by default all."""
-        small, large = self._measured(rows)
-        missing = ((num_tokens or self.whole.num_tokens) - self.checkpoints[0].num_tokens) * self.whole.hidden_size
-        return max(small + self._times * max(large - small, 0.0) + missing * eight.seconds_of_weight(rows), 0.0)
-
-    def seconds_of_weight(self, rows: int) -> float:
-        """Of a call, for each weight of a layer."""
-        small, large = self._measured(rows)
-        return max(large - small, 0.0) / max(self.checkpoints[1].num_weights - self.checkpoints[0].num_weights, 1)
+    def seconds(self, rows: int, num_tokens: int | None = None) -> float:
+        """Of a call of the whole model. num_tokens: of its output matrix; by default all."""
+        small, large, *wide = self._measured(rows)
+        missing = (num_tokens or self.whole.num_tokens) - self.checkpoints[0].num_tokens
+        more = self.checkpoints[-1].num_tokens - self.checkpoints[0].num_tokens
+        of_token = max(wide[0] - small, 0.0) / more if wide else 0.0
+        return max(small + self._times * max(large - small, 0.0) + missing * of_token, 0.0)
 
     @property
     def _times(self) -> float:
         """Layers that the small slice lacks, as a multiple of those that the large one has more."""
-        small, large = (each.num_layers for each in self.checkpoints)
+        small, large, *_ = (each.num_layers for each in self.checkpoints)
         return (self.whole.num_layers - small) / max(large - small, 1)
 
     def _measured(self, rows: int) -> list[float]:
-        """Seconds of a call of the small slice and of the large one."""
+        """Seconds of a call of each slice."""
         return [self.share[rows] * _shortest(each[rows]) for each in self.processor]
 
 

@@ -50,9 +50,9 @@ CUTS = (65_536, 32_768)  # sizes of a draft model's output matrix, in tokens
 # whose tokens are accepted as often as this.
 DRAFT_SHARE, ACCEPTANCE = 0.25, 0.6
 _MOST_SECONDS = 40.0  # of calls that are timed
-_VOCABULARY = 8_192  # tokens of the slices
-_MOST_MORE = 4  # layers that the larger slice has more than the smaller one
-_MORE_WEIGHTS = 80_000_000  # that these have at least; in small models, where they are fewer, all `_MOST_MORE`
+_VOCABULARY, _MORE_TOKENS = 8_192, 24_576  # tokens of the slices, and those that one of them has more
+_MOST_MORE = 4  # layers that the large slice has more than the small one
+_MORE_WEIGHTS = 160_000_000  # that these have at least; in small models, where they are fewer, all `_MOST_MORE`
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,12 @@ class FormTrial:
             FormSpeed(
                 each.format,
                 each.weights,
-                {count: each.seconds(count, eight) for count in rows},
-                {size: each.seconds(1, eight, size) for size in cuts},
+                {count: each.seconds(count) for count in rows},
+                {size: each.seconds(1, size) for size in cuts},
                 each.size + self._missing_bytes,
                 each.setting,
             )
             for each in made
-            for eight in [self._made.get((each.format, "int8"), each)]
         ]
 
     @property
@@ -170,7 +169,7 @@ class FormTrial:
     def slice_kl(self, forms: Sequence[FormSpeed]) -> list[FormSpeed]:
         """Forms that were measured, with what they lose."""
         report(f"Slices of {self._plan.source.id} are compared with 16 bits.")
-        exact = self._convert("openvino", "fp16", self._checkpoints[1:])
+        exact = self._convert("openvino", "fp16", self._checkpoints[1:2])
         reference = Reference(exact.parts[0], token_ids=self._text)
         return [
             replace(each, slice_kl=reference.kl(self._made[each.format, each.weights].backends[1])) for each in forms
@@ -178,7 +177,7 @@ class FormTrial:
 
     def _convert(self, form: Format, weights: str, checkpoints: Sequence[SliceCheckpoint] = ()) -> FormSlices:
         geometry = self._plan.geometry
-        whole = Whole(self._num_layers, geometry.logits_width, geometry.hidden_size)
+        whole = Whole(self._num_layers, geometry.logits_width)
         source = Source(self._plan.source.id, self._plan.source.kind)
         folder = self._folder / f"{form}-{weights}{'-alone' if checkpoints else ''}"
         return FormSlices.make(
@@ -194,14 +193,15 @@ class FormTrial:
         text = read_tokenizer(tokenizer).encode(SAMPLE).ids[:NUM_SAMPLED]
         width, num_layers = geometry.logits_width, self._num_layers
         order = np.array([*dict.fromkeys([*text, *range(width)])], np.int64)
-        token_ids = np.sort(order[:_VOCABULARY])
+        few, many = (np.sort(order[:count]) for count in (_VOCABULARY, _VOCABULARY + _MORE_TOKENS))
         more = _MOST_MORE
         if not geometry.layer_states:
             of_layers = plan.num_weights - (1 if self._is_tied else 2) * width * geometry.hidden_size
             more = min(max(-(-_MORE_WEIGHTS * num_layers // max(of_layers, 1)), 1), _MOST_MORE)
+        sizes = [(1, few), (min(1 + more, num_layers), few), *([(1, many)] if len(many) > len(few) else [])]
         made = []
-        for number, count in enumerate((1, min(1 + more, num_layers))):
+        for number, (count, token_ids) in enumerate(sizes):
             folder = self._folder / f"slice-{number}"
-            num_weights = write_slice(plan.source, count, folder, token_ids)
-            made.append(SliceCheckpoint(folder, count, len(token_ids), num_weights))
-        return np.searchsorted(token_ids, np.array(text, np.int64)).tolist(), made
+            write_slice(plan.source, count, folder, token_ids)
+            made.append(SliceCheckpoint(folder, count, len(token_ids)))
+        return np.searchsorted(few, np.array(text, np.int64)).tolist(), made
