@@ -165,7 +165,7 @@ def test_layers_whose_weights_are_a_few_numbers_are_of_one_kind(hybrid: ModelSpe
 def test_the_scale_of_a_matrix_of_one_row_is_no_form_and_a_number_is() -> None:
     def form(scale: float, number: float) -> str:
         x, row = ops.parameter([1, 1, 8], np.float32), ops.constant(np.ones((1, 8), np.int8))
-        matrix = ops.multiply(ops.convert(row, "f32"), ops.constant(np.float32([[scale]])))
+        matrix = ops.multiply(ops.convert(row, "f32"), ops.constant(np.array([[scale]], np.float32)))
         gate = ops.add(ops.matmul(x, matrix, False, True), ops.constant(np.float32(number)))
         return _form(x.output(0), ops.add(x, ops.multiply(x, gate)).output(0), "")[0]
 
