@@ -171,7 +171,7 @@ class _Job:
                     meters[number].read(chunk)
                     if (limit := choices[number].limit) is not None:
                         limit.read(chunk.text)
-                    yield number, chunk
+                    yield number, _emptied(chunk) if choices[number].is_empty else chunk
         finally:
             for meter in meters:
                 meter.close()
@@ -213,6 +213,17 @@ class _Job:
             loose_calls=self._service.settings.loose_calls,
             info=model.info,
         )
+
+
+def _emptied(chunk: TextChunk) -> TextChunk:
+    """A piece of an answer of no tokens, for which the prompt is read, and one token is generated."""
+    logprobs: list[TokenLogprobs] | None = None if chunk.logprobs is None else []
+    result = chunk.result and dataclasses.replace(
+        chunk.result, text="", token_ids=[], tokens=[], finish_reason="length", stop_string=None,
+        logprobs=None if chunk.result.logprobs is None else [],
+        stats=dataclasses.replace(chunk.result.stats, num_generated_tokens=0),
+    )  # fmt: skip
+    return dataclasses.replace(chunk, text="", tokens=[], logprobs=logprobs, result=result)
 
 
 def _with_infill(choice: AnswerChoice, engine: Engine) -> AnswerChoice:

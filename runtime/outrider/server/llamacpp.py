@@ -94,10 +94,6 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
             fields["logprobs_of"] = "processed" if others["post_sampling_probs"] else "unprocessed"
         if "n_cmpl" in fields:
             fields["n"] = fields.pop("n_cmpl")
-        others["empty"] = fields.get("n_predict", fields.get("max_tokens")) == 0
-        if others["empty"]:  # the prompt is read into the cache, and the token after it is not given out
-            fields.pop("max_tokens", None)
-            fields["n_predict"] = 1
         fields["prompt"] = _prompt(fields.get("prompt", "" if cls.fills_in else None))
         _check_samplers(fields)
         return WrappedRequest(read_fields(fields, CompletionRequest), others)
@@ -132,7 +128,6 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
 
     def _piece(self, number: int, text: str, tokens: Any, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
         shown = {"completion_probabilities": self._probabilities(logprobs)} if logprobs else {}
-        text = "" if self._asked["empty"] else text
         token_ids = [token.token_id for token in tokens]
         return {"index": number, "content": text, "tokens": token_ids, "stop": False, **shown}
 
@@ -150,7 +145,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
             "id_slot": 0,
             "stop": True,
             "model": self.head.model,
-            "tokens_predicted": 0 if self._asked["empty"] else stats.num_generated_tokens,
+            "tokens_predicted": stats.num_generated_tokens,
             "tokens_evaluated": stats.num_prompt_tokens,
             "tokens_cached": stats.num_prompt_tokens + stats.num_generated_tokens,
             "generation_settings": _settings(request) | {"seed": result.seed},

@@ -55,7 +55,8 @@ class AnswerLimit(Protocol):
 class AnswerChoice:
     """One answer to generate: a prompt as `Engine.submit` takes it, and its options.
 
-    turns: are stored with it. limit: is told its text as it comes, and asked whether it ends there. echoed: how many of
+    turns: are stored with it. limit: is told its text as it comes, and asked whether it ends there. is_empty:
+    whether only the prompt is to be read. echoed: how many of
     the likeliest tokens are wanted in place of each of the prompt's; None: those have no log-probabilities. scored: the
     prompt's tokens, and the log-probabilities of all but the first.
     """
@@ -64,6 +65,7 @@ class AnswerChoice:
     options: dict[str, Any]
     turns: Sequence[Any] = ()
     limit: AnswerLimit | None = None
+    is_empty: bool = False
     echoed: int | None = None
     scored: tuple[Sequence[int], Sequence[TokenLogprobs]] | None = None
 
@@ -108,7 +110,8 @@ def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
 def choices_of_completion(request: CompletionRequest) -> list[AnswerChoice]:
     """The n answers of each prompt, those of one prompt in a row."""
     options = _options(request)
-    _set(options, "max_new_tokens", request.max_tokens)
+    is_empty = request.max_tokens == 0
+    _set(options, "max_new_tokens", 1 if is_empty else request.max_tokens)
     _set(options, "logprobs", request.logprobs)
     prompts: list[Any] = _prompts(request.prompt)
     if request.suffix:
@@ -117,6 +120,7 @@ def choices_of_completion(request: CompletionRequest) -> list[AnswerChoice]:
             raise ApiError(400, message, param="suffix", code="invalid_value")
         prompts = [Infill(prompt, request.suffix) for prompt in prompts]
     choices = _repeat([(prompt, False) for prompt in prompts], request, options)
+    choices = [replace(choice, is_empty=is_empty) for choice in choices]
     if request.echo and request.logprobs is not None:
         if request.suffix or request.logprobs_of == "processed":
             message = (

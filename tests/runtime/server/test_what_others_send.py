@@ -320,6 +320,10 @@ def test_echo_has_the_prompt_s_log_probabilities(http: httpx.Client, engine: out
     assert len(made["tokens"]) == len(made["text_offset"]) == len(token_ids) + 2
     found = [event["choices"][0]["logprobs"] for event in events_of(http.post(TEXT, json=body | {"stream": True}))]
     assert [each for logprobs in found if logprobs for each in logprobs["token_logprobs"]] == made["token_logprobs"]
+    only = http.post(TEXT, json=body | {"max_tokens": 0}).json()  # as evaluations ask, too
+    assert only["choices"][0]["logprobs"]["token_logprobs"] == made["token_logprobs"][: len(token_ids)]
+    assert (only["choices"][0]["text"], only["choices"][0]["finish_reason"]) == ("The fox is 😀", "length")
+    assert only["usage"]["completion_tokens"] == 0
     refused = http.post(TEXT, json=body | {"logprobs_of": "processed"})
     assert refused.json()["error"]["param"] == "echo"
 

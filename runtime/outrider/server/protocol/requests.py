@@ -297,8 +297,8 @@ class ChatRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=T
 class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Texts to continue: one or several, or their token ids. The chat template is not used.
 
-    suffix: what follows the text that is asked for, for models with tokens to fill in the middle. echo: the answer
-    begins with the prompt.
+    max_tokens: 0 only reads the prompt. suffix: what follows the text that is asked for, for models with tokens to fill
+    in the middle. echo: the answer begins with the prompt.
     """
 
     prompt: Annotated[
@@ -314,6 +314,7 @@ class CompletionRequest(Generation, frozen=True, forbid_unknown_fields=True, kw_
             }
         ),
     ]
+    max_tokens: NotNegative | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     suffix: str | None = None
     echo: bool | None = None
