@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import outrider
-from outrider.drafters.controller import ENOUGH_TOKENS
+from outrider.drafters.controller.replay import ENOUGH_TOKENS
 from outrider.engine import trial_answers
 
 
@@ -38,6 +38,15 @@ def test_nothing_is_tried_where_nothing_would_be_kept(
     tiny_pair: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     engine, said = load(tiny_pair, monkeypatch, **options)
+    engine.close()
+    assert not any("Short answers are drafted" in line for line in said)
+
+
+def test_a_machine_on_which_answers_would_take_long_decodes_none(
+    tiny_pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_answers, "_MOST_SECONDS", 0.0)
+    engine, said = load(tiny_pair, monkeypatch)
     engine.close()
     assert not any("Short answers are drafted" in line for line in said)
 

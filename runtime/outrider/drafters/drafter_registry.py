@@ -9,7 +9,7 @@ from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING, GenerationConfig
 from outrider.decoding import own
 from outrider.drafters import AnswerStore, Ngram, References, Suffix
-from outrider.drafters.controller import ENOUGH_TOKENS, Controller, Fixed, ModelRecord, Record, Records
+from outrider.drafters.controller import KNOWN_TOKENS, Controller, Fixed, ModelRecord, Record, Records
 from outrider.errors import OptionError, nearest
 from outrider.models.tuning.loaded import LoadedModel
 from outrider.models.tuning.measure import ALONE, LONGEST, Contention
@@ -166,11 +166,11 @@ class DrafterRegistry:
         return ()
 
     def unknown_models(self) -> list[tuple[Drafter, ModelRecord]]:
-        """The models that can draft ended answers again and have too few records of greedy decoding, and these."""
+        """The models whose acceptance in greedy decoding is not known and that can draft ended answers again, with records."""
         records = self._records_of("auto")
         able = {name: model for name, model in self.models.items() if model.is_priced and model.replays}
         found = [(model, records.of_model(Greedy(), name)) for name, model in able.items()]
-        return [(model, record) for model, record in found if record.share.weight < ENOUGH_TOKENS]
+        return [(model, record) for model, record in found if record.share.weight < KNOWN_TOKENS]
 
     def save_records(self) -> None:
         """Write the records of all but the app's own drafters, if there are any."""

@@ -175,7 +175,7 @@ def assemble(
     cost = None if main_backend.capabilities.fixed else main_cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     if scheduler.keep_records:
-        draft_trial_answers(main_backend, main_cost(1), preparation, rows)
+        draft_trial_answers(main_backend, main_cost, preparation, rows)
     queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
     return EngineParts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
 

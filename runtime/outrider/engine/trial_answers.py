@@ -11,11 +11,13 @@ from outrider.decoding.loop import step
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters.controller import replay
 from outrider.errors import OutriderError
+from outrider.models.tuning.measure import NEAR
 from outrider.system.progress import report
 
 if TYPE_CHECKING:
     from outrider.decoding.row_budget import RowBudget
     from outrider.engine.preparation import Preparation
+    from outrider.models.tuning.measure import PassCost
     from outrider.types import Backend
 
 log = logging.getLogger("outrider")
@@ -31,23 +33,27 @@ _PROMPTS = (
 )
 _NUM_TOKENS = 24  # of each answer: enough records, although the token after a whole draft is not judged
 _LEAST_SECONDS = 5e-3  # of a call with one row; answers of faster models show soon enough what drafts are worth
+_MOST_SECONDS = 8.0  # of decoding; a slow machine decodes fewer answers
 
 
-def draft_trial_answers(main: Backend, seconds: float, preparation: Preparation, rows: RowBudget) -> None:
+def draft_trial_answers(main: Backend, cost: PassCost, preparation: Preparation, rows: RowBudget) -> None:
     """Decode some answers plainly, in one batch, and have each model without records draft them again.
 
-    seconds: of a call of the main model with one row. A main model that runs one request at a time decodes none.
+    cost: of the main model's calls. One that runs one request at a time, or has an encoder, decodes none.
     """
     registry = preparation.registry
     unknown = registry.unknown_models()
-    encodes = preparation.loaded["main"].spec.model.encoder is not None
-    if not unknown or seconds < _LEAST_SECONDS or main.capabilities.fixed or encodes:
+    if not unknown or main.capabilities.fixed or preparation.loaded["main"].spec.model.encoder is not None:
+        return
+    counts = range(1, len(_PROMPTS) + 1)
+    count = max((n for n in counts if _NUM_TOKENS * cost.together([1] * n, NEAR) <= _MOST_SECONDS), default=0)
+    if cost(1) < _LEAST_SECONDS or not count:
         return
     report("Short answers are drafted, to know how many draft tokens are accepted.")
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, drafter=None, ignore_eos=True)
     alone = replace(preparation, store=None, prefixes=None, reuse=False)  # nobody is to find them anywhere
     try:
-        answers = [alone.answer(prompt, config, fits=True) for prompt in _PROMPTS]
+        answers = [alone.answer(prompt, config, fits=True) for prompt in _PROMPTS[:count]]
         scheduler = Scheduler(main, rows)
         scheduler.waiting.extend(answers)
         scheduler.settle()

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _SIMILAR_TOKENS = 32  # tokens by which contexts may differ that are priced alike
 _QUICK_READING_ROUNDS = 0.1  # plain rounds: what takes less to read is no prompt
 _LONGEST_REST_ROUNDS = 4  # that a single answer waits until copies are considered: they may gain much
-_KNOWN_TOKENS = 32.0  # drafted tokens from which on a drafter's acceptance is known
+KNOWN_TOKENS = 32.0  # drafted tokens from which on a drafter's acceptance is known
 
 
 class Controller(DraftPolicy):
@@ -257,7 +257,7 @@ class Controller(DraftPolicy):
         confidences = [confidences_of(c)[: min(r.limit, LONGEST)] for c, r in zip(copies, requests, strict=True)]
         chances = [answer.copy_chances(each) for answer, each in zip(answers, confidences, strict=True)]
         credit, plain = self._ledger.credit(COPIES), batch.plain / batch.together
-        known = [sum(answer.record.copies.seen) >= _KNOWN_TOKENS for answer in answers]
+        known = [sum(answer.record.copies.seen) >= KNOWN_TOKENS for answer in answers]
         most = sum(a.account.limit(credit if k else 0.0, plain) for a, k in zip(answers, known, strict=True))
         best = batch.allot(chances, max(most, 0.0))  # rows that cost nothing are free
         if batch.together == 1:
@@ -300,7 +300,7 @@ class Controller(DraftPolicy):
         )
         # A model reads a prompt for what it gains over a copy, and once it is known, over models that have read it.
         for name in sorted(able, key=lambda name: not _is_read(self._models[name], request)):
-            others = best_value if answer.models[name].record.share.weight >= _KNOWN_TOKENS else by_copy
+            others = best_value if answer.models[name].record.share.weight >= KNOWN_TOKENS else by_copy
             value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], others)
             if worth and value > best_value:
                 best, best_value = asked, value
@@ -340,7 +340,7 @@ class Controller(DraftPolicy):
         is_worth = value > others and should_read(gain, left, reading + first_call)
         # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays, unless it is short.
         reading += model.first_seconds
-        is_known = is_known_to_pay(own.record.share, costs, _KNOWN_TOKENS)
+        is_known = is_known_to_pay(own.record.share, costs, KNOWN_TOKENS)
         credit, granted = self._ledger.credit(name), 0.0
         if not is_known:
             credit = min(credit, TRIAL_ROUNDS * plain)
