@@ -166,7 +166,7 @@ class DrafterRegistry:
         return ()
 
     def unknown_models(self) -> list[tuple[Drafter, ModelRecord]]:
-        """The models whose acceptance in greedy decoding is not known and that can draft ended answers again, with records."""
+        """Models that can draft ended answers again and are unknown in greedy decoding, with their records."""
         records = self._records_of("auto")
         able = {name: model for name, model in self.models.items() if model.is_priced and model.replays}
         found = [(model, records.of_model(Greedy(), name)) for name, model in able.items()]
