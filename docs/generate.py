@@ -222,24 +222,21 @@ tokens with each drafter, in int8 (–: not measured).
 
 None of them recalls a code that a prompt named 100 tokens before, in int8 or fp32, so they do not show a long memory.
 
-What calls cost, in int8 and f32, with random weights in published shapes, after 200 tokens, on two cores of an AMD EPYC with
-AVX-512 VNNI, beside other work (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`, OpenVINO 2026.4.1, one run of each): as
-multiples of a call of one row, with the states after each row stored, and in brackets as multiples of the same rows of which
-only the last state is stored. The last column is the memory that three sequences add to the process, and what the cache
-counts of it.
+What calls cost, in int8 and f32, with random weights in published shapes, after 200 tokens, on two idle cores of an AMD EPYC
+with AVX-512 VNNI (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`, OpenVINO 2026.4.1): as multiples of a call of one
+row, with the states after each row stored, and in brackets as multiples of the same rows of which only the last state is
+stored. The last column is the memory that three sequences add to the process, and what the cache counts of it.
 
 | shape | one row | 2 | 3 | 4 | 8 | 16 | bytes of a row of states | memory / counted |
 |---|---|---|---|---|---|---|---|---|
-| LFM2.5-1.2B | 22.5 ms (1.00) | 1.03 (0.99) | 1.09 (0.99) | 1.17 (1.00) | 1.40 (1.01) | 2.13 (0.98) | 245,760 | 23 / 24 MB |
-| Qwen3.5-0.8B | 59.3 ms (1.05) | 1.28 (0.97) | 1.69 (1.07) | 2.02 (1.06) | 2.85 (1.07) | 4.61 (1.08) | 20,643,840 | 635 / 636 MB |
-| Qwen3.5-2B | 120.6 ms (1.01) | 1.05 (0.94) | 1.36 (1.01) | 1.48 (0.98) | 2.14 (1.07) | 3.15 (1.16) | 20,643,840 | 635 / 636 MB |
-| Granite-4.0-H-1B | 44.6 ms (1.00) | 0.99 (1.04) | 1.19 (1.08) | 1.34 (1.09) | 1.91 (1.10) | 3.26 (1.19) | 58,540,032 | 1416 / 1416 MB |
+| LFM2.5-1.2B | 30.7 ms (1.00) | 1.01 (1.00) | 1.03 (1.00) | 1.07 (1.01) | 1.17 (1.00) | 1.49 (1.02) | 245,760 | 23 / 24 MB |
+| Qwen3.5-0.8B | 28.9 ms (1.00) | 1.23 (1.02) | 1.47 (1.04) | 1.68 (1.08) | 2.48 (1.11) | 4.34 (1.18) | 20,643,840 | 635 / 636 MB |
+| Qwen3.5-2B | 41.8 ms (1.00) | 1.18 (1.01) | 1.55 (1.03) | 1.72 (1.04) | 2.32 (1.07) | 3.71 (1.09) | 20,643,840 | 635 / 636 MB |
+| Granite-4.0-H-1B | 50.9 ms (1.00) | 1.00 (1.03) | 1.10 (1.05) | 1.21 (1.08) | 1.61 (1.13) | 2.52 (1.17) | 58,540,032 | 1416 / 1416 MB |
 
-The times of one row are not comparable, as the two Qwen3.5 were measured while others used half of the processor.
-Activations were quantised in groups of 128. At 8 rows, storing cost 5 to 13 % with Qwen3.5-0.8B in three runs, 7 to 11 %
-with the 2B, 10 and 15 % with Granite, and 1, 1 and 15 % with LFM2.5, which hardly stores anything: that is the noise. What
-several rows cost is what a gated delta net or Mamba-2 takes for each. [Benchmarks](benchmarks.md#models-with-states)
-compares plain decoding with openvino-genai's.
+Activations were quantised in groups of 128. At 8 rows, storing costs 13 % at most; what several rows cost is what a gated
+delta net or Mamba-2 takes for each. [Benchmarks](benchmarks.md#models-with-states) compares plain decoding with
+openvino-genai's.
 
 Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGatedDeltaNet` has one rate for each head.
 
