@@ -167,8 +167,10 @@ class DrafterRegistry:
 
     def unknown_models(self) -> list[tuple[Drafter, ModelRecord]]:
         """Models that can draft ended answers again and are unknown in greedy decoding, with their records."""
-        records = self._records_of("auto")
         able = {name: model for name, model in self.models.items() if model.is_priced and model.replays}
+        if not able:
+            return []  # whose records need not be read
+        records = self._records_of("auto")
         found = [(model, records.of_model(Greedy(), name)) for name, model in able.items()]
         return [(model, record) for model, record in found if record.share.weight < KNOWN_TOKENS]
 

@@ -42,12 +42,12 @@ def draft_trial_answers(main: Backend, cost: PassCost, preparation: Preparation,
     cost: of the main model's calls. One that runs one request at a time, or has an encoder, decodes none.
     """
     registry = preparation.registry
-    unknown = registry.unknown_models()
-    if not unknown or main.capabilities.fixed or preparation.loaded["main"].spec.model.encoder is not None:
-        return
     counts = range(1, len(_PROMPTS) + 1)
     count = max((n for n in counts if _NUM_TOKENS * cost.together([1] * n, NEAR) <= _MOST_SECONDS), default=0)
-    if cost(1) < _LEAST_SECONDS or not count:
+    encodes = preparation.loaded["main"].spec.model.encoder is not None
+    if main.capabilities.fixed or encodes or cost(1) < _LEAST_SECONDS or not count:
+        return
+    if not (unknown := registry.unknown_models()):
         return
     report("Short answers are drafted, to know how many draft tokens are accepted.")
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, drafter=None, ignore_eos=True)
