@@ -17,7 +17,15 @@ from outrider_export.describe.encoder_decoder import vocabulary_of
 from outrider_export.direct.rope import axes_of
 from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.sources.source import read_config
-from tiny_vision import NUM_TOKENS, QWEN_FAMILIES, asking, picture, qwen_tokenizer, write_qwen_checkpoint
+from tiny_vision import (
+    NUM_TOKENS,
+    QWEN_FAMILIES,
+    asking,
+    assert_answers,
+    picture,
+    qwen_tokenizer,
+    write_qwen_checkpoint,
+)
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 PICTURES = [picture(0, 40, 31), picture(1, 20, 75), picture(2, 8, 8), picture(3, 90, 120)]
@@ -49,8 +57,7 @@ def test_greedy_answers_are_those_of_transformers(convert: Any, draft: Path, tmp
     assert drafters == (["mtp"] if has_mtp else ["draft"])
     answers, spans = set[tuple[int, ...]](), tuple[Any, ...]()
     for given in ([PICTURES[0]], [PICTURES[1]], PICTURES[:1:-1], []):
-        messages = asking(*given)
-        prompt = vision.prompt(messages, engine.tokenizer)
+        prompt = vision.prompt(asking(*given), engine.tokenizer)
         ids = torch.tensor([prompt.token_ids])
         seen: dict[str, Any] = {}
         if given:
@@ -72,19 +79,9 @@ def test_greedy_answers_are_those_of_transformers(convert: Any, draft: Path, tmp
             input_ids=ids, attention_mask=torch.ones_like(ids), **seen, do_sample=False, max_new_tokens=40,
             eos_token_id=-1,
         )[0, ids.shape[1] :].tolist()  # fmt: skip
-        for drafter in (None, *drafters, "suffix"):
-            result = engine.generate(messages, drafter=drafter, max_new_tokens=40, ignore_eos=True)
-            assert result.token_ids == expected
+        assert_answers(engine, given, prompt.embeds, expected, drafters=drafters, num_questions=1 + has_mtp)
         answers.add(tuple(expected))
-        for text in ("And so?", "What else?")[
-            : 1 + has_mtp
-        ]:  # states are stored where a second text parts from a first
-            again = engine.generate(asking(*given, text=text), max_new_tokens=4, ignore_eos=True)
         spans = prompt.embeds or spans
-        if given:
-            *_, last = prompt.embeds
-            least = (last.begin + len(last.embeds)) // 32 * 32
-            assert again.stats.num_cached_tokens >= least
     assert len(answers) == 4  # the images are seen
     engine.close()
     whole = json.loads((tmp_path / "tiny" / "config.json").read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from outrider_export.describe.direct_vision import direct_vision_of
 from outrider_export.describe.encoder_decoder import vocabulary_of
 from outrider_export.direct.vision_encoder import write_encoder
 from outrider_export.sources.source import read_config
-from tiny_vision import NUM_TOKENS, TOWERS, asking, picture, tower_tokenizer, write_tower_checkpoint
+from tiny_vision import NUM_TOKENS, TOWERS, asking, assert_answers, picture, tower_tokenizer, write_tower_checkpoint
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 PICTURES = [picture(0, 40, 31), picture(1, 20, 75), picture(2, 8, 8), picture(3, 90, 120), picture(4, 64, 17)]
@@ -147,8 +147,7 @@ def test_greedy_answers_are_those_of_transformers(
     vision: Any = engine._preparation.vision
     answers = set[tuple[int, ...]]()
     for given in ([PICTURES[0]], [PICTURES[1]], PICTURES[:1:-2], []):
-        messages = asking(*given)
-        prompt = vision.prompt(messages, engine.tokenizer)
+        prompt = vision.prompt(asking(*given), engine.tokenizer)
         ids = torch.tensor([prompt.token_ids])
         seen: dict[str, Any] = {}
         if given:
@@ -162,15 +161,8 @@ def test_greedy_answers_are_those_of_transformers(
             input_ids=ids, attention_mask=torch.ones_like(ids), **seen, do_sample=False, max_new_tokens=40,
             eos_token_id=-1,
         )[0, ids.shape[1] :].tolist()  # fmt: skip
-        for drafter in (None, "draft", "suffix"):
-            result = engine.generate(messages, drafter=drafter, max_new_tokens=40, ignore_eos=True)
-            assert result.token_ids == expected
+        assert_answers(engine, given, prompt.embeds, expected)
         answers.add(tuple(expected))
-        for text in ("And so?", "What else?"):  # states are stored where a second text parts from a first
-            again = engine.generate(asking(*given, text=text), max_new_tokens=4, ignore_eos=True)
-        if given:
-            *_, last = prompt.embeds
-            assert again.stats.num_cached_tokens >= (last.begin + len(last.embeds)) // 32 * 32
     assert len(answers) == 4  # the images are seen
     black = [vision.encode(np.zeros((*size, 3), np.uint8)) for size in ((18, 36), (18, 30), (8, 32), (16, 16))]
     assert all(image.text.count(vision.entry.image_token) == image.num_tokens for image in black)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+import outrider
 from heads import tensors_of
 from outrider.bundle import Bundle, VisionEntry, list_files, read_bundle, write_manifest
+from outrider.types import Span
 from tiny import SPECIAL, train_tokenizer
 
 NUM_TOKENS = 416  # with those around images
@@ -422,3 +425,27 @@ def asking(*images: Any, text: str = "What is this? It is a fox. What is this?")
     """A question about images, as messages."""
     seen = [{"type": "image", "image": image} for image in images]
     return [{"role": "user", "content": [*seen, {"type": "text", "text": text}]}]
+
+
+def assert_answers(
+    engine: outrider.Engine,
+    images: Sequence[Any],
+    spans: Sequence[Span],
+    expected: list[int],
+    *,
+    drafters: Sequence[str] = ("draft",),
+    num_questions: int = 2,
+) -> None:
+    """A question about images is answered by these 40 tokens with each drafter, and the images are read once.
+
+    spans: of the images in the prompt. num_questions: that follow; states are stored where a second one parts from the
+    first.
+    """
+    for drafter in (None, *drafters, "suffix"):
+        result = engine.generate(asking(*images), drafter=drafter, max_new_tokens=40, ignore_eos=True)
+        assert result.token_ids == expected
+    for text in ("And so?", "What else?")[:num_questions]:
+        again = engine.generate(asking(*images, text=text), max_new_tokens=4, ignore_eos=True)
+    if images:
+        last = spans[-1]
+        assert again.stats.num_cached_tokens >= (last.begin + len(last.embeds)) // 32 * 32
