@@ -105,7 +105,7 @@ def test_templates_beyond_a_limit_are_refused(name: str) -> None:
         RequestError, match=r"template exceeds a limit: it.*[a-z0-9]\. Check where the model comes from, or"
     ):
         render(BEYOND[name])
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 60  # without limits they go on for hours
 
 
 @pytest.mark.parametrize("name", SLOW)
