@@ -24,7 +24,7 @@ from outrider_export.direct.gguf_minima import with_sums
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
 from outrider_export.direct.masks import Masks, integer, unsqueezed
-from outrider_export.direct.norms import floats, rms_norm
+from outrider_export.direct.norms import floats, rank_of, rms_norm
 from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.pack import PackedMatrix
 from outrider_export.direct.recurrences import States
@@ -68,6 +68,7 @@ class _Builder:
         self.states = States(self.batch, self.beam_idx, self.sinks)
         self.stored: list[Stored] = []
         self.caches: dict[int, list[ov.Node]] = {}  # keys and values of each layer that has its own
+        self.parts: dict[str, ov.Output] = {}  # products with matrices that are one with others
         self.widened: dict[str, ov.Node] = {}  # what is multiplied, with sums, by its name without
         self.inputs: ov.Node | None = None  # of all layers, where each has its own
         self.feed_forward = FeedForward(decoder, weights, self._project, self._matrix, self._norm)
@@ -244,9 +245,16 @@ class _Builder:
         )
         return queries, gate
 
-    def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
+    def _project(self, i: int, part: str, x: ov.Node) -> ov.Node | ov.Output:
         """The product with a matrix of layer i, with its bias."""
-        return self._product(layer_name(i, part), x)
+        name = layer_name(i, part)
+        parts = self.packed[name].parts
+        if len(parts) == 1:
+            return self._product(name, x)
+        if name not in self.parts:  # all of them have the same x
+            split = ops.variadic_split(self._product(name, x), integer(2), ints(*parts.values()))
+            self.parts |= zip(parts, split.outputs(), strict=True)
+        return self.parts[name]
 
     def _product(self, name: str, x: ov.Node) -> ov.Node:
         if self.packed[name].sums:
@@ -262,12 +270,16 @@ class _Builder:
 
     def _matrix(self, name: str, experts: int = 0) -> ov.Node:
         made = self.packed[name].node(self.stored, experts)
-        made.set_friendly_name(f"self.{name}.weight")
+        made.set_friendly_name(f"self.{'+'.join(self.packed[name].parts)}.weight")
         return made
 
     def _biased(self, name: str, product: ov.Node) -> ov.Node:
-        bias = self.weights.vector(f"{name}.bias")
-        return product if bias is None else ops.add(product, floats(bias.reshape(1, 1, -1)))
+        parts = self.packed[name].parts if name in self.packed else {name: 0}
+        found = {each: self.weights.vector(f"{each}.bias") for each in parts}
+        if all(bias is None for bias in found.values()):
+            return product
+        rows = [np.zeros(parts[each]) if bias is None else bias for each, bias in found.items()]
+        return ops.add(product, floats(np.concatenate(rows).reshape(1, 1, -1)))
 
     def _norm(self, name: str, x: ov.Node, eps: float | None = None) -> ov.Node:
         """A norm of the last axis; x itself where the architecture has none of this name."""
@@ -280,7 +292,7 @@ class _Builder:
                 raise self.weights.missing(f"{name}.weight")
             return rms_norm(x, weight, eps)
         found = ops.mvn(x, ints(-1), True, eps, "inside_sqrt")
-        rank = x.get_output_partial_shape(0).rank.get_length()
+        rank = rank_of(x)
         shape = (*[1] * (rank - 1), -1)
         found = found if weight is None else ops.multiply(found, floats(weight.reshape(shape)))
         return found if bias is None else ops.add(found, floats(bias.reshape(shape)))
@@ -298,7 +310,7 @@ class _Builder:
 
     def _heads(self, x: ov.Node, num_heads: int, size: int) -> ov.Node:
         """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
-        if x.get_output_partial_shape(0).rank.get_length() == 3:
+        if rank_of(x) == 3:
             x = ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True)
         return ops.transpose(x, ops.constant(np.array([0, 2, 1, 3], np.int32)))
 

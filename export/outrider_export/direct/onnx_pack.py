@@ -26,17 +26,17 @@ import numpy as np
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
-from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, StoredMatrix, layer_name
+from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, StoredMatrix, below_each_other, layer_name
 from outrider_export.onnx.files import alignment
 from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from outrider_export.direct.weights import Indices, Rows, Weights
+    from outrider_export.direct.weights import Rows, Weights
 
 _WIDE_BLOCK = 64
 _LARGEST = 15  # code of 4 bits
@@ -136,7 +136,7 @@ def _joined(weights: Weights, kind: str, keep_finer: bool) -> tuple[dict[str, St
     for i in range(len(weights.decoder.layers)):
         if weights.vector(layer_name(i, "self_attn.q_norm.weight")) is None:
             names = [layer_name(i, part) for part in ATTENTION[:3]]
-            found[packed_name(i)] = _rows_of([found.pop(name) for name in names])
+            found[packed_name(i)] = below_each_other([found.pop(name) for name in names])
             forms[packed_name(i)] = functools.reduce(operator.or_, (forms.pop(name) for name in names))
     return found, forms
 
@@ -144,20 +144,6 @@ def _joined(weights: Weights, kind: str, keep_finer: bool) -> tuple[dict[str, St
 def packed_name(i: int) -> str:
     """The name of the matrix that gives queries, keys and values of layer i."""
     return layer_name(i, _PACKED)
-
-
-def _rows_of(parts: Sequence[StoredMatrix]) -> StoredMatrix:
-    """Matrices of as many columns as one, below each other."""
-    ends = np.cumsum([part.shape[0] for part in parts]).tolist()
-    begins = [0, *ends[:-1]]
-
-    def read(rows: slice | Indices) -> Rows:
-        if not isinstance(rows, slice):
-            raise TypeError("some rows of matrices that are read as one")
-        spans = ((max(rows.start, a) - a, min(rows.stop, b) - a) for a, b in zip(begins, ends, strict=True))
-        return np.concatenate([part.read(slice(a, b)) for part, (a, b) in zip(parts, spans, strict=True) if a < b])
-
-    return StoredMatrix((ends[-1], parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
 
 
 def _layout(

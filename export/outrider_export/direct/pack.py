@@ -7,6 +7,9 @@ constants, but that codes are rounded by the scales that are stored, in float16.
 In int4, weights that have codes of 4 bits keep them, in groups of 32, see `own_codes`. Matrices that their file has in
 more bits than most are in int8.
 
+Matrices of a layer that multiply the same rows, as those of queries, keys and values, are one matrix if they have the
+same form: each product takes some microseconds besides its weights, and those of a small model are read in as many.
+
 The file is the IR's own and is mapped, so that weights are written once, and memory holds no more than the rows that
 are being rounded. See `outrider_export.direct.save`.
 """
@@ -16,8 +19,8 @@ from __future__ import annotations
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -35,7 +38,9 @@ from outrider_export.direct.weights import (
     LAYER_PROJECTION,
     OUTPUT_GATE,
     attention_of,
+    below_each_other,
     layer_name,
+    reading_alike,
 )
 
 if TYPE_CHECKING:
@@ -45,11 +50,13 @@ if TYPE_CHECKING:
     import openvino as ov
     from numpy.typing import NDArray
 
+    from outrider_export.direct.decoder import Decoder
     from outrider_export.direct.save import Stored
     from outrider_export.direct.weights import Rows, Weights
     from outrider_export.direct.weights import StoredMatrix as Matrix
 
     Numbers = NDArray[Any]
+    _Form: TypeAlias = tuple[str, int, int | None]  # a matrix's kind of weights, group and further columns
 
 _CHUNK = 1 << 18  # weights that are rounded at a time, which fit in a processor's own cache
 _GROUPS = (64, 32)  # sizes of groups in int4
@@ -67,7 +74,8 @@ class PackedMatrix:
     group: columns that share a scale. sums: further columns, see `own_codes`; None if it has no codes of its own.
 
     codes: uint8 [rows, columns], for int4 two a byte [rows, columns / 2]; or the weights themselves. zero_points:
-    uint8, scales: float16, both [rows, groups]. offsets: of these three in the file.
+    uint8, scales: float16, both [rows, groups]. offsets: of these three in the file. parts: how many rows it
+    has of each matrix that it consists of, by name, one below the other.
     """
 
     kind: str
@@ -77,7 +85,8 @@ class PackedMatrix:
     zero_points: Numbers
     scales: Numbers
     offsets: tuple[int, ...]
-    sums: int | None = None
+    sums: int | None
+    parts: Mapping[str, int]
 
     def node(self, stored: list[Stored], experts: int = 0) -> ov.Node:
         """The matrix float32 [rows, columns] of constants; or [experts, rows, columns], of so many.
@@ -126,6 +135,8 @@ def pack(
 ) -> dict[str, PackedMatrix]:
     """Round all matrices of a decoder, by their names. path: a new file of them. advance: called with bytes read.
 
+    Matrices that are one have all of their names.
+
     keep_finer: whether int4 has matrices in 8 bits that the source has in more bits than most.
 
     Raises:
@@ -135,8 +146,14 @@ def pack(
     found = {name: weights.matrix(name) for name in matrices_of(weights)}
     forms = forms_of(found, keep_finer=keep_finer) if kind == "int4" else dict.fromkeys(found, OwnForm())
     wanted = {name: _kind_of(name, kind, matrix, forms[name]) for name, matrix in found.items()}
+    joined = [{name: found[name].shape[0] for name in names} for names in _joined(weights.decoder, wanted)]
+    for parts in joined:
+        first = next(iter(parts))
+        found[first] = below_each_other([found.pop(name) for name in parts])
     packed = _allocate(path, {name: (matrix.shape, *wanted[name]) for name, matrix in found.items()})
     read_all(found, lambda name, part, values: _round(values, packed[name], part), advance)
+    for parts in joined:
+        packed |= dict.fromkeys(parts, replace(packed[next(iter(parts))], parts=parts))
     return packed
 
 
@@ -188,6 +205,16 @@ def matrices_of(weights: Weights) -> list[str]:
     return [EMBEDDING, *of_layers, *of_streams, *layers, *([HEAD] if own_head else [])]
 
 
+def _joined(decoder: Decoder, forms: Mapping[str, _Form]) -> Iterator[list[str]]:
+    """The names of matrices that become one: of a layer, of the same form, and multiplied by the same rows."""
+    for i, layer in enumerate(decoder.layers):
+        alike: dict[_Form, list[str]] = {}
+        for name in (layer_name(i, part) for part in reading_alike(layer)):
+            if name in forms:
+                alike.setdefault(forms[name], []).append(name)
+        yield from (names for names in alike.values() if len(names) > 1)
+
+
 def _kind_of(name: str, kind: str, matrix: Matrix, form: OwnForm) -> tuple[str, int, int | None]:
     """The kind of weights of a matrix, its columns that share a scale, and its further columns; see `PackedMatrix`."""
     columns = matrix.shape[1]
@@ -218,7 +245,7 @@ def _allocate(
         wanted.items(), range(0, len(arrays), 3), strict=True
     ):
         (codes, zero_points, scales), offsets = zip(*arrays[first : first + 3], strict=True)
-        made[name] = PackedMatrix(kind, (rows, columns), group, codes, zero_points, scales, offsets, sums)
+        made[name] = PackedMatrix(kind, (rows, columns), group, codes, zero_points, scales, offsets, sums, {name: rows})
     return made
 
 

@@ -26,6 +26,7 @@ class ShortConvolution:
     kernel: int
 
     kind = "short_convolution"
+    reading_alike = ()
     others = ("conv.conv.weight", "conv.conv.bias")  # tensors besides its projections
 
     @property
@@ -62,6 +63,7 @@ class GatedDeltaNet:
     kernel: int
 
     kind = "gated_delta_net"
+    reading_alike = tuple(f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a"))  # matrices that do
     others = tuple(
         f"linear_attn.{name}" for name in ("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", "norm.weight")
     )
@@ -123,6 +125,7 @@ class SelectiveSSM:
     norm_groups: int = 1
 
     kind = "selective_ssm"
+    reading_alike = ()
     others = tuple(f"mamba.{name}" for name in ("conv1d.weight", "conv1d.bias", "A_log", "dt_bias", "D", "norm.weight"))
 
     @property

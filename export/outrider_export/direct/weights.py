@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,13 @@ def attention_of(layer: Layer) -> list[str]:
     return [name for name in ATTENTION if name not in lacking]
 
 
+def reading_alike(layer: Layer) -> list[str]:
+    """The matrices of a layer that multiply the same rows, and a gate that it may lack."""
+    if layer.state is not None:
+        return [*layer.state.reading_alike]
+    return [] if layer.sizes.latent is not None else [*attention_of(layer)[:-1], OUTPUT_GATE]
+
+
 @dataclass(frozen=True)
 class StoredMatrix:
     """Numbers in a file; of all experts' matrices, one below the other.
@@ -68,6 +75,20 @@ class StoredMatrix:
     num_bytes: int
     read: Callable[[slice | Indices], Rows]
     is_mxfp4: bool = False
+
+
+def below_each_other(parts: Sequence[StoredMatrix]) -> StoredMatrix:
+    """Matrices of as many columns as one, below each other."""
+    ends = np.cumsum([part.shape[0] for part in parts]).tolist()
+    begins = [0, *ends[:-1]]
+
+    def read(rows: slice | Indices) -> Rows:
+        if not isinstance(rows, slice):
+            raise TypeError("some rows of matrices that are read as one")
+        spans = ((max(rows.start, a) - a, min(rows.stop, b) - a) for a, b in zip(begins, ends, strict=True))
+        return np.concatenate([part.read(slice(a, b)) for part, (a, b) in zip(parts, spans, strict=True) if a < b])
+
+    return StoredMatrix((ends[-1], parts[0].shape[1]), sum(part.num_bytes for part in parts), read)
 
 
 class Weights(ABC):

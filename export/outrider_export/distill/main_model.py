@@ -109,9 +109,9 @@ class MainGraph:
         """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products."""
         named = self._products(index)
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
-        matrices = _unpacked([found.node for found in named.values()])
+        matrices = _unpacked(list(named.values()))
         weights = {f"{name}.weight": matrix for name, matrix in zip(named, matrices, strict=True)}
-        biases = {f"{name}.bias": _bias_after(found.node, found.num_out) for name, found in named.items()}
+        biases = {f"{name}.bias": _bias_after(found) for name, found in named.items()}
         weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
 
@@ -193,21 +193,22 @@ def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
     return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
 
 
-def _unpacked(products: list[ov.Node]) -> list[NDArray[np.float32]]:
+def _unpacked(products: list[Projection]) -> list[NDArray[np.float32]]:
     """The matrices of products, float32 [out, in] each."""
-    matrices = [ops.result(ops.convert(each.input_value(1), np.float32)) for each in products]
+    matrices = [ops.result(ops.convert(each.node.input_value(1), np.float32)) for each in products]
     found = new_core().compile_model(ov.Model(matrices, []), "CPU", _EXACT)({})
     both = zip(found.to_tuple(), products, strict=True)
-    return [matrix.copy() if node.get_attributes()["transpose_b"] else matrix.T.copy() for matrix, node in both]
+    rows = [(matrix if each.node.get_attributes()["transpose_b"] else matrix.T, each) for matrix, each in both]
+    return [matrix[..., each.begin : each.begin + each.num_out, :].copy() for matrix, each in rows]
 
 
-def _bias_after(product: ov.Node, size: int) -> NDArray[np.float32] | None:
-    """The numbers float32 [size] that are added to a product; None if there are none."""
-    for target in product.output(0).get_target_inputs():
+def _bias_after(product: Projection) -> NDArray[np.float32] | None:
+    """The numbers float32 [num_out] that are added to a product; None if there are none."""
+    for target in product.node.output(0).get_target_inputs():
         if (node := target.get_node()).get_type_name() == "Add":
             for found in map(_constant, node.input_values()):
-                if found is not None and found.size == size:
-                    return found.reshape(-1)
+                if found is not None and found.size == _width(product.node.output(0)):
+                    return found.reshape(-1)[product.begin : product.begin + product.num_out]
     return None
 
 

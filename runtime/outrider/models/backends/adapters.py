@@ -150,7 +150,7 @@ def _branch(projection: Projection, down: Matrix, up: Matrix, mask: ov.Node) -> 
 
     Before the bias, the CPU plugin would not calculate product and bias in one kernel, whose bits differ in bf16.
     """
-    product = projection.node.output(0)
+    product = projection.output
     readers = product.get_target_inputs()
     if len(readers) == 1:
         (reader,) = readers

@@ -25,11 +25,16 @@ _UNKNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A product y = x · W of a layer. num_in, num_out: the lengths of x and y."""
+    """A product y = x · W of a layer. num_in, num_out: the lengths of x and y.
+
+    node: multiplies x, perhaps for several products that read x: y is `output`, of the rows of its matrix from `begin`.
+    """
 
     node: ov.Node
     num_in: int
     num_out: int
+    output: ov.Output
+    begin: int = 0
 
     @property
     def rows(self) -> ov.Output:
@@ -66,18 +71,44 @@ def _layer(before: ov.Node, after: ov.Node, hidden: int, attended: int) -> dict[
     output = product_before(_added(middle, before))
     # Not beyond the layer's own input: a layer with a state has no attention, and the one before it may have.
     attention = nearest(multiplied_by(output), lambda node: node.get_type_name() in _ATTENTIONS, before)
-    queries, keys, values = (product_before(attention.input_value(i)) for i in range(3))
-    if any(multiplied_by(node).get_partial_shape()[-1] != hidden for node in (queries, keys, values)):
+    attended_by = [attention.input_value(i) for i in range(3)]
+    products = [product_before(value) for value in attended_by]
+    if any(multiplied_by(node).get_partial_shape()[-1] != hidden for node in products):
         raise BundleError(f"{_UNKNOWN}A layer makes queries, keys or values of a shorter row.")
-    nodes = dict(zip(NAMES, (queries, keys, values, output, gate, up, down), strict=True))
-    if len({node.get_name() for node in nodes.values()}) < len(nodes):
+    alone = len({node.get_name() for node in products}) == len(products)
+    parts = [node.output(0) if alone else _part(value, node) for value, node in zip(attended_by, products, strict=True)]
+    outputs = dict(zip(NAMES, (*parts, *(node.output(0) for node in (output, gate, up, down))), strict=True))
+    if len({(each.get_node().get_name(), each.get_index()) for each in outputs.values()}) < len(outputs):
         raise BundleError(f"{_UNKNOWN}A layer has one product for several of them.")
-    num_in = {"self_attn.o_proj": attended, "mlp.down_proj": _num_out(gate)}
-    return {name: Projection(node, num_in.get(name, hidden), _num_out(node)) for name, node in nodes.items()}
+    num_in = {"self_attn.o_proj": attended, "mlp.down_proj": _width(gate.output(0))}
+    return {
+        name: Projection(product_before(each), num_in.get(name, hidden), _width(each), each, _begin(each))
+        for name, each in outputs.items()
+    }
 
 
-def _num_out(product: ov.Node) -> int:
-    return int(product.output(0).get_partial_shape()[-1].get_length())
+def _part(value: ov.Output, product: ov.Node) -> ov.Output:
+    """The part of a product that a value is made of: of the product's split, or all of it."""
+    found, seen, waiting = product.output(0), set[str](), [value]
+    while waiting:
+        each = waiting.pop(0)
+        node = each.get_node()
+        if node == product or node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        if node.get_type_name() == "VariadicSplit":  # others on the way take the part itself apart
+            found = each
+        waiting += node.input_values()
+    return found
+
+
+def _begin(part: ov.Output) -> int:
+    """The first of a product's numbers that are in a part of it."""
+    return sum(map(_width, part.get_node().outputs()[: part.get_index()]))
+
+
+def _width(value: ov.Output) -> int:
+    return int(value.get_partial_shape()[-1].get_length())
 
 
 def _added(total: ov.Node, stream: ov.Node) -> ov.Output:
