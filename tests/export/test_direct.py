@@ -46,6 +46,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
+from outrider_export.direct.weights import ATTENTION, layer_name
 from outrider_export.heads import own
 from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_file import read_header
@@ -129,7 +130,8 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path / name)
     graph = graph_of(folder, "int8", tmp_path / "scratch")
-    decoder = open_weights(folder, is_gguf=False).decoder
+    weights = open_weights(folder, is_gguf=False)
+    decoder = weights.decoder
     to_paged_attention(graph)  # which refuses a state that is left
     assert list(windows_of(graph)) == decoder.windows
     count = len(decoder.layers)
@@ -147,7 +149,12 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         return
     if decoder.states or products or decoder.form.varied or decoder.form.ungated:
         return
-    assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
+    for i, layer in enumerate(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)):
+        queries, keys, values = (layer[name] for name in ATTENTION[:3])  # one product, if they have one form
+        assert queries.node == keys.node == values.node
+        shapes = [weights.matrix(layer_name(i, name)).shape for name in ATTENTION[:3]]
+        assert [(each.num_out, each.num_in) for each in (queries, keys, values)] == shapes
+        assert (queries.begin, keys.begin, values.begin) == (0, shapes[0][0], shapes[0][0] + shapes[1][0])
 
 
 _WITH_GGUF = [name for name in STATEFUL if FORMS[name].gguf]
