@@ -1,169 +1,216 @@
 """Measures what a model of each family takes: on disk, in memory, and until its first token from empty caches.
 
-    python bench/scripts/family_sizes.py FOLDER TOKENIZER [MODEL …]
+    python bench/scripts/family_sizes.py FOLDER TOKENIZER [--calculate | --sizes | --starts] [MODEL …]
 
-The models have random weights in the shapes of published ones, and the tokenizer of a checkpoint's folder: what they
-say means nothing, and their memory and speed are those of the real ones. Each is written to FOLDER as a checkpoint in
-bf16, exported in int8 and in int4, measured, and deleted. A first start is a process that loads the checkpoint, with
-empty caches: it chooses the form of the weights, converts, compiles and measures the model. A second start finds all of
-that. Both end with the first token of an answer. Memory is resident after 64 tokens, in a second start. For an idle
-machine, so it is run by hand; `--sizes` leaves out the starts and deletes nothing, `--starts` measures them alone.
-Needs PyTorch and Transformers, which know the names of the tensors. The largest take 30 GB of disk and 9 GB of memory.
+The models have random weights in the shapes of `published_shapes.toml`, and the tokenizer of a checkpoint's folder:
+what they say means nothing, and their memory and speed are those of the real ones.
+
+- `--calculate` prints for each shape its weights, and bytes on disk and in the cache, as the conversion will lay them
+  out. Nothing is written but a checkpoint without content.
+- `--sizes` writes a checkpoint in bf16 into FOLDER, exports it in int8 with itself in int4 as its draft model, and in
+  int4, and measures both; the bundles are deleted. Large ones are exported in int4 only, without a draft model.
+- `--starts` measures two processes that load the checkpoint, the first with empty caches: it chooses the form of the
+  weights, converts, compiles and measures the model. The second finds all of that. Both end with the first token.
+
+Memory is sampled every 20 ms over all processes: an export's own, and that of a process that answers, with mapped
+files, after 64 tokens in a second start. Drafts by kind are compared with plain decoding, greedy and with a seed, from
+two prompts. What was measured is kept in FOLDER/figures.json, from which `docs/generate.py` makes tables if it is
+`family_figures.json` beside this file. Starts need an idle machine, so this is run by hand. Needs PyTorch and
+Transformers, which know the names of the tensors.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, BinaryIO
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
-_QWEN3: dict[str, Any] = {"head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151_936}
-_LFM2: dict[str, Any] = {
-    "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3, "vocab_size": 65_536,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-_GEMMA4: dict[str, Any] = {
-    "num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
-    "vocab_size": 262_144, "vocab_size_per_layer_input": 262_144, "sliding_window": 512, "tie_word_embeddings": True,
-}  # fmt: skip
-_SLIDE, _FULL = "sliding_attention", "full_attention"
-
-
-def _conv(count: int, *full: int) -> list[str]:
-    return [_FULL if i in full else "conv" for i in range(count)]
-
-
-# By name: model_type, and what its config.json says.
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen3 0.6B": (
-        "qwen3",
-        _QWEN3
-        | {
-            "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "Granite 3.1 1B-A400M": (
-        "granitemoe",
-        {
-            "hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 24, "num_attention_heads": 16,
-            "num_key_value_heads": 8, "num_local_experts": 32, "num_experts_per_tok": 8, "vocab_size": 49_155,
-            "tie_word_embeddings": True, "attention_multiplier": 0.015625, "embedding_multiplier": 12.0,
-            "logits_scaling": 6.0, "residual_multiplier": 0.22,
-        },
-    ),
-    "LFM2.5 1.2B": (
-        "lfm2",
-        _LFM2
-        | {"num_hidden_layers": 16, "intermediate_size": 12_288, "layer_types": _conv(16, 2, 5, 8, 10, 12, 14)},
-    ),
-    "Gemma 4 E2B": (
-        "gemma4_text",
-        _GEMMA4
-        | {
-            "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1,
-            "num_kv_shared_layers": 20, "use_double_wide_mlp": True, "layer_types": ([_SLIDE] * 4 + [_FULL]) * 7,
-        },
-    ),
-    "Youtu-LLM 2B": (
-        "youtu",
-        {
-            "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 32, "num_attention_heads": 16,
-            "num_key_value_heads": 16, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 128_256, "tie_word_embeddings": True,
-        },
-    ),
-    "Qwen3 8B": (
-        "qwen3",
-        _QWEN3
-        | {
-            "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
-            "tie_word_embeddings": False,
-        },
-    ),
-    "LFM2 8B-A1B": (
-        "lfm2_moe",
-        _LFM2
-        | {
-            "num_hidden_layers": 24, "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_experts": 32,
-            "num_experts_per_tok": 4, "num_dense_layers": 2, "layer_types": _conv(24, 2, 6, 10, 14, 18, 21),
-        },
-    ),
-    "Gemma 4 E4B": (
-        "gemma4_text",
-        _GEMMA4
-        | {
-            "hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 42, "num_key_value_heads": 2,
-            "num_kv_shared_layers": 18, "use_double_wide_mlp": False, "layer_types": ([_SLIDE] * 5 + [_FULL]) * 7,
-        },
-    ),
-}  # fmt: skip
+with (Path(__file__).parent / "published_shapes.toml").open("rb") as opened:
+    SHAPES: dict[str, dict[str, Any]] = tomllib.load(opened)
 FORMATS = ("int8", "int4")
+LARGE = 6e9  # bytes of a checkpoint that is measured in int4 only
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
-PROGRAM = """
+STEPS = ("--calculate", "--sizes", "--starts")
+# Measured by default: the smallest of each family.
+FAMILIES = {
+    "dense": "Qwen3 0.6B",
+    "sliding window": "Gemma 3 270M",
+    "mixture of experts": "Granite 3.1 1B-A400M",
+    "short convolution": "LFM2 350M",
+    "gated delta net": "Qwen3.5 0.8B",
+    "Mamba-2": "Granite 4.0-H 1B",
+    "latent attention": "Youtu-LLM 2B",
+    "embeddings by layer": "Gemma 4 E2B",
+}
+START = """
 import json, sys, time, outrider
 times = []
 with outrider.load(sys.argv[1]) as engine:
     for chunk in engine.stream("Why is the sky blue?", max_new_tokens=64, ignore_eos=True):
         times.extend([time.time()] * len(chunk.tokens))
+print(json.dumps([times[0], (len(times) - 1) / (times[-1] - times[0])]))
+"""
+MEMORY = """
+import json, sys, outrider
+with outrider.load(sys.argv[1], drafter=None) as engine:
+    engine.generate("Why is the sky blue?", max_new_tokens=64, ignore_eos=True)
     fields = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Rss"))
-memory = sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1e6
-print(json.dumps([times[0], (len(times) - 1) / (times[-1] - times[0]), memory]))
+    memory = sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1e6
+    print(json.dumps({"memory": memory, "setting": str(engine.setting), "cache": engine.main.bytes_per_token}))
+"""
+DRAFTS = """
+import json, sys, numpy, outrider
+with outrider.load(sys.argv[1]) as engine:
+    drawn = numpy.random.default_rng(3).integers(100, 40_000, 40).tolist()
+    found = {}
+    for drafter in engine.drafters:
+        same, runs, drafted, accepted = 0, 0, 0, 0
+        for prompt in ("Why is the sky blue?", drawn * 2):
+            for options in ({}, {"temperature": 0.8, "seed": 1}):
+                options |= {"max_new_tokens": 48, "ignore_eos": True}
+                plain = engine.generate(prompt, drafter=None, **options)
+                made = engine.generate(prompt, drafter=drafter, num_assistant_tokens=3, **options)
+                same, runs = same + (made.token_ids == plain.token_ids), runs + 1
+                drafted += made.stats.num_draft_tokens
+                accepted += made.stats.num_accepted_tokens
+        found[drafter] = [same, runs, drafted, accepted]
+    print(json.dumps({"exact": plain.exact, "drafts": found}))
 """
 
 
-def write_checkpoint(folder: Path, tokenizer: Path, kind: str, fields: dict[str, Any]) -> None:
-    """A checkpoint with random weights in bf16, one tensor after the other."""
-    import torch
+class Watch:
+    """The most memory that a process and those that it starts have at once, in GB: their own, and with mapped files."""
+
+    def __init__(self, group: int) -> None:
+        self.own, self.all = 0.0, 0.0
+        self._group, self._ended = group, Event()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.02):
+            own, mapped = 0, 0
+            for folder in Path("/proc").iterdir():
+                if folder.name.isdecimal() and _group_of(folder) == self._group:
+                    found = _resident(folder)
+                    own, mapped = own + found[0], mapped + found[1]
+            self.own, self.all = max(self.own, own / 1e6), max(self.all, (own + mapped) / 1e6)
+
+    def end(self) -> None:
+        """Stop to look."""
+        self._ended.set()
+        self._thread.join()
+
+
+def _group_of(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[2])
+    except (OSError, IndexError):
+        return -1  # it has ended
+
+
+def _resident(folder: Path) -> tuple[int, int]:
+    """kB of a process: its own, and of mapped files."""
+    try:
+        fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+        return int(fields["RssAnon"].split()[0]), int(fields["RssFile"].split()[0])
+    except (OSError, KeyError):
+        return 0, 0
+
+
+def run(command: list[str], cache: str = "") -> tuple[Any, Watch]:
+    """Run a program; what it prints, as JSON, and its memory. cache: Outrider's folder, if not the user's."""
+    environment = os.environ | ({"OUTRIDER_CACHE": cache} if cache else {})
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    watch = Watch(done.pid)
+    said = done.communicate()[0].splitlines()
+    watch.end()
+    if done.returncode:
+        raise SystemExit(f"{command} failed")
+    return (json.loads(said[-1]) if said and said[-1][0] in "[{" else None), watch
+
+
+def program(text: str, model: Path, cache: str) -> tuple[Any, Watch]:
+    """Run one of the programs above."""
+    return run([sys.executable, "-c", text, str(model)], cache)
+
+
+def config_of(shape: dict[str, Any]) -> Any:
+    """Transformers' configuration of a shape."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(
-        kind, **fields, max_position_embeddings=32_768, bos_token_id=1, eos_token_id=2, pad_token_id=2
+    fields = {key: value for key, value in shape.items() if key not in ("kind", "full", "pattern", "without")}
+    count, full = shape["num_hidden_layers"], shape.get("full", ())
+    if full:
+        kinds = ("attention", "mamba") if shape["kind"].startswith("granite") else ("full_attention", "conv")
+        fields["layer_types"] = [kinds[0] if i in full else kinds[1] for i in range(count)]
+    if step := shape.get("pattern"):
+        fields["layer_types"] = (["sliding_attention"] * (step - 1) + ["full_attention"]) * (count // step)
+    fields |= dict.fromkeys(shape.get("without", ()))
+    fields["sliding_window"] = shape.get("sliding_window") or None
+    made = transformers.AutoConfig.for_model(
+        shape["kind"], **fields, max_position_embeddings=32_768, bos_token_id=1, eos_token_id=2, pad_token_id=2
     )
+    made.dtype = "bfloat16"
+    return made
+
+
+def shapes_of(config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's tensors, by its publisher's names."""
+    import torch
+    import transformers
+    from transformers.core_model_loading import revert_weight_conversion
+
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    config.architectures, config.dtype = [type(model).__name__], "bfloat16"
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, tensor in model.state_dict().items():
-        if name != "lm_head.weight" or not fields["tie_word_embeddings"]:
-            shapes |= _published(name, tuple(tensor.shape))
+    config.architectures = [type(model).__name__]
+    found = revert_weight_conversion(model, model.state_dict())
+    tied = config.tie_word_embeddings
+    return {name: tuple(each.shape) for name, each in found.items() if name != "lm_head.weight" or not tied}
+
+
+def write_checkpoint(folder: Path, tokenizer: Path, shape: dict[str, Any], *, empty: bool = False) -> int:
+    """A checkpoint with random weights in bf16, one tensor after the other; how many they are. empty: all are zero."""
+    config = config_of(shape)
+    shapes = shapes_of(config)
     folder.mkdir()
     config.save_pretrained(folder)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    for name, each in shapes.items():
+        begin, end = end, end + 2 * math.prod(each)
+        header[name] = {"dtype": "BF16", "shape": each, "data_offsets": [begin, end]}
     head = json.dumps(header).encode()
     drawn = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32)
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
-        for shape in shapes.values():
-            made = drawn / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else np.ones(1 << 16, np.float32)
-            _write(file, made, int(np.prod(shape)))
+        if empty:
+            file.truncate(8 + len(head) + end)
+        for name, each in ({} if empty else shapes).items():
+            made = drawn / np.float32(each[-1] ** 0.5) if len(each) > 1 else np.ones(1 << 16, np.float32)
+            if name.endswith("A_log"):  # how fast states forget: from 0.2 to 40 % a token
+                made = np.linspace(-6, -1, each[0], dtype=np.float32)
+            elif shape["kind"].startswith("qwen3_5") and name.endswith("norm.weight") and ".linear_attn." not in name:
+                made = np.zeros(1 << 16, np.float32)  # its norms multiply by 1 + weight
+            _write(file, made, math.prod(each))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder)
+    return end // 2
 
 
-def _published(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """A tensor by its publisher's names: Transformers has the matrices of LFM2's experts in one."""
-    at, is_expert, part = name.partition(".feed_forward.experts.")
-    if not is_expert:
-        return {name: shape}
-    count, rows, columns = shape
-    names = ("w1", "w3") if part.startswith("gate_up") else ("w2",)
-    each = (rows // len(names), columns)
-    return {f"{at}.feed_forward.experts.{i}.{one}.weight": each for i in range(count) for one in names}
-
-
-def _write(file: Any, values: NDArray[np.float32], count: int) -> None:
+def _write(file: BinaryIO, values: NDArray[np.float32], count: int) -> None:
     """Write `count` numbers in bf16, over and over the given ones."""
     stored = (values.view(np.uint32) >> 16).astype("<u2")
     while count:
@@ -172,68 +219,115 @@ def _write(file: Any, values: NDArray[np.float32], count: int) -> None:
         count -= len(part)
 
 
-def prepare(place: Path, tokenizer: Path, name: str, formats: tuple[str, ...]) -> None:
-    """The checkpoint of a model, and its bundles in these formats, where they are not there."""
+def calculate(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
+    """Weights in billions, GB in each format, kB of a token's keys and values in f32, MB of a text's states in f32."""
+    from outrider_export.describe.geometry import geometry_of_config
+    from outrider_export.direct import pack
+    from outrider_export.direct.convert import describe_layers, open_weights
+    from outrider_export.sources.source import read_config
+
+    def room(_: Path, layouts: Iterable[tuple[Any, tuple[int, ...]]], __: Any) -> list[tuple[Any, int]]:
+        return [(np.empty(shape, dtype), 0) for dtype, shape in layouts]  # that nobody writes to
+
+    with tempfile.TemporaryDirectory(dir=place) as made:
+        folder = Path(made) / "empty"
+        count = write_checkpoint(folder, tokenizer, SHAPES[name], empty=True)
+        weights = open_weights(folder, is_gguf=False)
+        found: dict[str, Any] = {"weights": count / 1e9}
+        with patch.object(pack, "allocate", room), patch.object(pack, "read_all"):
+            for form in FORMATS:
+                packed = pack.pack(weights, form, folder, lambda _: None).values()
+                parts = [array for each in packed for array in (each.codes, each.zero_points, each.scales)]
+                found[form] = sum(array.nbytes for array in parts) / 1e9
+        import msgspec
+
+        geometry = geometry_of_config(read_config(folder), folder)
+        geometry = msgspec.structs.replace(geometry, **describe_layers(weights.decoder))
+        states = [layer.state for layer in weights.decoder.layers if layer.state is not None]
+        numbers = sum(map(_numbers_of, states))
+        return found | {"token": 4 * geometry.numbers_per_token / 1e3, "states": 4 * numbers / 1e6}
+
+
+def _numbers_of(state: Any) -> int:
+    """Numbers that a layer keeps of a text instead of keys and values: see `outrider_export.direct.states`."""
+    if state.kind == "short_convolution":
+        return int(state.width * state.kernel)
+    inner = state.key_size if state.kind == "gated_delta_net" else state.state_size
+    return int(state.conv_width * state.kernel + state.num_heads * state.head_size * inner)
+
+
+def measure_sizes(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
+    """What does not depend on what else the machine does."""
+    checkpoint, found = place / name, {}
+    if not checkpoint.exists():
+        write_checkpoint(checkpoint, tokenizer, SHAPES[name])
+    formats = FORMATS if (checkpoint / "model.safetensors").stat().st_size < LARGE else ("int4",)
+    for form in formats:
+        bundle = place / f"{name}-{form}"
+        shutil.rmtree(bundle, ignore_errors=True)
+        draft = ["--draft", str(checkpoint), "--draft-weights", "int4"] if form == "int8" else []
+        command = [*OUTRIDER, "export", str(checkpoint), "--weights", form, *draft, "-o", str(bundle)]
+        began = time.time()
+        exported = run(command)[1]
+        disk = sum(path.stat().st_size for path in (bundle / "main").rglob("*") if path.is_file()) / 1e9
+        found[form] = {"disk": disk, "export": exported.own, "export_seconds": time.time() - began}
+        with tempfile.TemporaryDirectory() as cache:
+            first = program(MEMORY, bundle, cache)[1]
+            again, watch = program(MEMORY, bundle, cache)
+            found[form] |= again | {"first_peak": first.all, "peak": watch.all}
+            if form == formats[0]:
+                found |= program(DRAFTS, bundle, cache)[0]
+        shutil.rmtree(bundle)
+    return found
+
+
+def measure_starts(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
+    """Seconds of the first and of the second start, tokens per second, and how busy the machine was."""
     checkpoint = place / name
     if not checkpoint.exists():
-        write_checkpoint(checkpoint, tokenizer, *SHAPES[name])
-    for weights in formats:
-        made = place / f"{name}-{weights}"
-        if not made.exists():
-            command = [*OUTRIDER, "export", str(checkpoint), "--weights", weights, "-o", str(made)]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
-def start(model: Path, cache: str) -> list[float]:
-    """Start a process: seconds to the first token, tokens per second, and GB of memory."""
-    began = time.time()
-    environment = {**os.environ, "OUTRIDER_CACHE": cache}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(model)], check=True, capture_output=True, text=True, env=environment
-    )
-    first, speed, memory = json.loads(done.stdout.splitlines()[-1])
-    return [first - began, speed, memory]
-
-
-def sizes(place: Path, name: str) -> list[str]:
-    """The cells of a model that do not depend on what else the machine does."""
-    cells = []
-    for weights in FORMATS:
-        bundle = place / f"{name}-{weights}"
-        disk = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) / 1e9
-        with tempfile.TemporaryDirectory() as cache:
-            start(bundle, cache)
-            cells += [f"{disk:.1f}", f"{start(bundle, cache)[2]:.1f}"]
-    return cells
-
-
-def starts(place: Path, name: str) -> list[str]:
-    """Seconds of the first and of the second start, and tokens per second."""
+        write_checkpoint(checkpoint, tokenizer, SHAPES[name])
     with tempfile.TemporaryDirectory(dir=place) as cache:
-        first, again = start(place / name, cache), start(place / name, cache)
-    return [f"{first[0]:.0f}", f"{again[0]:.1f}", f"{again[1]:.1f}"]
+        found: dict[str, Any] = {}
+        for which in ("first", "second"):
+            began, before = time.time(), _busy()
+            first, speed = program(START, checkpoint, cache)[0]
+            found |= {
+                which: first - began,
+                "speed": speed,
+                f"{which}_busy": _busy() - before,
+                "load": os.getloadavg()[0],
+            }
+    return found
+
+
+def _busy() -> float:
+    """Seconds of all processors that this process and those that it started did not take, since the machine began."""
+    numbers = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return (sum(numbers) - numbers[3] - numbers[4]) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def main(folder: str, tokenizer: str, *given: str) -> None:
-    """Print the table."""
-    place, only = Path(folder), {each for each in given if each.startswith("--")}
+    """Measure."""
+    place, steps = Path(folder), [each for each in given if each in STEPS] or STEPS[1:]
     place.mkdir(parents=True, exist_ok=True)
-    print(
-        "| model | int8: disk, GB | memory, GB | int4: disk, GB | memory, GB | first start, s | second, s "
-        "| tokens per second |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for name in [each for each in given if each not in only] or SHAPES:
-        cells = [name]
-        prepare(place, Path(tokenizer), name, () if "--starts" in only else FORMATS)
-        if "--starts" not in only:
-            cells += sizes(place, name)
-        if "--sizes" not in only:
-            cells += starts(place, name)
-        print(f"| {' | '.join(cells)} |", flush=True)
-        if not only:
-            for path in (place / name, *(place / f"{name}-{weights}" for weights in FORMATS)):
-                shutil.rmtree(path)
+    kept = place / "figures.json"
+    do = {"--calculate": calculate, "--sizes": measure_sizes, "--starts": measure_starts}
+    for name in [each for each in given if each not in STEPS] or (
+        SHAPES if "--calculate" in steps else FAMILIES.values()
+    ):
+        for step in steps:
+            found = do[step](place, Path(tokenizer), name)
+            known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+            known.setdefault(name, {"kind": SHAPES[name]["kind"]})[step.removeprefix("--")] = _rounded(found)
+            kept.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in known.items()) + "\n}\n")
+            print(name, step, json.dumps(found), flush=True)
+
+
+def _rounded(found: Any) -> Any:
+    """The same with four digits."""
+    if isinstance(found, dict):
+        return {key: _rounded(value) for key, value in found.items()}
+    return float(f"{found:.4g}") if isinstance(found, float) else found
 
 
 if __name__ == "__main__":
