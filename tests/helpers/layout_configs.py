@@ -63,7 +63,7 @@ _GPT2 = {
 _PHI = _USUAL | {"architectures": ["PhiForCausalLM"], "model_type": "phi", "hidden_act": "gelu_new"}
 
 
-_LATENT = _USUAL | {
+LATENT = _USUAL | {
     "attention_bias": False, "first_k_dense_replace": 1, "hidden_act": "silu", "kv_lora_rank": 24,
     "moe_intermediate_size": 48, "n_group": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3,
     "num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "tie_word_embeddings": False,
@@ -71,11 +71,11 @@ _LATENT = _USUAL | {
 }  # fmt: skip
 
 
-def _causal(kind: str, architecture: str, **changes: Any) -> dict[str, Any]:
+def causal(kind: str, architecture: str, **changes: Any) -> dict[str, Any]:
     return _USUAL | {"architectures": [architecture], "model_type": kind, **changes}
 
 
-_KINDS = ["sliding_attention"] * 3 + ["full_attention"]
+KINDS = ["sliding_attention"] * 3 + ["full_attention"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": _GPT2,
     "gpt_neo": {
@@ -97,7 +97,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "opt", "num_attention_heads": 4, "num_hidden_layers": 2, "prefix": "</s>",
         "word_embed_proj_dim": 64,
     },
-    "gpt_neox": _causal(
+    "gpt_neox": causal(
         "gpt_neox", "GPTNeoXForCausalLM", hidden_act="gelu", layer_norm_eps=1e-05, rotary_emb_base=10000,
         rotary_pct=0.25, use_parallel_residual=True, torch_dtype="float16",
     ),
@@ -107,7 +107,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": False, "num_attention_heads": 4, "num_hidden_layers": 2, "parallel_attn": True,
         "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "torch_dtype": "bfloat16",
     },
-    "stablelm": _causal(
+    "stablelm": causal(
         "stablelm", "StableLmForCausalLM", hidden_act="silu", layer_norm_eps=1e-05, norm_eps=1e-05,
         num_key_value_heads=4, partial_rotary_factor=0.25, rope_theta=10000, tie_word_embeddings=False,
         use_qkv_bias=False,
@@ -137,7 +137,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | _V5
     | {"layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
     "phi": _PHI | {"layer_norm_eps": 1e-05, "partial_rotary_factor": 0.4, "qk_layernorm": False},
-    "phi3": _causal(
+    "phi3": causal(
         "phi3", "Phi3ForCausalLM", attention_bias=False, embd_pdrop=0.0, hidden_act="silu",
         original_max_position_embeddings=512, resid_pdrop=0.0, rms_norm_eps=1e-05, rope_scaling=None,
         rope_theta=10000.0, sliding_window=17, tie_word_embeddings=False,
@@ -151,26 +151,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "_sliding_window_pattern": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "unsloth_fixed": True, "use_bidirectional_attention": False, "rope_scaling": None,
     },
-    "smollm3": _causal(
+    "smollm3": causal(
         "smollm3", "SmolLM3ForCausalLM", attention_bias=False, hidden_act="silu", layer_types=["full_attention"] * 2,
         max_window_layers=28, mlp_bias=False, no_rope_layer_interval=4, no_rope_layers=[1, 0], pretraining_tp=2,
         rms_norm_eps=1e-06, rope_scaling=None, rope_theta=5000000.0, sliding_window=None, use_sliding_window=False,
         tie_word_embeddings=True,
     ),
-    "olmo": _causal(
+    "olmo": causal(
         "olmo", "OlmoForCausalLM", attention_bias=False, clip_qkv=None, hidden_act="silu", rope_scaling=None,
         rope_theta=10000.0, tie_word_embeddings=True, num_key_value_heads=4,
     ),
-    "olmo2": _causal(
+    "olmo2": causal(
         "olmo2", "Olmo2ForCausalLM", attention_bias=False, hidden_act="silu", rms_norm_eps=1e-06, rope_scaling=None,
         rope_theta=500000, tie_word_embeddings=False, num_key_value_heads=4,
     ),
-    "granite": _causal(
+    "granite": causal(
         "granite", "GraniteForCausalLM", attention_bias=False, attention_multiplier=0.015625,
         embedding_multiplier=12.0, hidden_act="silu", logits_scaling=8.0, mlp_bias=False, residual_multiplier=0.22,
         rms_norm_eps=1e-05, rope_scaling=None, rope_theta=5000000.0, tie_word_embeddings=True,
     ),
-    "exaone4": _causal(
+    "exaone4": causal(
         "exaone4", "Exaone4ForCausalLM", head_dim=16, hidden_act="silu", layer_types=["full_attention"] * 2,
         rms_norm_eps=1e-05, rope_theta=1000000, sliding_window=None, sliding_window_pattern=None,
         tie_word_embeddings=True,
@@ -179,16 +179,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "rope_type": "llama3",
         },
     ),
-    "glm": _causal(
+    "glm": causal(
         "glm", "GlmForCausalLM", attention_bias=True, head_dim=16, hidden_act="silu", partial_rotary_factor=0.5,
         rms_norm_eps=1.5625e-07, rope_theta=10000.0, tie_word_embeddings=False,
     ),
-    "glm4": _causal(
+    "glm4": causal(
         "glm4", "Glm4ForCausalLM", attention_bias=True, head_dim=16, hidden_act="silu", partial_rotary_factor=0.5,
         rms_norm_eps=1e-05, rope_theta=10000.0, tie_word_embeddings=False,
     ),
-    "olmo3": _causal(
-        "olmo3", "Olmo3ForCausalLM", attention_bias=False, hidden_act="silu", layer_types=_KINDS, num_hidden_layers=4,
+    "olmo3": causal(
+        "olmo3", "Olmo3ForCausalLM", attention_bias=False, hidden_act="silu", layer_types=KINDS, num_hidden_layers=4,
         num_key_value_heads=4, rms_norm_eps=1e-06, rope_theta=500000, sliding_window=16, tie_word_embeddings=False,
         rope_scaling={
             "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
@@ -238,12 +238,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "muse_glimmer_text": _SIZE | {
         "attention_bias": False, "attention_dropout": 0.0, "final_logit_softcapping": 20.0, "head_dim": 16,
-        "hidden_activation": "silu", "layer_rope_theta": [500000.0] * 3 + [0], "layer_types": _KINDS,
+        "hidden_activation": "silu", "layer_rope_theta": [500000.0] * 3 + [0], "layer_types": KINDS,
         "model_type": "muse_glimmer_text", "num_hidden_layers": 4, "output_multiplier": 0.5, "post_norm_eps": 1e-08,
         "qk_scale_factor": 3.87, "rms_norm_eps": 1e-05, "sliding_window": 16, "tie_word_embeddings": False,
         "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
     },
-    "deepseek_v2": _LATENT | {
+    "deepseek_v2": LATENT | {
         "architectures": ["DeepseekV2ForCausalLM"], "aux_loss_alpha": 0.001, "model_type": "deepseek_v2",
         "moe_layer_freq": 1, "n_shared_experts": 2, "norm_topk_prob": False, "pretraining_tp": 1, "q_lora_rank": None,
         "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
@@ -253,13 +253,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16, "type": "yarn",
         },
     },
-    "glm4_moe_lite": _LATENT | {
+    "glm4_moe_lite": LATENT | {
         "architectures": ["Glm4MoeLiteForCausalLM"], "dtype": "bfloat16", "model_type": "glm4_moe_lite",
         "n_shared_experts": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 1, "partial_rotary_factor": 1.0,
         "q_lora_rank": 40, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
         "routed_scaling_factor": 1.8, "topk_method": "noaux_tc",
     },
-    "ernie4_5": _causal(
+    "ernie4_5": causal(
         "ernie4_5", "Ernie4_5ForCausalLM", compression_ratio=1.0, head_dim=16, hidden_act="silu", rms_norm_eps=1e-05,
         rope_scaling=None, rope_theta=500000.0, tie_word_embeddings=True, use_bias=False,
     ),
@@ -268,13 +268,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "intermediate_size": 96, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 512, "model_type": "exaone",
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_layers": 2, "rope_theta": 1000000,
     },
-    "internlm2": _causal("internlm2", "InternLM2ForCausalLM", bias=False, attn_implementation="eager"),
-    "internlm3": _causal("internlm3", "InternLM3ForCausalLM", bias=False, qkv_bias=False),
-    "minicpm": _causal("minicpm", "MiniCPMForCausalLM", scale_emb=12, dim_model_base=256, scale_depth=1.4),
-    "baichuan": _causal("baichuan", "BaichuanForCausalLM", model_max_length=512, z_loss_weight=0),
-    "cohere": _causal("cohere", "CohereForCausalLM", logit_scale=0.0625, layer_norm_eps=1e-05, use_qk_norm=False),
-    "starcoder2": _causal("starcoder2", "Starcoder2ForCausalLM", norm_epsilon=1e-05, sliding_window=16, use_bias=True),
-    "hunyuan_v1_dense": _causal(
+    "internlm2": causal("internlm2", "InternLM2ForCausalLM", bias=False, attn_implementation="eager"),
+    "internlm3": causal("internlm3", "InternLM3ForCausalLM", bias=False, qkv_bias=False),
+    "minicpm": causal("minicpm", "MiniCPMForCausalLM", scale_emb=12, dim_model_base=256, scale_depth=1.4),
+    "baichuan": causal("baichuan", "BaichuanForCausalLM", model_max_length=512, z_loss_weight=0),
+    "cohere": causal("cohere", "CohereForCausalLM", logit_scale=0.0625, layer_norm_eps=1e-05, use_qk_norm=False),
+    "starcoder2": causal("starcoder2", "Starcoder2ForCausalLM", norm_epsilon=1e-05, sliding_window=16, use_bias=True),
+    "hunyuan_v1_dense": causal(
         "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", use_qk_norm=True, use_cla=False, head_dim=16,
         attention_bias=False, mlp_bias=False, hidden_act="silu", rms_norm_eps=1e-05, rope_theta=10000.0,
         tie_word_embeddings=True,

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from layout_configs import CONFIGS
+from layout_mixtures import LATER, NAMES, saved_tensors
 from layout_tensors import tensors_of
 from layout_tokenizers import text_of
+from outrider_export.sources.source import text_part
 
 HEADS, KV_HEADS, HEAD = 4, 2, 16
 CONTEXT = 512
@@ -240,6 +242,52 @@ def _layouts() -> list[Layout]:
         make("granite-vision-3.3-2b", 2025, "starcoder", "granite", {"logits_scaling": 8.0}, **_GPT2,
              pad="<|endoftext|>", template="file", shards=2, whole="LlavaNextForConditionalGeneration",
              text_at="language_model.model."),
+        make("trinity-nano-preview", 2025, "cl100k", "afmoe", {"auto_map": _CODE}, **_QWEN | {"template": "file"},
+             shards=2),
+        make("afm-4.5b", 2025, "llama3", "arcee", **_LLAMA3 | {"template": "file"}, shards=2),
+        make("deepseek-v3-0324-bf16", 2025, "deepseek-v3", "deepseek_v3", {"auto_map": _CODE}, **_DEEPSEEK,
+             form="objects", decoder=False, map=False, template="text", shards=3),
+        make("dots.llm1.inst", 2025, "qwen", "dots1", **_QWEN, shards=2),
+        make("ernie-4.5-21b-a3b-pt", 2025, "llama-always", "ernie4_5_moe", **_BOS_EOS, template="file", shards=2),
+        make("k-exaone-236b-a23b", 2026, "cl100k", "exaone_moe", **_QWEN | {"template": "file"}, shards=2),
+        make("glm-4.5-air", 2025, "cl100k", "glm4_moe", eos="<|im_end|>", pad="<|endoftext|>", template="file",
+             generation="list", more_eos=("<|endoftext|>",), shards=2),
+        make("gpt-oss-20b-bf16", 2025, "llama4", "gpt_oss", bos="<|begin_of_text|>", eos="<|eot|>",
+             pad="<|end_of_text|>", template="file", generation="list", more_eos=("<|end_of_text|>",), shards=2),
+        make("granite-3.1-1b-a400m-instruct", 2024, "starcoder", "granitemoe", **_GPT2, pad="<|endoftext|>",
+             template="text"),
+        make("granite-4.0-h-tiny", 2025, "cl100k", "granitemoehybrid", **_GPT2, pad="<|endoftext|>", template="file",
+             shards=2),
+        make("helium-1-2b", 2025, "llama-first", "helium", **_BOS_EOS, generation="absent"),
+        make("hunyuan-a13b-instruct", 2025, "qwen", "hunyuan_v1_moe", **_QWEN | {"template": "file"}, shards=2),
+        make("lfm2-8b-a1b", 2025, "llama3", "lfm2_moe", **_LLAMA3 | {"template": "file"}, shards=2),
+        make("lfm3-1.7b", 2026, "llama3", "lfm3", **_LLAMA3 | {"template": "file"}),
+        make("minimax-m2-bf16", 2025, "qwen", "minimax_m2", {"auto_map": _CODE}, **_QWEN | {"template": "file"},
+             shards=2),
+        make("ministral-8b-saved-by-transformers-5", 2025, "tekken", "ministral", bos="<s>", eos="</s>", unk="<unk>",
+             template="file", map=False, decoder=False),
+        make("nemotron-mini-4b-instruct", 2024, "llama2", "nemotron", **_BOS_EOS, template="text", shards=2),
+        make("nemotron-nano-9b-v2", 2025, "tekken", "nemotron_h", {"auto_map": _CODE}, bos="<s>", eos="</s>",
+             unk="<unk>", template="text", dtype="float32", shards=2),
+        make("olmoe-1b-7b-0924-instruct", 2024, "neox", "olmoe", eos="<|endoftext|>", pad="<|padding|>",
+             template="text", shards=2),
+        make("qwen1.5-moe-a2.7b-chat", 2024, "qwen", "qwen2_moe", **_QWEN, shards=2),
+        make("qwen3.5-text", 2026, "qwen", "qwen3_5", **_QWEN | {"template": "file"}),
+        make("qwen3.5-moe-text", 2026, "qwen", "qwen3_5_moe", **_QWEN | {"template": "file"}, shards=2),
+        make("qwen3-next-80b-a3b-instruct", 2025, "qwen", "qwen3_next", **_QWEN, generation="list",
+             more_eos=("<|endoftext|>",), shards=2),
+        make("seed-oss-36b-instruct", 2025, "cl100k", "seed_oss", **_QWEN | {"template": "file"}, shards=2),
+        make("solar-open-100b", 2026, "cl100k", "solar_open", **_QWEN | {"template": "file"}, shards=2),
+        make("youtu-llm-2b", 2026, "qwen", "youtu", {"auto_map": _CODE}, **_QWEN | {"template": "file"}),
+        make("apertus-8b-instruct-2509", 2025, "tekken", "apertus", bos="<s>", eos="</s>", unk="<unk>",
+             template="file", refused=_needs("apertus")),
+        make("c4ai-command-r7b-12-2024", 2024, "cohere", "cohere2", bos="<BOS_TOKEN>",
+             eos="<|END_OF_TURN_TOKEN|>", template="list", dtype="float16", refused=_needs("cohere2")),
+        make("starcoderbase-1b", 2023, "starcoder", "gpt_bigcode", **_GPT2, dtype="float32",
+             refused=_needs("GPTBigCodeForCausalLM")),
+        make("persimmon-8b-chat", 2023, "llama2", "persimmon", **_BOS_EOS, refused=_needs("persimmon")),
+        make("phi-3.5-moe-instruct", 2024, "llama2-rstrip", "phimoe", {"auto_map": _CODE}, **_BOS_EOS, pad="</s>",
+             template="text", refused=_needs("phimoe")),
         make("t5-small", 2019, "t5-old", "t5", eos="</s>", pad="<pad>", unk="<unk>", decoder=False,
              dtype="float32", refused=_needs("T5ForConditionalGeneration")),
         make("flan-t5-small", 2022, "t5", "t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
@@ -260,7 +308,7 @@ def config_of(layout: Layout) -> dict[str, Any]:
     tokenizer = json.loads(text_of(layout.family))
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     size = 1 + max([*ids.values(), *_pieces(tokenizer).values()])
-    config = CONFIGS[layout.config] | {"vocab_size": -(-size // 64) * 64} | layout.changes
+    config = (CONFIGS | LATER)[layout.config] | {"vocab_size": -(-size // 64) * 64} | layout.changes
     if "vocab_size_per_layer_input" in config:  # published files have fewer; Transformers' text classes read no others
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     eos = [ids[token] for token in (layout.eos, *layout.more_eos) if token]
@@ -268,6 +316,12 @@ def config_of(layout: Layout) -> dict[str, Any]:
     if eos:
         config["eos_token_id"] = eos if layout.generation == "list" else eos[0]
     return config
+
+
+def architecture_of(layout: Layout) -> str:
+    """Its architecture, as in docs/models.md."""
+    config = config_of(layout)
+    return str(text_part(_around(layout, config) if layout.whole else config)["model_type"])
 
 
 def _pieces(tokenizer: dict[str, Any]) -> dict[str, int]:
@@ -343,7 +397,12 @@ def _save(path: Path, content: dict[str, Any]) -> None:
 def write(layout: Layout, folder: Path) -> Path:
     """All files, of a model that is converted without PyTorch."""
     write_configs(layout, folder)
-    made = tensors_of(config_of(layout), np.random.default_rng(len(layout.name)))
+    if layout.config in NAMES:
+        made = saved_tensors(layout.config, folder, len(layout.name))
+        lacking = [name for name in NAMES[layout.config] if not any(each.endswith(f".{name}") for each in made)]
+        assert not lacking, lacking
+    else:
+        made = tensors_of(config_of(layout), np.random.default_rng(len(layout.name)))
     if not layout.tied_head and config_of(layout).get("tie_word_embeddings", "gemma" in layout.config):
         made.pop("lm_head.weight")
     if layout.inv_freq:

@@ -214,21 +214,32 @@ IN_ONNX: dict[str, dict[str, Any]] = {
 
 
 def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
-    """A random torch model in float32, with weights large enough for its logits to differ."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """A random torch model in float32 of an architecture's small configuration; see `random_model`."""
+    from transformers import AutoConfig
 
+    register()
+    return random_model(AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes)), seed)
+
+
+def register() -> None:
+    """Have Transformers know the architectures that are newer than 5.5."""
     import lfm3
     import muse_glimmer
 
     lfm3.register()
     muse_glimmer.register()
-    config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
+
+
+def random_model(config: Any, seed: int) -> Any:
+    """A random torch model in float32, with weights large enough for its logits to differ."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
-    if architecture == "nemotron_h":
+    if config.model_type == "nemotron_h":
         _with_dense_parts(model)
-    if architecture == "deepseek_v2":
+    if config.model_type == "deepseek_v2":
         mend_deepseek_v2(model)
     for name, parameter in model.named_parameters():
         if name.endswith(
