@@ -111,44 +111,6 @@ and NPU.
 
 """
 
-# Years, layouts, and what the plain installation makes of them, as in tests/helpers/layouts.py.
-LAYOUTS = (
-    (
-        "2023–2026",
-        "Llama 2, 3.1, 3.2, CodeLlama, TinyLlama, Yi, DeepSeek-Coder, stories15M, SmolLM2, Falcon3, MiniMind2, "
-        "R1-Distill-Llama, a Llama saved by Transformers 5",
-        "exported",
-    ),
-    ("2023–2025", "Mistral 7B v0.1 and v0.3, Mixtral, Zephyr, Nemo, Ministral 8B, Ministral 3; LFM2", "exported"),
-    ("2024–2026", "Qwen1.5, Qwen2.5, QwQ, R1-Distill-Qwen, Qwen3, also saved by Transformers 5", "exported"),
-    (
-        "2023–2025",
-        "Phi 3, 3.5, 4-mini; Gemma 1 to 4, also by others; SmolLM3, OLMo 1, 2 and 3, Granite 3.1, ERNIE 4.5, "
-        "StableLM 3B and 2, Hunyuan, GLM-4",
-        "exported",
-    ),
-    (
-        "2024–2026",
-        "EXAONE 4.0 and 4.5, Granite 4.1 and 4.2, Muse Glimmer, DeepSeek V2-Lite, GLM-4.7-Flash",
-        "exported",
-    ),
-    (
-        "2019–2025",
-        "GPT-2, DistilGPT2, GPT-J, BLOOM, Pythia, Falcon, Phi 2, Command R, StarCoder2, T5, Flan-T5, Whisper, MarianMT",
-        "tokenizer converted; weights need `.[export]`",
-    ),
-    (
-        "2024–2025",
-        "EXAONE 3.5, InternLM 2.5 and 3, MiniCPM",
-        "tokenizer converted; weights need `.[export]` and `--trust-remote-code`",
-    ),
-    (
-        "2021–2023",
-        "GPT-Neo; OPT with `vocab.json` and `merges.txt` alone; Baichuan with `tokenizer.model` alone",
-        "refused by name: its attention; its tokenizer has to be saved as `tokenizer.json` first",
-    ),
-)
-
 MODELS_TAIL = """\
 
 A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares
@@ -156,12 +118,12 @@ a bundle with its own checkpoint.
 
 ## File layouts
 
-Published files differ more than architectures do. The tests write small checkpoints in the layouts of 74 models
-(`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
+Published files differ more than architectures do. The tests write small checkpoints in the layouts of {num_layouts}
+models (`tests/helpers/layouts.py`): the keys of `config.json`, the tokenizer's files, templates, shards and number types
 follow the publishers', rewritten by hand; vocabularies are small, weights are random. Each tokenizer is compared with
 the `tokenizers` library, encoding and decoding, and each exported model with Transformers, which reads the same files.
 
-| years | layouts | without PyTorch |
+| year | layouts | without PyTorch |
 |---|---|---|
 {layouts}
 
@@ -462,6 +424,7 @@ def commands_page() -> str:
 
 def models_page() -> str:
     """The page with every architecture that is tried, and every one that is refused."""
+    layouts = _layouts()
     rows = [
         "| architecture | models | attention | formats | without PyTorch | bit-exact | drafters | tried with |",
         "|---|---|---|---|---|---|---|---|",
@@ -480,19 +443,56 @@ def models_page() -> str:
             "no" if each.name not in FORMS else "checkpoints, GGUF" if FORMS[each.name].gguf else "checkpoints",
             "yes",
             "copies, draft model" + (", heads" if each.features else ""),
-            each.tried,
+            ", ".join(filter(None, ("random weights", _layouts_of(each.name, layouts), each.real))),
         )
         rows.append(f"| {' | '.join(cells)} |")
     of_rule: dict[tuple[str, str], list[str]] = {}
     for name, rule in REFUSED.items():
         of_rule.setdefault((rule, PEERS[name]), []).append(f"`{name}`")
     refused = "\n".join(f"| {', '.join(names)} | {rule} | {peer} |" for (rule, peer), names in of_rule.items())
+    by_year: dict[tuple[str, int], list[str]] = {}
+    for layout in layouts.LAYOUTS.values():
+        by_year.setdefault((_outcome_of(layout), layout.year), []).append(layout.name)
+    of_layouts = "\n".join(
+        f"| {year} | {', '.join(names)} | {outcome} |"
+        for (outcome, year), names in sorted(by_year.items(), key=lambda each: each[0])
+    )
     return (
         MODELS_HEAD
         + "\n".join(rows)
         + "\n"
-        + MODELS_TAIL.format(refused=refused, layouts="\n".join(f"| {' | '.join(row)} |" for row in LAYOUTS))
+        + MODELS_TAIL.format(refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS))
     )
+
+
+def _layouts() -> Any:
+    """The layouts of published files that the tests write: `tests/helpers/layouts.py`."""
+    helpers = str(DOCS.parent / "tests" / "helpers")
+    if helpers not in sys.path:
+        sys.path.append(helpers)
+    return importlib.import_module("layouts")
+
+
+def _layouts_of(architecture: str, layouts: Any) -> str:
+    """How many layouts of an architecture are tried, in words."""
+    found = [each for each in layouts.LAYOUTS.values() if layouts.architecture_of(each) == architecture]
+    whole = sum(not each.refused for each in found)
+    said = f"{whole} published layout{'s' * (whole > 1)}" if whole else ""
+    files = len(found) - whole
+    return ", ".join(filter(None, (said, f"the files of {files} without weights" if files else "")))
+
+
+def _outcome_of(layout: Any) -> str:
+    """What the plain installation makes of a layout."""
+    if not layout.refused:
+        return "exported"
+    if "cannot be exported" in layout.refused:
+        return "refused by name: its attention"
+    if layout.files != "json":
+        return "refused by name: its tokenizer has to be saved as `tokenizer.json` first"
+    is_foreign = "auto_map" in layout.changes and layout.config not in ARCHITECTURES
+    code = " and `--trust-remote-code`" if is_foreign else ""
+    return f"tokenizer converted; weights need `.[export]`{code}"
 
 
 def api_page() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-RANDOM = "random weights"
 LAST_TRANSFORMERS = "5.5.99"  # the newest that optimum-intel 2.2 installs with, and that this list was tried with
 
 
@@ -22,7 +21,7 @@ class Architecture:
     models: some that have it. attention: "full", "sliding" in all layers, or "mixed". states: what layers without
     attention have; "" if there are none. experts: whether layers are
     mixtures of experts. onnx: whether `--format onnx` is tried, too. features: whether its hidden states are found, so
-    that heads can read them. tried: "random weights", and real checkpoints that were run. like: the architecture whose
+    that heads can read them. real: published checkpoints that were run, too. like: the architecture whose
     export optimum-intel is to use, which has none for this one. lifted: optimum-intel allows older versions of
     Transformers only, and the tests show that newer ones do.
     """
@@ -34,7 +33,7 @@ class Architecture:
     experts: bool = False
     onnx: bool = False
     features: bool = True
-    tried: str = RANDOM
+    real: str = ""
     like: str = ""
     lifted: bool = False
 
@@ -77,7 +76,7 @@ _ALL = (
     Architecture("lfm2", "LFM2, LFM2.5", states="short convolution"),
     Architecture("lfm2_moe", "LFM2 8B-A1B, LFM2.5 24B-A2B", experts=True, states="short convolution"),
     Architecture("lfm3", "LFM3 1.7B", "mixed", "short convolution"),
-    Architecture("llama", "Llama, SmolLM2, TinyLlama", onnx=True, tried=f"SmolLM2-135M-Instruct, {RANDOM}"),
+    Architecture("llama", "Llama, SmolLM2, TinyLlama", onnx=True, real="SmolLM2-135M-Instruct"),
     Architecture("llama4_text", "Llama 4 Scout and Maverick, without images", experts=True),
     Architecture("minimax_m2", "MiniMax M2, M2.1", experts=True),
     Architecture("ministral", "Ministral 8B", "sliding", like="mistral"),
@@ -95,7 +94,7 @@ _ALL = (
     Architecture("persimmon", "Persimmon"),
     Architecture("phi3", "Phi 3, Phi 3.5, Phi 4", "sliding", onnx=True),
     Architecture("phimoe", "Phi 3.5 MoE", experts=True),
-    Architecture("qwen2", "Qwen2, Qwen2.5", "mixed", onnx=True, tried=f"Qwen2.5-Coder-0.5B and 1.5B, {RANDOM}"),
+    Architecture("qwen2", "Qwen2, Qwen2.5", "mixed", onnx=True, real="Qwen2.5-Coder-0.5B and 1.5B"),
     Architecture("qwen2_moe", "Qwen1.5 MoE, Qwen2 57B-A14B", experts=True),
     Architecture("qwen3", "Qwen3", onnx=True),
     Architecture("qwen3_5_moe_text", "Qwen3.5 35B-A3B", states="gated delta net", experts=True),
