@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -115,6 +116,15 @@ MODELS_TAIL = """\
 
 A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares
 a bundle with its own checkpoint.
+
+What a row lacks, and what has it (llama.cpp's `src/llama-arch.cpp`, vLLM's model registry):
+
+| lacks | architectures | why | what has it |
+|---|---|---|---|
+| conversion without PyTorch | {with_torch} | position biases, learned positions, attention beside the feed-forward part, or another activation, which the conversion's table of parts does not have; with `.[export]` they are converted | llama.cpp from GGUF files, but `gptj`, `opt` and `persimmon`, which vLLM runs |
+| GGUF files | {without_gguf} | nobody wrote down how their GGUF files name and order tensors | llama.cpp has `afmoe`, `olmo` and `stablelm`, and converts Solar Open |
+| heads | {without_heads} | hidden states are not found in their graphs: other norms, several residual streams, or parts that are numbered on their own | none of these has published heads that we know of |
+| ONNX | all whose formats are OpenVINO alone | sliding windows, states, experts or gates, as above | onnxruntime-genai has some with windows and experts |
 
 ## File layouts
 
@@ -286,17 +296,47 @@ the second set from its first token on. Each row of a call says which set it has
 
 ## Sizes and first starts
 
-The models have random weights in the shapes of published ones (`python bench/scripts/family_sizes.py FOLDER TOKENIZER`),
-on two cores of an Intel Xeon with AMX, idle, OpenVINO 2026.4.1, checkpoints in bf16. The first start is a process with
-empty caches, from its start to the first token of an answer: it chooses the form of the weights, converts, compiles and
-measures the model. The second start finds that. Tokens per second are those of 64 tokens with the default options.
+All of this is with random weights in the shapes of published models (`bench/scripts/published_shapes.toml`), by
+`python bench/scripts/family_sizes.py FOLDER TOKENIZER`, OpenVINO 2026.4.1.
 
-| family | model | first start, s | second start, s | tokens per second |
-|---|---|---|---|---|
-| dense | Qwen3 0.6B | 26 | 3.9 | 45.1 |
-| mixture of experts | Granite 3.1 1B-A400M | 38 | 5.6 | 23.9 |
-| short convolution | LFM2.5 1.2B | 33 | 4.0 | 15.1 |
-| latent attention | Youtu-LLM 2B | 39 | 12.3 | 11.3 |
+**Calculated**: bytes of the weights as the conversion lays them out; of the keys and values of a token in f32, half of
+that in bf16; and of the states of a text in f32, where layers keep one. Of each architecture the smallest model, and
+one of some 8 billion weights if there is one. The bundles that were measured are {least_gap} to {largest_gap} %
+larger, by norms, biases and graph.
+
+| architecture | model | weights, billion | int8, GB | int4, GB | a token, kB | a text's states, MB |
+|---|---|---|---|---|---|---|
+{calculated}
+
+{lacking}
+
+**Measured**, on two cores of an AMD EPYC with AVX-512 VNNI. Memory of an export is its own, over all its processes,
+without the mapped checkpoint. Memory of a loaded model is resident, with mapped files, after 64 tokens in a second
+start; *load* is the most until then, and *first load* the most of the first, which measures settings.
+
+| family | model | weights | disk, GB | export, GB | first load, GB | load, GB | loaded, GB |
+|---|---|---|---|---|---|---|---|
+{measured}
+
+Exactness and drafts of the same bundles, in the setting that loading chose: 48 tokens from two prompts, greedy and with
+a seed at temperature 0.8, with chains of three. The draft model is the same model in int4. A cell shows the texts that
+are those of plain decoding, and the accepted of the drafted tokens.
+
+| family | model | rows | {drafters} |
+|---|---|---|{rule}
+{drafted}
+
+First starts: a process with empty caches that loads the checkpoint in bf16, from its start to the first token of an
+answer. It chooses the form of the weights, converts, compiles and measures the model. The second start finds that.
+Tokens per second are those of 64 tokens with the default options. The last column is the processor time that other
+programs took meanwhile, as a share of both cores.
+
+| family | model | first start, s | second start, s | tokens per second | others |
+|---|---|---|---|---|---|
+{started}
+
+On two cores of an Intel Xeon with AMX, idle, the first and the second start took 26 and 3.9 s with Qwen3 0.6B, 38 and
+5.6 s with Granite 3.1 1B-A400M, 33 and 4.0 s with LFM2.5 1.2B, 39 and 12.3 s with Youtu-LLM 2B.
 
 ## Mixtures of experts
 
@@ -450,6 +490,14 @@ def models_page() -> str:
     for name, rule in REFUSED.items():
         of_rule.setdefault((rule, PEERS[name]), []).append(f"`{name}`")
     refused = "\n".join(f"| {', '.join(names)} | {rule} | {peer} |" for (rule, peer), names in of_rule.items())
+    converted = [each for each in ARCHITECTURES.values() if each.name in FORMS]
+    as_llama = ("ministral", "mistral", "mixtral")  # whose GGUF files name the architecture so
+    lists = {
+        "with_torch": [name for name in ARCHITECTURES if name not in FORMS],
+        "without_gguf": [each.name for each in converted if not FORMS[each.name].gguf and each.name not in as_llama],
+        "without_heads": [each.name for each in ARCHITECTURES.values() if not each.features],
+    }
+    named = {what: ", ".join(f"`{name}`" for name in names) for what, names in lists.items()}
     by_year: dict[tuple[str, int], list[str]] = {}
     for layout in layouts.LAYOUTS.values():
         by_year.setdefault((_outcome_of(layout), layout.year), []).append(layout.name)
@@ -461,8 +509,75 @@ def models_page() -> str:
         MODELS_HEAD
         + "\n".join(rows)
         + "\n"
-        + MODELS_TAIL.format(refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS))
+        + MODELS_TAIL.format(
+            refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), **named, **_figures()
+        )
     )
+
+
+def _figures() -> dict[str, str]:
+    """The tables of sizes and first starts, of what `bench/scripts/family_sizes.py` wrote."""
+    scripts = DOCS.parent / "bench" / "scripts"
+    figures: dict[str, dict[str, Any]] = json.loads((scripts / "family_figures.json").read_text(encoding="utf-8"))
+    sizes = {name: each["sizes"] for name, each in figures.items() if "sizes" in each}
+    calculated = {name: each["calculate"] for name, each in figures.items() if "calculate" in each}
+    gaps = [
+        100 * (each[form]["disk"] / calculated[name][form] - 1)
+        for name, each in sizes.items()
+        for form in ("int8", "int4")
+        if form in each
+    ]
+    by_kind = sorted(calculated, key=lambda name: figures[name]["kind"])
+    rows = {
+        "calculated": [
+            (
+                f"`{figures[name]['kind']}`", name, f"{each['weights']:.2f}", f"{each['int8']:.2f}",
+                f"{each['int4']:.2f}", f"{each['token']:,.0f}", f"{each['states']:.1f}" if each["states"] else "–",
+            )
+            for name in by_kind for each in (calculated[name],)
+        ],
+        "measured": [
+            (
+                figures[name]["family"], name, form, f"{each['disk']:.2f}", f"{each['export']:.2f}",
+                f"{each['first_peak']:.2f}", f"{each['peak']:.2f}", f"{each['memory']:.2f}",
+            )
+            for name, of_model in sizes.items() for form in ("int8", "int4") for each in (of_model.get(form),) if each
+        ],
+        "started": [
+            (
+                figures[name]["family"], name, f"{each['first']:.0f}", f"{each['second']:.1f}", f"{each['speed']:.1f}",
+                f"{each['others']:.0%}",
+            )
+            for name, found in figures.items() for each in (found.get("starts"),) if each
+        ],
+    }  # fmt: skip
+    drafters = [*dict.fromkeys(drafter for each in sizes.values() for drafter in each["drafts"])]
+    rows["drafted"] = [
+        (figures[name]["family"], name, _rows(each["setting"]), *(_drafted(each["drafts"].get(it)) for it in drafters))
+        for name, each in sizes.items()
+    ]
+    kinds = {each["kind"] for each in figures.values()}
+    lacking = ", ".join(f"`{name}`" for name in FORMS if name in ARCHITECTURES and name not in kinds)
+    return {name: "\n".join(f"| {' | '.join(row)} |" for row in of_table) for name, of_table in rows.items()} | {
+        "least_gap": f"{min(gaps):.1f}",
+        "largest_gap": f"{max(gaps):.1f}",
+        "drafters": " | ".join(f"`{each}`" for each in drafters),
+        "rule": "---|" * len(drafters),
+        "lacking": f"Not calculated, as their published shapes were not at hand: {lacking}.",
+    }
+
+
+def _rows(setting: str) -> str:
+    """What a setting says of precision and rows."""
+    return setting.split(", cache")[0].removeprefix("CPU ")
+
+
+def _drafted(found: list[int] | None) -> str:
+    """The cell of a drafter."""
+    if found is None:
+        return "–"
+    same, runs, drafted, accepted = found
+    return f"{same} of {runs}, {accepted} of {drafted}"
 
 
 def _layouts() -> Any:

@@ -43,16 +43,18 @@ FORMATS = ("int8", "int4")
 LARGE = 6e9  # bytes of a checkpoint that is measured in int4 only
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
 STEPS = ("--calculate", "--sizes", "--starts")
-# Measured by default: the smallest of each family.
+# Measured by default: the smallest of each family, and some of 8 billion weights.
 FAMILIES = {
-    "dense": "Qwen3 0.6B",
-    "sliding window": "Gemma 3 270M",
-    "mixture of experts": "Granite 3.1 1B-A400M",
-    "short convolution": "LFM2 350M",
-    "gated delta net": "Qwen3.5 0.8B",
-    "Mamba-2": "Granite 4.0-H 1B",
-    "latent attention": "Youtu-LLM 2B",
-    "embeddings by layer": "Gemma 4 E2B",
+    "Qwen3 0.6B": "dense",
+    "Gemma 3 270M": "sliding window",
+    "Granite 3.1 1B-A400M": "mixture of experts",
+    "LFM2 350M": "short convolution",
+    "Qwen3.5 0.8B": "gated delta net",
+    "Granite 4.0-H 1B": "Mamba-2",
+    "Youtu-LLM 2B": "latent attention",
+    "Gemma 4 E2B": "embeddings by layer",
+    "Qwen3 8B": "dense",
+    "LFM2 8B-A1B": "mixture of experts, short convolution",
 }
 START = """
 import json, sys, time, outrider
@@ -60,7 +62,9 @@ times = []
 with outrider.load(sys.argv[1]) as engine:
     for chunk in engine.stream("Why is the sky blue?", max_new_tokens=64, ignore_eos=True):
         times.extend([time.time()] * len(chunk.tokens))
-print(json.dumps([times[0], (len(times) - 1) / (times[-1] - times[0])]))
+    fields = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Rss"))
+memory = sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1e6
+print(json.dumps([times[0], (len(times) - 1) / (times[-1] - times[0]), memory]))
 """
 MEMORY = """
 import json, sys, outrider
@@ -68,7 +72,7 @@ with outrider.load(sys.argv[1], drafter=None) as engine:
     engine.generate("Why is the sky blue?", max_new_tokens=64, ignore_eos=True)
     fields = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Rss"))
     memory = sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1e6
-    print(json.dumps({"memory": memory, "setting": str(engine.setting), "cache": engine.main.bytes_per_token}))
+    print(json.dumps({"memory": memory, "cache": engine.main.bytes_per_token}))
 """
 DRAFTS = """
 import json, sys, numpy, outrider
@@ -86,7 +90,7 @@ with outrider.load(sys.argv[1]) as engine:
                 drafted += made.stats.num_draft_tokens
                 accepted += made.stats.num_accepted_tokens
         found[drafter] = [same, runs, drafted, accepted]
-    print(json.dumps({"exact": plain.exact, "drafts": found}))
+    print(json.dumps({"exact": plain.exact, "setting": engine.setting["main_device"], "drafts": found}))
 """
 
 
@@ -282,22 +286,23 @@ def measure_sizes(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
 
 
 def measure_starts(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
-    """Seconds of the first and of the second start, tokens per second, and how busy the machine was."""
+    """Seconds of the first and of the second start, tokens per second, memory, how busy the machine was, and drafts."""
     checkpoint = place / name
     if not checkpoint.exists():
         write_checkpoint(checkpoint, tokenizer, SHAPES[name])
     with tempfile.TemporaryDirectory(dir=place) as cache:
         found: dict[str, Any] = {}
+        others = {}
         for which in ("first", "second"):
             began, before = time.time(), _busy()
-            first, speed = program(START, checkpoint, cache)[0]
-            found |= {
-                which: first - began,
-                "speed": speed,
-                f"{which}_busy": _busy() - before,
-                "load": os.getloadavg()[0],
-            }
-    return found
+            (first, speed, memory), watch = program(START, checkpoint, cache)
+            others[which] = (_busy() - before) / (time.time() - began) / (os.cpu_count() or 1)
+            found |= {which: first - began, f"{which}_own": watch.own, f"{which}_all": watch.all}
+        bundles = [*Path(cache).glob("bundles/*/main")]
+        found["form"] = json.loads((bundles[0].parent / "outrider.json").read_text())["main"]["weights"]
+        found["disk"] = sum(path.stat().st_size for path in bundles[0].rglob("*") if path.is_file()) / 1e9
+        found |= {"speed": speed, "memory": memory, "others": max(others.values())}
+        return found | program(DRAFTS, checkpoint, cache)[0]
 
 
 def _busy() -> float:
@@ -312,14 +317,15 @@ def main(folder: str, tokenizer: str, *given: str) -> None:
     place.mkdir(parents=True, exist_ok=True)
     kept = place / "figures.json"
     do = {"--calculate": calculate, "--sizes": measure_sizes, "--starts": measure_starts}
-    for name in [each for each in given if each not in STEPS] or (
-        SHAPES if "--calculate" in steps else FAMILIES.values()
-    ):
+    default = SHAPES if "--calculate" in steps else FAMILIES
+    for name in [each for each in given if each not in STEPS] or default:
         for step in steps:
             found = do[step](place, Path(tokenizer), name)
             known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-            known.setdefault(name, {"kind": SHAPES[name]["kind"]})[step.removeprefix("--")] = _rounded(found)
-            kept.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in known.items()) + "\n}\n")
+            of_model = known.setdefault(name, {"kind": SHAPES[name]["kind"], "family": FAMILIES.get(name, "")})
+            of_model[step.removeprefix("--")] = _rounded(found)
+            rows = (f"{json.dumps(model)}: {json.dumps(figures)}" for model, figures in known.items())
+            kept.write_text("{\n" + ",\n".join(rows) + "\n}\n")
             print(name, step, json.dumps(found), flush=True)
 
 
