@@ -1,21 +1,21 @@
 """Measures what a model of each family takes: on disk, in memory, and until its first token from empty caches.
 
-    python bench/scripts/family_sizes.py FOLDER TOKENIZER [--calculate | --sizes | --starts] [MODEL …]
+    python bench/scripts/family_sizes.py FOLDER TOKENIZER [--calculate | --sizes | --starts | --drafts] [MODEL …]
 
 The models have random weights in the shapes of `published_shapes.toml`, and the tokenizer of a checkpoint's folder:
 what they say means nothing, and their memory and speed are those of the real ones.
 
 - `--calculate` prints for each shape its weights, and bytes on disk and in the cache, as the conversion will lay them
   out. Nothing is written but a checkpoint without content.
-- `--sizes` writes a checkpoint in bf16 into FOLDER, exports it in int8 with itself in int4 as its draft model, and in
-  int4, and measures both; the bundles are deleted. Large ones are exported in int4 only, without a draft model.
+- `--sizes` writes a checkpoint in bf16 into FOLDER, exports it in int8 and in int4, and loads both in f32; the bundles
+  are deleted. Large ones are exported in int4 only.
 - `--starts` measures two processes that load the checkpoint, the first with empty caches: it chooses the form of the
   weights, converts, compiles and measures the model. The second finds all of that. Both end with the first token.
+- `--drafts` compares drafts by kind with plain decoding, in what was started: greedy and with a seed, two prompts.
 
-Memory is sampled every 20 ms over all processes: an export's own, and that of a process that answers, with mapped
-files, after 64 tokens in a second start. Drafts by kind are compared with plain decoding, greedy and with a seed, from
-two prompts. What was measured is kept in FOLDER/figures.json, from which `docs/generate.py` makes tables if it is
-`family_figures.json` beside this file. Starts need an idle machine, so this is run by hand. Needs PyTorch and
+Memory is sampled every 20 ms over all processes of a step: their own, without mapped files, and with these. That of a
+loaded model is taken after 64 tokens. What was measured is kept in FOLDER/figures.json; `docs/generate.py` makes tables
+of it, as `family_figures.json` beside this file. Starts need an idle machine, so this is run by hand. Needs PyTorch and
 Transformers, which know the names of the tensors.
 """
 
@@ -42,7 +42,7 @@ with (Path(__file__).parent / "published_shapes.toml").open("rb") as opened:
 FORMATS = ("int8", "int4")
 LARGE = 6e9  # bytes of a checkpoint that is measured in int4 only
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
-STEPS = ("--calculate", "--sizes", "--starts")
+STEPS = ("--calculate", "--sizes", "--starts", "--drafts")
 # Measured by default: the smallest of each family, and some of 8 billion weights.
 FAMILIES = {
     "Qwen3 0.6B": "dense",
@@ -68,7 +68,7 @@ print(json.dumps([times[0], (len(times) - 1) / (times[-1] - times[0]), memory]))
 """
 MEMORY = """
 import json, sys, outrider
-with outrider.load(sys.argv[1], drafter=None) as engine:
+with outrider.load(sys.argv[1], drafter=None, precision="f32") as engine:
     engine.generate("Why is the sky blue?", max_new_tokens=64, ignore_eos=True)
     fields = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Rss"))
     memory = sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1e6
@@ -261,48 +261,46 @@ def _numbers_of(state: Any) -> int:
 
 
 def measure_sizes(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
-    """What does not depend on what else the machine does."""
+    """What does not depend on what else the machine does: disk, and the most memory of an export and of a load."""
     checkpoint, found = place / name, {}
     if not checkpoint.exists():
         write_checkpoint(checkpoint, tokenizer, SHAPES[name])
-    formats = FORMATS if (checkpoint / "model.safetensors").stat().st_size < LARGE else ("int4",)
-    for form in formats:
+    is_large = (checkpoint / "model.safetensors").stat().st_size > LARGE
+    for form in ("int4",) if is_large else FORMATS:
         bundle = place / f"{name}-{form}"
         shutil.rmtree(bundle, ignore_errors=True)
-        draft = ["--draft", str(checkpoint), "--draft-weights", "int4"] if form == "int8" else []
-        command = [*OUTRIDER, "export", str(checkpoint), "--weights", form, *draft, "-o", str(bundle)]
-        began = time.time()
-        exported = run(command)[1]
+        exported = run([*OUTRIDER, "export", str(checkpoint), "--weights", form, "-o", str(bundle)])[1]
         disk = sum(path.stat().st_size for path in (bundle / "main").rglob("*") if path.is_file()) / 1e9
-        found[form] = {"disk": disk, "export": exported.own, "export_seconds": time.time() - began}
         with tempfile.TemporaryDirectory() as cache:
-            first = program(MEMORY, bundle, cache)[1]
-            again, watch = program(MEMORY, bundle, cache)
-            found[form] |= again | {"first_peak": first.all, "peak": watch.all}
-            if form == formats[0]:
-                found |= program(DRAFTS, bundle, cache)[0]
+            loaded, watch = program(MEMORY, bundle, cache)
         shutil.rmtree(bundle)
+        found[form] = loaded | {"disk": disk, "export": exported.own, "peak": watch.all}
     return found
 
 
 def measure_starts(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
-    """Seconds of the first and of the second start, tokens per second, memory, how busy the machine was, and drafts."""
-    checkpoint = place / name
+    """Seconds of the first and of the second start, tokens per second, memory, and how busy the machine was."""
+    checkpoint, cache = place / name, place / f"{name}-cache"
     if not checkpoint.exists():
         write_checkpoint(checkpoint, tokenizer, SHAPES[name])
-    with tempfile.TemporaryDirectory(dir=place) as cache:
-        found: dict[str, Any] = {}
-        others = {}
-        for which in ("first", "second"):
-            began, before = time.time(), _busy()
-            (first, speed, memory), watch = program(START, checkpoint, cache)
-            others[which] = (_busy() - before) / (time.time() - began) / (os.cpu_count() or 1)
-            found |= {which: first - began, f"{which}_own": watch.own, f"{which}_all": watch.all}
-        bundles = [*Path(cache).glob("bundles/*/main")]
-        found["form"] = json.loads((bundles[0].parent / "outrider.json").read_text())["main"]["weights"]
-        found["disk"] = sum(path.stat().st_size for path in bundles[0].rglob("*") if path.is_file()) / 1e9
-        found |= {"speed": speed, "memory": memory, "others": max(others.values())}
-        return found | program(DRAFTS, checkpoint, cache)[0]
+    shutil.rmtree(cache, ignore_errors=True)
+    found: dict[str, Any] = {}
+    others = {}
+    for which in ("first", "second"):
+        began, before = time.time(), _busy()
+        (first, speed, memory), watch = program(START, checkpoint, str(cache))
+        others[which] = (_busy() - before) / (time.time() - began) / (os.cpu_count() or 1)
+        found |= {which: first - began, f"{which}_own": watch.own, f"{which}_all": watch.all}
+    bundle = next(cache.glob("bundles/*/main"))
+    main = json.loads((bundle.parent / "outrider.json").read_text())["main"]
+    found["form"] = f"{main['weights']} in {main['format']}"
+    found["disk"] = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) / 1e9
+    return found | {"speed": speed, "memory": memory, "others": max(others.values())}
+
+
+def compare_drafts(place: Path, _: Path, name: str) -> dict[str, Any]:
+    """Whether drafts by kind change the text of a model that was started; the setting that loading chose."""
+    return dict(program(DRAFTS, place / name, str(place / f"{name}-cache"))[0])
 
 
 def _busy() -> float:
@@ -316,7 +314,7 @@ def main(folder: str, tokenizer: str, *given: str) -> None:
     place, steps = Path(folder), [each for each in given if each in STEPS] or STEPS[1:]
     place.mkdir(parents=True, exist_ok=True)
     kept = place / "figures.json"
-    do = {"--calculate": calculate, "--sizes": measure_sizes, "--starts": measure_starts}
+    do = dict(zip(STEPS, (calculate, measure_sizes, measure_starts, compare_drafts), strict=True))
     default = SHAPES if "--calculate" in steps else FAMILIES
     for name in [each for each in given if each not in STEPS] or default:
         for step in steps:
