@@ -155,6 +155,7 @@ def test_model_answers(name: str, no_torch: None, tmp_path: Path) -> None:
     bundle = export_bundle(folder, output=tmp_path / "bundle", weights="fp32")
     register()
     changes = {key: value for key, value in LAYOUTS[name].changes.items() if key != "model_type"}
+    changes |= LAYOUTS[name].mended
     folder = write(replace(LAYOUTS[name], whole="", changes=changes), tmp_path / "text")
     if name == "nemotron-nano-9b-v2":
         model = judge("nemotron_h", folder, len(name))

@@ -263,11 +263,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 BESIDE: dict[str, tuple[str, ...]] = {
     "deepseek_v3": ("model.layers.3.eh_proj.weight", "model.layers.3.shared_head.norm.weight"),
     "ernie4_5_moe": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_linear_proj.0.weight"),
-    "exaone_moe": ("mtp.fc.weight",),
     "glm4_moe": ("model.layers.3.eh_proj.weight", "model.layers.3.enorm.weight"),
-    "qwen3_5": ("mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight"),
-    "qwen3_5_moe": ("mtp.fc.weight", "mtp.layers.0.mlp.gate.weight"),
-    "qwen3_next": ("mtp.fc.weight", "mtp.layers.0.mlp.gate.weight"),
 }
 
 
@@ -293,4 +289,6 @@ def saved_tensors(name: str, folder: Path, seed: int) -> dict[str, Any]:
         each.replace("backbone.embedding.", "backbone.embeddings."): np.ascontiguousarray(tensor.float().numpy())
         for each, tensor in saved.items()
     }
+    # Transformers masks groups of experts that are not chosen with 0, which is less than what trained ones have.
+    made |= {each: abs(values) for each, values in made.items() if each.endswith("correction_bias")}
     return made | {each: np.ones((4, 4), np.float32) for each in BESIDE.get(name, ())}
