@@ -334,7 +334,5 @@ def test_records_are_kept_for_each_adapter() -> None:
 def test_models_in_other_formats_refuse_adapters(bundle: Bundle, tmp_path: Path) -> None:
     own = adapters_of(bundle)
     main = bundle.manifest.main
-    from outrider.models.backends import load_model
-
     with pytest.raises(outrider.DeviceError, match="and this one is on an NPU. Load it with adapters=()"):
-        load_model(ModelSpec("main", bundle, main, adapters=own, device="NPU"))
+        ModelSpec("main", bundle, main, adapters=own, device="NPU").compile()

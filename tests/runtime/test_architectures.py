@@ -14,7 +14,6 @@ import outrider
 from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.bundle.architectures import PEERS, REFUSED, refusal_of
 from outrider.errors import BundleError
-from outrider.models.backends import load_model
 from outrider.models.backends.attention import check_windows, describe_windows, windows_of
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.tuning.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
@@ -131,7 +130,7 @@ def test_windows_are_refused_in_onnx(tmp_path: Path) -> None:
     with pytest.raises(
         BundleError, match=r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX Runtime needs"
     ):
-        load_model(ModelSpec("main", bundle, main))
+        ModelSpec("main", bundle, main).compile()
 
 
 def test_windows_in_words() -> None:

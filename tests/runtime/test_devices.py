@@ -22,7 +22,6 @@ import pytest
 import outrider
 from outrider.bundle import Bundle, Format
 from outrider.errors import DeviceError
-from outrider.models import backends
 from outrider.models.backends import devices, onnx_providers, processor
 from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.memory import system_memory
@@ -81,12 +80,12 @@ def answers_as_it_should(engine: outrider.Engine) -> bool:
     return drafted.stats.num_draft_tokens > 0 and drafted.token_ids == plain.token_ids
 
 
-ABORT = "probe.load_model = lambda *_, **__: os.abort()"
-SEGFAULT = "import ctypes; probe.load_model = lambda *_, **__: ctypes.string_at(0)"
-EXIT = "probe.load_model = lambda *_, **__: os._exit(3)"
+ABORT = "probe.ModelSpec.compile = lambda *_, **__: os.abort()"
+SEGFAULT = "import ctypes; probe.ModelSpec.compile = lambda *_, **__: ctypes.string_at(0)"
+EXIT = "probe.ModelSpec.compile = lambda *_, **__: os._exit(3)"
 NOISY_EXIT = "print('driver: cannot go on'); " + EXIT
 ILLEGIBLE_EXIT = r"""os.write(1, b'{"works": true, "reason": "\xff"}\n'); """ + EXIT
-REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.load_model = no"
+REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.ModelSpec.compile = no"
 
 
 class TestADriverThatCrashes:
@@ -140,12 +139,14 @@ class TestADriverThatCrashes:
     ) -> None:
         gpu("")
 
+        compile_it = ModelSpec.compile
+
         def picky(spec: ModelSpec, *args: Any) -> Any:
             if spec.device == "GPU":
                 raise error("It has other needs.")
-            return backends.load_model(spec, *args)
+            return compile_it(spec, *args)
 
-        monkeypatch.setattr("outrider.models.tuning.model_spec.load_model", picky)
+        monkeypatch.setattr(ModelSpec, "compile", picky)
         with pytest.warns(
             outrider.DeviceWarning, match=r"main model does not run on GPU: It has other needs\. CPU is used instead"
         ):
@@ -160,7 +161,7 @@ class TestADriverThatCrashes:
     def test_one_that_was_ended_from_outside_is_not_blamed(
         self, bundle: Bundle, gpu: Callable[[str], None], name: str
     ) -> None:
-        gpu(f"import signal; probe.load_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
+        gpu(f"import signal; probe.ModelSpec.compile = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
         part = ModelSpec("main", bundle, bundle.manifest.main)
         verdict = loading.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
@@ -171,7 +172,7 @@ class TestADriverThatCrashes:
     @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Its parent process may have been killed."""
-        gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
+        gpu("import time; probe.PATIENCE = 0.3; probe.ModelSpec.compile = lambda *_, **__: time.sleep(600)")
         part = ModelSpec("main", bundle, bundle.manifest.main)
         assert "ended with code 1" in loading.verdict_of(part.on("GPU", SMALL.device)).reason
 
@@ -179,7 +180,7 @@ class TestADriverThatCrashes:
     def test_one_that_hangs_is_given_up(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        gpu("import time; probe.load_model = lambda *_, **__: time.sleep(600)")
+        gpu("import time; probe.ModelSpec.compile = lambda *_, **__: time.sleep(600)")
         monkeypatch.setattr(probe, "PATIENCE", 4.0)
         with pytest.warns(outrider.DeviceWarning, match="it was not ready after 4 seconds"):
             assert answers_as_it_should(load(bundle, draft_device="GPU"))
@@ -318,12 +319,14 @@ class TestAuto:
     ) -> None:
         """Only the main model fails there. The draft model's device was not named, so it follows the main model."""
 
+        compile_it = ModelSpec.compile
+
         def failing(spec: ModelSpec, *args: Any) -> Any:
             if spec.device == "GPU" and spec.is_main:
                 raise outrider.DeviceError("The GPU is out of memory.")
-            return backends.load_model(spec, *args)
+            return compile_it(spec, *args)
 
-        monkeypatch.setattr("outrider.models.tuning.model_spec.load_model", failing)
+        monkeypatch.setattr(ModelSpec, "compile", failing)
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")

@@ -23,7 +23,6 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import ModelEntry, StateKind, write_manifest
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
-from outrider.models.backends import load_model
 from outrider.models.backends.paged_graph import connect_positions, to_paged_attention
 from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
@@ -542,7 +541,7 @@ def test_other_libraries_and_devices_say_why_not(tmp_path: Path, form: Format, d
     model = msgspec.structs.replace(bundle.manifest.main, format=form)
     spec = ModelSpec("main", bundle, model, device=device)
     with pytest.raises(outrider.BundleError, match=f"cannot be run {said}") as raised:
-        load_model(spec)
+        spec.compile()
     assert "2 of its 4 layers keep a state" in str(raised.value)
 
 

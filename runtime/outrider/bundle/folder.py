@@ -61,12 +61,6 @@ class Bundle:
         """The file with an adapter's matrices; see `outrider.models.backends.adapters.Adapter`."""
         return self.folder / adapter.folder / ADAPTER_NAMES[0]
 
-    def encoder_path(self, model: ModelEntry) -> Path | None:
-        """The file of a model's encoder; None for a model without one."""
-        if model.encoder is None:
-            return None
-        return self.folder / model.encoder.folder / MODEL_NAMES[model.format][0]
-
     @property
     def tokenizer_path(self) -> Path:
         """The folder of the tokenizer."""

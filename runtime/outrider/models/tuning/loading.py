@@ -12,11 +12,11 @@ from typing import TypeAlias
 from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.models.backends import load_beside
+from outrider.models.backends import Support
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.model_spec import ModelSpec, specs_of, support_of
+from outrider.models.tuning.model_spec import ModelSpec, specs_of
 from outrider.models.tuning.probe import Job, Verdict, try_apart
 from outrider.models.tuning.settled import compile_settled, is_settled
 from outrider.system import saved
@@ -233,7 +233,7 @@ def _beside(main_device: str, draft: ModelSpec) -> str:
 def _check_layers(main: ModelSpec, device: str, drafts: Sequence[ModelSpec]) -> None:
     """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
     sharing = [spec for spec in drafts if spec.uses_main_cache]
-    if sharing and support_of(main.model, device).fixed_shapes:
+    if sharing and Support.of(main.model, device).fixed_shapes:
         does = "is made of some of the main model's layers" if sharing[0].layers else "reads the main model's cache"
         raise DeviceError(
             f"The drafter '{sharing[0].role}' {does}, which NPUW compiles as a whole. "
@@ -245,7 +245,6 @@ def _sharing(
     main: Compiled, drafts: Sequence[ModelSpec], options: DeviceConfig, can_leave_out: bool
 ) -> dict[str, Compiled]:
     """The models, by role, of drafters that use the main model's cache: its own layers, or such that read it."""
-    from outrider.models.backends.openvino_layers import OpenVINOLayers
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
     whole, backend = main
@@ -257,7 +256,7 @@ def _sharing(
             raise AssertionError("the manifest and the device were checked")
         here = spec.on(whole.device, options)
         try:
-            made[spec.role] = here, OpenVINOLayers(backend, spec.layers) if spec.layers else load_beside(here, backend)
+            made[spec.role] = here, here.compile_beside(backend)
         except DeviceError as error:
             if not can_leave_out:
                 raise

@@ -22,7 +22,6 @@ from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import ModelEntry
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
-from outrider.models.backends import load_model
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import children
 from outrider.system.files import FAULTS
@@ -100,7 +99,7 @@ def main() -> None:
 def _try(job: Job) -> Verdict:
     try:
         bundle = read_bundle(Path(job.folder))
-        backend = load_model(ModelSpec(job.role, bundle, job.model, device=job.device, options=job.options))
+        backend = ModelSpec(job.role, bundle, job.model, device=job.device, options=job.options).compile()
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:

@@ -31,7 +31,7 @@ _ALIKE = ("features",)
 def compile_settled(spec: ModelSpec) -> CompiledModel:
     """Compile a model in its setting, which is saved, or found now.
 
-    Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `load_model`.
+    Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `ModelSpec.compile`.
     """
     choice, backend = _choice_of(spec)
     setting = choice.setting
