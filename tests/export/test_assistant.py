@@ -298,7 +298,7 @@ def test_a_main_model_in_onnx_is_refused(clustered: Made, tmp_path: Path) -> Non
 def test_a_cache_that_it_cannot_read_is_refused(
     clustered: Made, dense_engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [spec] = specs_of(clustered.bundle, clustered.bundle)[1]
+    [spec] = specs_of(clustered.bundle, clustered.bundle, clustered.bundle.manifest.drafters)[1]
     main = cast("Any", dense_engine.main)
     with pytest.raises(BundleError, match="with 2 heads of 32 numbers, and the main model has 1 of 32"):
         spec.compile_beside(main)

@@ -339,16 +339,16 @@ class TestAuto:
         monkeypatch.setattr(loading, "find_devices", lambda: here)
         monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=True))
         open_to_choice = SMALL.replace(main_device="auto").device
-        assert loading.choose_devices(part, None, open_to_choice).main == "GPU.1"
+        assert loading.choose_devices(part, [], open_to_choice).main == "GPU.1"
         del here[-1]
-        assert loading.choose_devices(part, None, open_to_choice).main == "CPU"
+        assert loading.choose_devices(part, [], open_to_choice).main == "CPU"
 
     def test_a_draft_model_of_another_format_goes_to_the_cpu(
         self, bundle: Bundle, openvino_bundle: Bundle, gpu: Callable[[str], None]
     ) -> None:
         """OpenVINO has no GPU here."""
         main, draft = (ModelSpec("main", each, each.manifest.main) for each in (bundle, openvino_bundle))
-        placement = loading.choose_devices(main, draft, SMALL.replace(main_device="auto").device)
+        placement = loading.choose_devices(main, [draft], SMALL.replace(main_device="auto").device)
         assert (placement.main, placement.draft) == ("GPU", "CPU")
 
     def test_a_verdict_that_says_nothing_is_none(

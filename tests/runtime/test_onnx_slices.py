@@ -18,7 +18,7 @@ from outrider.models.backends.onnx_slices import slice_of
 from outrider.models.backends.onnxruntime import OnnxRuntime
 from outrider.models.tuning import measured, model_spec
 from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
-from outrider.models.tuning.model_spec import ModelSpec, specs_of
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.settled import compile_settled
 from outrider.system import saved
 from outrider.testing import save_toy_bundle
@@ -116,7 +116,7 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSpec:
     monkeypatch.setattr(model_spec, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "cache")
     bundle = outrider.read_bundle(folder)
-    return specs_of(bundle, bundle)[0]
+    return ModelSpec("main", bundle, bundle.manifest.main)
 
 
 def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(

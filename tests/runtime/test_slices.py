@@ -19,7 +19,7 @@ from outrider.models.tuning import measured, model_spec, trials
 from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.measure import PassCost, allocate_for_trials, measure_exactness
 from outrider.models.tuning.measured import compile_for_trials
-from outrider.models.tuning.model_spec import ModelSpec, specs_of
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
 from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
@@ -35,7 +35,7 @@ OPTIONS = DeviceConfig(precision="f32")
 def part(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     """A random model of eight layers."""
     bundle = make_layered(tmp_path_factory.mktemp("layered"), num_layers=NUM_LAYERS)
-    return specs_of(bundle, bundle)[0]
+    return ModelSpec("main", bundle, bundle.manifest.main)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
     folder = tmp_path_factory.mktemp("hybrid")
     write_qwen(folder / "checkpoint", NUM_LAYERS)
     bundle = export_bundle(folder / "checkpoint", output=folder / "bundle", weights="int8")
-    return specs_of(bundle, bundle, ())[0]
+    return ModelSpec("main", bundle, bundle.manifest.main)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: ModelSpec, tmp_path
     assert found is not None
     assert len(found.large) < NUM_LAYERS
     small_bundle = make_layered(tmp_path, found.large, num_layers=NUM_LAYERS)
-    alone = specs_of(small_bundle, small_bundle)[0]
+    alone = ModelSpec("main", small_bundle, small_bundle.manifest.main)
     expected = logits_of(alone.on("CPU", OPTIONS).compile())
     assert (logits_of(part.on("CPU", OPTIONS).compile(graph=slices_of(part).large)) == expected).all()
     assert (logits_of(part.on("CPU", OPTIONS).compile()) != expected).any()
@@ -95,7 +95,7 @@ def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: ModelSpec, tmp_path
 def test_layers_that_are_not_next_to_each_other_can_be_kept(part: ModelSpec, tmp_path: Path) -> None:
     kept = [0, 3, 7]
     few = make_layered(tmp_path, kept, num_layers=NUM_LAYERS)
-    expected = logits_of(specs_of(few, few)[0].on("CPU", OPTIONS).compile())
+    expected = logits_of(ModelSpec("main", few, few.manifest.main).on("CPU", OPTIONS).compile())
     made = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, kept)
     assert len(made.get_sinks()) == 2 * len(kept)
     graph = read_decoder(ov.Core(), made)

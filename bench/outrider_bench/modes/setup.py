@@ -10,7 +10,7 @@ from pathlib import Path
 from outrider.bundle.folder import Bundle, draft_models_of
 from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider.config import Config
-from outrider.engine.opening import open_bundle
+from outrider.engine.opening import open_bundle, open_draft_bundle
 from outrider.errors import OptionError
 from outrider.types import TextTokenizer
 from outrider_bench.modes.name import ModeName
@@ -33,8 +33,7 @@ class Setup:
     @cached_property
     def draft_bundle(self) -> Bundle:
         """The bundle with the draft models: another one if the options name it."""
-        folder = self.config.device.draft_bundle
-        return self.bundle if folder is None else open_bundle(folder)
+        return open_draft_bundle(self.bundle, self.config.device)
 
     @property
     def drafters(self) -> tuple[DrafterEntry, ...]:

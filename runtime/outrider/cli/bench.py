@@ -125,7 +125,8 @@ def bench(
     interrupted run continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
-    from outrider.models.tuning.loading import settle
+    from outrider.models.tuning.loading import choose_devices
+    from outrider.models.tuning.model_spec import specs_of
     from outrider_bench import benchmark
     from outrider_bench.modes.make import default_modes
     from outrider_bench.modes.name import split_modes
@@ -155,8 +156,9 @@ def bench(
     names = split_modes(modes) if modes else default_modes(setup)
     if not concurrency:
         benchmark.check_setup(setup, names)  # before devices are tried, because that loads the models
-    settled = settle(setup.bundle, setup.draft_bundle, config.device)  # the peers do not know "auto"
-    setup = replace(setup, config=replace(config, device=settled))
+    specs = specs_of(setup.bundle, setup.draft_bundle, setup.drafters)
+    named = choose_devices(*specs, config.device).named_in(config.device)  # the peers do not know "auto"
+    setup = replace(setup, config=replace(config, device=named))
     if concurrency:
         _bench_concurrency(setup, chosen, names if modes else None, concurrency, repeats or 3, as_json)
         return

@@ -10,7 +10,7 @@ import click
 from outrider.cli.console import out, print_json, table
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import json_option, load_options, read_options
-from outrider.engine.opening import open_bundle
+from outrider.engine.opening import open_draft_bundle
 from outrider.errors import OptionError
 from outrider.system.core import new_core
 
@@ -67,19 +67,19 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
 
 def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and the placement by the options."""
+    from outrider.bundle.folder import draft_models_of
     from outrider.models.tuning.loading import choose_devices
     from outrider.models.tuning.model_spec import specs_of
 
-    named = config.device.draft_bundle
-    other = bundle if named is None else open_bundle(named, for_this_machine=config.device.takes_any_form)
-    main, drafts = specs_of(bundle, other)
+    draft_bundle = open_draft_bundle(bundle, config.device)
+    main, drafts = specs_of(bundle, draft_bundle, draft_models_of(draft_bundle, bundle))
     rows = [
         _try_model(spec, device, config)
         for spec in (main, *drafts)
         for device in found
         if device.format == spec.model.format and device.full_name
     ]
-    return rows, asdict(choose_devices(main, drafts[0] if drafts else None, config.device))
+    return rows, asdict(choose_devices(main, drafts, config.device))
 
 
 def _try_model(spec: ModelSpec, device: Device, config: Config) -> dict[str, Any]:

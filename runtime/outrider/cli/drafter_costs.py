@@ -59,9 +59,9 @@ def measure_drafter(bundle: Bundle, name: str, acceptance: list[float]) -> Draft
     """
     tune = f"Measure it: outrider tune {bundle.folder} --drafter {name}"
     config = Config().replace(drafter=name, adapters=(), overlap=False)
-    main, drafts = specs_of(bundle, bundle, [name], ())
+    main, drafts = specs_of(bundle, bundle, [each for each in bundle.manifest.drafters if each.name == name], ())
     try:
-        placement = choose_devices(main, drafts[0], config.device)
+        placement = choose_devices(main, drafts, config.device)
         places = (main, placement.main), (drafts[0], placement.draft or placement.main)
         size = sum(spec.size for spec, device in places if not is_settled(spec.on(device, config.device)))
         if size > _QUICK:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from outrider.bundle import Bundle
-from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.manifest import READING_KINDS, DrafterEntry
 from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
@@ -27,7 +26,7 @@ from outrider.drafters import (
     load_vocabulary,
 )
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
-from outrider.engine.opening import open_bundle
+from outrider.engine.opening import open_draft_bundle
 from outrider.engine.preparation import Preparation, check_adapter
 from outrider.engine.trial_answers import draft_trial_answers
 from outrider.errors import OptionError
@@ -95,35 +94,28 @@ def assemble(
     draft_tokenizer: TextTokenizer | None = None,
 ) -> EngineParts:
     """Compile a bundle's models and make the rest; raises as `load`. The tokenizers take the place of its own."""
-    scheduler, manifest = config.scheduler, bundle.manifest
-    check_writes(manifest, bundle.folder)
-    if tokenizer is None:
-        check_tokenizer(bundle.tokenizer_path)
-    draft_tokenizer = None if draft_tokenizer is None else guarded(draft_tokenizer)
-    store = None
-    if scheduler.answer_store is not None:
-        store = AnswerStore(scheduler.answer_store, manifest.main.vocab_sha256)
-
+    scheduler, device, manifest = config.scheduler, config.device, bundle.manifest
     # The draft models may be those of another bundle, in another format perhaps.
-    device = config.device
-    draft_bundle = (
-        bundle
-        if device.draft_bundle is None
-        else open_bundle(device.draft_bundle, for_this_machine=device.takes_any_form)
-    )
+    draft_bundle = open_draft_bundle(bundle, device)
     bundled = draft_models_of(draft_bundle, bundle)
     wanted = config.generation.drafter
     named = [entry for entry in bundled if entry.name == wanted]
     entries = () if wanted in (None, *COPYING) else named or bundled
-    if draft_tokenizer is None:
-        for entry in entries:  # a tokenizer that is missing is told before models are loaded
-            if entry.vocabulary != "same" and entry.tokenizer:
-                check_tokenizer(draft_bundle.folder / entry.tokenizer.folder)
-
-    main, drafts = specs_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
+    main, drafts = specs_of(bundle, draft_bundle, entries, device.adapters)
     names = main.adapters.names if main.adapters else ()
     adapters = {each.name: bundle.sha256_of(each.folder) for each in manifest.adapters if each.name in names}
     check_adapter(config.generation.adapter, names)
+
+    if tokenizer is None:  # one that is missing is told before models are loaded
+        check_tokenizer(bundle.tokenizer_path)
+    draft_tokenizer = None if draft_tokenizer is None else guarded(draft_tokenizer)
+    if draft_tokenizer is None:
+        for entry in entries:
+            if entry.vocabulary != "same" and entry.tokenizer:
+                check_tokenizer(draft_bundle.folder / entry.tokenizer.folder)
+    store = None
+    if scheduler.answer_store is not None:
+        store = AnswerStore(scheduler.answer_store, manifest.main.vocab_sha256)
 
     count = config.generation.num_assistant_tokens
     if device.npu_window is None and not isinstance(count, str):
@@ -140,7 +132,7 @@ def assemble(
 
         loaded, placement = load_models(main, drafts, device, allocate, can_leave_out=not named)
     public, tokenizer = made.result()
-    config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
+    config = dataclasses.replace(config, device=placement.named_in(config.device))
 
     make = functools.partial(
         as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer

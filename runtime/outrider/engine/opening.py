@@ -18,6 +18,7 @@ from outrider.system.files import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from outrider.config import DeviceConfig
     from outrider_export.progress import Progress
 
 
@@ -50,6 +51,13 @@ def open_bundle(
     with needs(what, "export", ExportError):
         from outrider_export.bundles.cached import cached_bundle
     return cached_bundle(model, draft, for_this_machine=for_this_machine, progress=progress)
+
+
+def open_draft_bundle(bundle: Bundle, options: DeviceConfig) -> Bundle:
+    """The bundle that has a bundle's draft models: another one if the options name it. Raises as `open_bundle`."""
+    if options.draft_bundle is None:
+        return bundle
+    return open_bundle(options.draft_bundle, for_this_machine=options.takes_any_form)
 
 
 def is_model(folder: Path) -> bool:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from outrider.bundle.folder import Bundle
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
 from outrider.models.backends import Support
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.model_spec import ModelSpec, specs_of
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Job, Verdict, try_apart
 from outrider.models.tuning.settled import compile_settled, is_settled
 from outrider.system import saved
@@ -34,6 +33,10 @@ class Placement:
     main: str
     draft: str | None
     why: str
+
+    def named_in(self, options: DeviceConfig) -> DeviceConfig:
+        """The options with these devices in place of "auto" and "AUTO"."""
+        return dataclasses.replace(options, main_device=self.main, draft_device=self.draft or options.draft_device)
 
 
 Compiled: TypeAlias = tuple[ModelSpec, CompiledModel]  # the spec says where
@@ -56,7 +59,7 @@ def compile_models(
     """
     _check_properties(main, drafts, options)
     own = [spec for spec in drafts if not spec.uses_main_cache]
-    placement = choose_devices(main, own[0] if own else None, options)
+    placement = choose_devices(main, drafts, options)
     _check_layers(main, placement.main, drafts)
     if (at_once := _load_at_once([main, *own], placement, options)) is not None:
         return at_once | _sharing(at_once["main"], drafts, options, can_leave_out), placement
@@ -138,11 +141,12 @@ def verdict_of(spec: ModelSpec) -> Verdict:
     return verdict
 
 
-def choose_devices(main: ModelSpec, draft: ModelSpec | None, options: DeviceConfig) -> Placement:
+def choose_devices(main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig) -> Placement:
     """The devices that `options` name; for "auto" the first GPU that runs the model, otherwise the CPU.
 
     A GPU is tried in a process of its own (see `verdict_of`). Warns (`DeviceWarning`) of one that fails.
     """
+    draft = next((spec for spec in drafts if not spec.uses_main_cache), None)
     main_device = _resolved(main, options.main_device, options)
     draft_device = None
     if draft and options.draft_device is not None:
@@ -151,15 +155,6 @@ def choose_devices(main: ModelSpec, draft: ModelSpec | None, options: DeviceConf
         draft_device = _beside(main_device, draft) if options.main_device == "auto" else main_device
     is_chosen = "auto" in (options.main_device, options.draft_device if draft else None)
     return Placement(main_device, draft_device, why=_AUTO if is_chosen else "as asked for")
-
-
-def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
-    """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
-    main, drafts = specs_of(bundle, draft_bundle)
-    own = [spec for spec in drafts if not spec.uses_main_cache]
-    placement = choose_devices(main, own[0] if own else None, options)
-    draft_device = placement.draft or options.draft_device
-    return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
 
 
 def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:

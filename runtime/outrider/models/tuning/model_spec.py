@@ -16,7 +16,7 @@ import openvino as ov
 
 from outrider.bundle.architectures import refusal_of
 from outrider.bundle.fit import check_writes
-from outrider.bundle.folder import Bundle, draft_models_of
+from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
 from outrider.config import DeviceConfig
 from outrider.config.files import user_path
@@ -46,7 +46,7 @@ _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 class ModelSpec:
     """A model of a bundle on a device.
 
-    spec, drafts = specs_of(bundle, bundle)
+    spec, drafts = specs_of(bundle, bundle, bundle.manifest.drafters)
     backend = spec.on("GPU", options).compile()
     """
 
@@ -336,26 +336,27 @@ class ModelSpec:
 
 
 def specs_of(
-    bundle: Bundle, draft_bundle: Bundle, names: Sequence[str] | None = None, adapters: Sequence[str] | None = None
+    bundle: Bundle,
+    draft_bundle: Bundle,
+    drafters: Sequence[DrafterEntry],
+    adapters: Sequence[str] | None = None,
 ) -> tuple[ModelSpec, list[ModelSpec]]:
-    """The main model of a bundle, and its drafters, which may be in another bundle.
+    """The main model of a bundle, and its drafters, which are in `draft_bundle`: the same, or another one.
 
-    names: of the drafters; by default all. The main model gives the hidden states that they read, and is cut for those
-    that are made of its layers. adapters: the names of the main model's; by default all.
+    The main model gives the hidden states that they read, and is cut for those that are made of its layers. adapters:
+    the names of the main model's; by default all.
 
     Raises:
         OptionError: for an adapter that the bundle does not have.
         BundleError: for a model that writes no text.
     """
     check_writes(bundle.manifest, bundle.folder)
-    entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
-    drafts = [ModelSpec(entry.name, draft_bundle, entry.model, entry) for entry in entries]
-    features = dict.fromkeys(name for spec in drafts if spec.drafter for name in spec.drafter.features)
-    num_layers = bundle.manifest.main.geometry.num_layers
-    cuts = sorted({cut for spec in drafts if spec.layers for cut in cuts_for(spec.layers, num_layers)})
     main = bundle.manifest.main
+    features = tuple(dict.fromkeys(name for entry in drafters for name in entry.features))
+    cuts = {cut for entry in drafters if entry.layers for cut in cuts_for(entry.layers, main.geometry.num_layers)}
     own = adapters_of(bundle, adapters)
-    return ModelSpec("main", bundle, main, None, tuple(features), own, tuple(cuts)), drafts
+    drafts = [ModelSpec(entry.name, draft_bundle, entry.model, entry) for entry in drafters]
+    return ModelSpec("main", bundle, main, None, features, own, tuple(sorted(cuts))), drafts
 
 
 def adapters_of(bundle: Bundle, names: Sequence[str] | None = None) -> Adapters | None:
