@@ -49,7 +49,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip("'auto' is f32 here")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", outrider.ExactnessWarning)  # of a precision that was asked for
-        made = compile_settled(part.on("CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision)))
+        _, made = compile_settled(part.on("CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision)))
     made.allocate(max_tokens=4096)
     if not made.exactness.holds:
         assert precision == "bf16", "what 'auto' takes is exact, and so is f32"
@@ -266,7 +266,7 @@ def test_what_is_claimed_is_true(openvino_bundle: Bundle, options: dict[str, Any
     quantised = "u8" in options.values()
     warns = pytest.warns(outrider.ExactnessWarning, match="Leave cache_precision at 'auto'")
     with warns if quantised else contextlib.nullcontext():
-        made = compile_settled(part.on("CPU", DeviceConfig(**options)))
+        _, made = compile_settled(part.on("CPU", DeviceConfig(**options)))
     made.allocate(4096)
     differences = compare_readings(made, 300)
     assert made.capabilities.bit_exact_batching == (set(differences.values()) == {0.0})

@@ -12,10 +12,9 @@ from outrider.bundle import Bundle
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import output_matrix_of, result
-from outrider.models.tuning.loaded import LoadedModel
-from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.setting import Setting
+from outrider.models.tuning.setting import Choice, Setting
 from outrider.system.core import new_core
 from outrider.types import Chunk
 
@@ -140,13 +139,14 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bun
 
     logits, said, identities = [], [], []
     for columns in (0, COLUMNS):
-        backend = part.compile(Setting("f32", "auto", columns=columns), graph)
+        setting = Setting("f32", "auto", columns=columns)
+        backend = part.compile(setting, graph)
         backend.allocate(64)
         slot = backend.open(16)
         assert slot is not None
         step = backend.submit([Chunk(slot, [5, 6, 7], num_rows=3)]).wait()
         logits.append(np.array([step.row(i).full() for i in range(3)]))
-        loaded = LoadedModel(part, backend, PassCost((1,), (0.1,), (0.1,)))
+        loaded = LoadedModel(part, Choice(setting), backend)
         said.append(loaded.setting)
         identities.append(loaded.identity)
     assert np.abs(logits[1] - logits[0]).max() <= 1e-4 * np.abs(logits[0]).max()

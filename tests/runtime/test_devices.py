@@ -525,12 +525,12 @@ class TestGpu:
     def test_more_than_there_is_is_refused_up_front(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = load(bundle)
         backends = [model.backend for model in engine.loaded.values()]
-        monkeypatch.setattr(loading, "system_memory", lambda: (10**6, 10**6))
+        monkeypatch.setattr(devices, "system_memory", lambda: (10**6, 10**6))
         with pytest.raises(
             outrider.DeviceError, match=r"CPU has 0.00 GB of memory, and the cache may take .* Lower cache"
         ):
-            loading.check_room(backends, 10**5)
-        loading.check_room(backends, 100)
+            devices.check_room(backends, 10**5)
+        devices.check_room(backends, 100)
         monkeypatch.undo()
         core: Any = FakeCore()
         monkeypatch.setattr(ov, "Core", lambda: core)
@@ -538,11 +538,11 @@ class TestGpu:
         monkeypatch.setattr(backend, "device", "GPU")
         monkeypatch.setattr(type(backend), "runtime", "OpenVINO")
         with pytest.raises(outrider.DeviceError, match="GPU has 0.00 GB of memory left, and the cache may take"):
-            loading.check_room([backend], 2)
-        loading.check_room([backend], 1)
+            devices.check_room([backend], 2)
+        devices.check_room([backend], 1)
         core.properties["GPU_DEVICE_MAX_ALLOC_MEM_SIZE"] = 63
         with pytest.raises(outrider.DeviceError, match="GPU makes no tensor above 0.00 GB, and the keys of"):
-            loading.check_room([backend], 1)
+            devices.check_room([backend], 1)
 
 
 class TestCommand:

@@ -15,8 +15,7 @@ from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import ProcessorFacts
 from outrider.models.tuning import costs, identity, loading, model_spec, settled
-from outrider.models.tuning.loaded import LoadedModel
-from outrider.models.tuning.measure import PassCost
+from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict
 from outrider.models.tuning.setting import Choice, Setting
@@ -148,8 +147,8 @@ def test_saved_prefixes_are_of_one_vision_encoder(part: ModelSpec) -> None:
     vision = VisionEntry("draft", "fp32", **sizes, **around, rescale_factor=1.0, resample=1)  # type: ignore[arg-type]
     seeing = replace(part, model=msgspec.structs.replace(part.model, vision=vision))
     other = replace(seeing, bundle=with_changed(part.bundle, "draft/openvino_model.bin"))
-    cost = PassCost((1,), (0.1,), (0.1,))
-    ours, theirs = (LoadedModel(each, compiled(), cost).identity for each in (seeing, other))
+    choice = Choice(Setting("f32", "f32"))
+    ours, theirs = (LoadedModel(each, choice, compiled()).identity for each in (seeing, other))
     assert ours != theirs
 
 

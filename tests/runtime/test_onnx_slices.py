@@ -129,7 +129,7 @@ def test_a_first_load_measures_exactness_on_a_slice_and_finds_the_models_own(
         return measure_exactness(backend)
 
     monkeypatch.setattr(measured, "measure_exactness", observed)
-    backend = compile_settled(part)
+    _, backend = compile_settled(part)
     assert (seen, backend.num_layers) == ([4], NUM_LAYERS)
     found = backend.exactness
     backend.allocate(TRIAL_TOKENS)

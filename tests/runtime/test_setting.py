@@ -250,7 +250,7 @@ def test_rows_in_eights_are_taken_where_they_are_cheap(
     part: ModelSpec, processor: Callable[..., list[Setting]]
 ) -> None:
     processor(f32=Kind(FAST), bf16=CHEAP_EIGHTS)
-    backend = compile_settled(part)
+    _, backend = compile_settled(part)
     assert backend.precision == "bf16"
     assert backend.capabilities.bit_exact_batching
     assert backend.capabilities.rows == IN_EIGHTS
@@ -336,7 +336,7 @@ def test_the_fastest_is_left_out_where_it_is_not_exact(
 def test_where_nothing_is_exact_that_is_said(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
     processor(bf16=NEVER)
     with pytest.warns(outrider.ExactnessWarning, match=r"in bf16.* logits differ by up to .* Leave precision"):
-        backend = compile_settled(part.on("CPU", DeviceConfig(precision="bf16")))
+        _, backend = compile_settled(part.on("CPU", DeviceConfig(precision="bf16")))
     assert not backend.capabilities.bit_exact_batching
     processor(f32=NEVER)
     with pytest.warns(

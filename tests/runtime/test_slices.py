@@ -145,7 +145,7 @@ def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: ModelSpec) -> 
 def test_the_whole_model_is_exact_with_the_rule_of_its_slice(kind: str, request: pytest.FixtureRequest) -> None:
     spec: ModelSpec = request.getfixturevalue(kind)
     assert spec.slices() is not None
-    backend = compile_settled(spec.on("CPU", OPTIONS))
+    _, backend = compile_settled(spec.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
     allocate_for_trials(backend)
@@ -224,7 +224,7 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: ModelSpec, monkeyp
     monkeypatch.setattr(
         trials, "settings_for", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)]
     )
-    backend = compile_settled(sliced.on("CPU", OPTIONS))
+    _, backend = compile_settled(sliced.on("CPU", OPTIONS))
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds
     assert not disturbed
@@ -232,7 +232,7 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: ModelSpec, monkeyp
 
 
 def test_costs_come_from_slices(sliced: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = compile_settled(sliced.on("CPU", OPTIONS))
+    _, backend = compile_settled(sliced.on("CPU", OPTIONS))
     backend.allocate(4096)
     monkeypatch.setattr(
         "outrider.models.tuning.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")

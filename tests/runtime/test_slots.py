@@ -26,7 +26,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         bundle = save_toy_bundle(folder, draft=False, padded=False, formats=(form, form))
     else:
         bundle = save_hybrid(folder, request.param)
-    made = compile_settled(ModelSpec("main", bundle, bundle.manifest.main))
+    _, made = compile_settled(ModelSpec("main", bundle, bundle.manifest.main))
     made.allocate(4096)
     return made
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from outrider.bundle import Manifest
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
+from outrider.models.backends.devices import check_room
 from outrider.models.tuning.costs import least_tokens
-from outrider.models.tuning.loading import check_room
 from outrider.types import CompiledModel
 
 

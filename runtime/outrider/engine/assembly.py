@@ -35,8 +35,7 @@ from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
 from outrider.models.tuning.costs import contention_of
-from outrider.models.tuning.loaded import LoadedModel, load_models
-from outrider.models.tuning.loading import Placement
+from outrider.models.tuning.loading import LoadedModel, Placement, load_models
 from outrider.models.tuning.measure import pays
 from outrider.models.tuning.model_spec import specs_of
 from outrider.models.tuning.retiming import Retiming

@@ -26,7 +26,7 @@ from outrider.inputs.tools.stream import joined
 from outrider.inputs.vision import Vision, check_images, has_images
 from outrider.inputs.vision.prompts import PartsTokenizer
 from outrider.models.kv import Fetched, PrefixStore
-from outrider.models.tuning.loaded import LoadedModel
+from outrider.models.tuning.loading import LoadedModel
 from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy

@@ -20,6 +20,7 @@ from outrider.bundle.manifest import Format
 from outrider.errors import DeviceError, OptionError, install, nearest, one_line
 from outrider.models.backends.memory import system_memory
 from outrider.system.core import new_core
+from outrider.types import CompiledModel
 
 _PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}
 _EXACT = "whether it is bit-exact, so that drafts cannot change the text, is measured when a model is loaded"
@@ -138,6 +139,32 @@ def largest_tensor(core: ov.Core, device: str) -> int | None:
         return None
     name = "GPU_DEVICE_MAX_ALLOC_MEM_SIZE"
     return int(core.get_property(device, name)) if name in core.get_property(device, "SUPPORTED_PROPERTIES") else None
+
+
+def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
+    """Raise DeviceError if a device has less memory than its models' full caches of `max_tokens` would take.
+
+    This is done at load, as in OpenVINO GenAI: later, a system that runs out of memory slows down, and drivers abort.
+    The memory of ONNX Runtime's devices other than the CPU is unknown.
+    """
+    core = new_core()
+    wanted: dict[str, float] = {}
+    for backend in backends:
+        device, size = backend.device, max_tokens * backend.bytes_per_token
+        if not size or (device != "CPU" and backend.runtime != "OpenVINO"):
+            continue
+        wanted[device] = wanted.get(device, 0.0) + size
+        most, each = largest_tensor(core, device), size / max(2 * backend.num_layers, 1)
+        if most is not None and each > most:
+            raise DeviceError(
+                f"{device} makes no tensor above {most / 1e9:.2f} GB, and the keys of a layer may take "
+                f"{each / 1e9:.2f} GB. Lower cache_size."
+            )
+    for device, size in wanted.items():
+        room = system_memory()[0] if device == "CPU" else free_memory(core, device)
+        if room is not None and size > room:
+            has = f"{room / 1e9:.2f} GB of memory" + ("" if device == "CPU" else " left")
+            raise DeviceError(f"{device} has {has}, and the cache may take {size / 1e9:.2f} GB. Lower cache_size.")
 
 
 def is_integrated(core: ov.Core, device: str) -> bool:

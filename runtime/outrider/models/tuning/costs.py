@@ -23,7 +23,7 @@ from outrider.models.tuning.measure import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from outrider.models.tuning.loaded import LoadedModel
+    from outrider.models.tuning.loading import LoadedModel
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel

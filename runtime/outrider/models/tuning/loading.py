@@ -1,27 +1,37 @@
-"""Loads a bundle's models onto devices: chooses devices, tries them in a child process, replaces those that fail."""
+"""The door of the first load: the models of an engine, compiled in their settings, with what their calls cost.
+
+    loaded, placement = load_models(main, drafts, options, admission.allocate)
+    loaded["main"].cost(5)    # seconds of a call of five rows
+
+Devices are chosen, tried in a child process, and replaced if they fail. What is measured at the first load is saved
+under each model's identity, and read at later ones.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.models.backends import Support
-from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
-from outrider.models.backends.memory import system_memory
+from outrider.models.backends.devices import find_device, find_devices, resolve_auto
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
+from outrider.models.tuning.costs import cost_of
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Job, Verdict, try_apart
-from outrider.models.tuning.settled import compile_settled, is_settled
+from outrider.models.tuning.settled import choice_of, compile_settled, is_settled
 from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.system.together import together
 from outrider.types import CompiledModel
+
+if TYPE_CHECKING:
+    from outrider.models.tuning.measure import PassCost
+    from outrider.models.tuning.setting import Choice
 
 _AUTO = "auto chooses the first GPU that runs the model, otherwise the CPU"
 
@@ -39,15 +49,54 @@ class Placement:
         return dataclasses.replace(options, main_device=self.main, draft_device=self.draft or options.draft_device)
 
 
-Compiled: TypeAlias = tuple[ModelSpec, CompiledModel]  # the spec says where
+@dataclass(eq=False, slots=True)
+class LoadedModel:
+    """A model on its device, ready for requests once its cache is allocated and its calls are timed."""
+
+    spec: ModelSpec  # says where
+    choice: Choice  # its setting, and the trials that it was chosen from
+    backend: CompiledModel
+    cost: PassCost = field(init=False)  # seconds of its calls
+
+    def time_again(self, repeats: int) -> None:
+        """Measure and save the cost of its calls. Not while requests run."""
+        self.cost.take(cost_of(self.spec, self.backend, repeats))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that its keys and values depend on besides what it reads."""
+        key = self.spec.identity.compiled(self.backend).key()
+        return key | {"cache": self.backend.cache_precision, "bytes": self.backend.bytes_per_token}
+
+    @property
+    def setting(self) -> str:
+        """Where and how precisely it runs; of a main model, whether drafts cannot change its text."""
+        backend, exact, facts = self.backend, "", self.backend.fingerprint
+        group_size = facts.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        groups = f" in groups of {group_size}" if group_size else ""
+        if self.spec.is_main:
+            exact = ", bit-exact" if backend.exactness.holds else ", not bit-exact"
+        cache = f"cache {backend.cache_precision}"
+        threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
+        threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
+        columns = f", products of {int(facts['columns']):,} columns" if "columns" in facts else ""
+        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}{columns}, {backend.runtime}"
 
 
-def compile_models(
-    main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig, *, can_leave_out: bool = False
-) -> tuple[dict[str, Compiled], Placement]:
-    """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
+def load_models(
+    main: ModelSpec,
+    drafts: Sequence[ModelSpec],
+    options: DeviceConfig,
+    allocate: Callable[[dict[str, CompiledModel]], None],
+    *,
+    can_leave_out: bool = False,
+) -> tuple[dict[str, LoadedModel], Placement]:
+    """Compile an engine's models on the devices that `choose_devices` gives, and time their calls.
 
-    can_leave_out: leave out a drafter that cannot read the main model's cache, with a warning; it was not asked for.
+    Returns them by role, with their devices.
+
+    allocate: is given all of them, which share the memory, and allocates their caches. can_leave_out: leave out a
+    drafter that cannot read the main model's cache, with a warning; it was not asked for.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
     that "auto" chose, or that was named for a draft model, is replaced when it fails, with a warning (`DeviceWarning`).
@@ -58,46 +107,49 @@ def compile_models(
         DeviceError: when the device that was named for the main model, or the CPU, cannot run a model.
     """
     _check_properties(main, drafts, options)
-    own = [spec for spec in drafts if not spec.uses_main_cache]
     placement = choose_devices(main, drafts, options)
-    _check_layers(main, placement.main, drafts)
-    if (at_once := _load_at_once([main, *own], placement, options)) is not None:
-        return at_once | _sharing(at_once["main"], drafts, options, can_leave_out), placement
+    _check_layers(main.on(placement.main, options), drafts)
+    loaded, placement = _compile_models(main, [each for each in drafts if not each.uses_main_cache], placement, options)
+    loaded |= _compile_beside(loaded["main"], drafts, options, can_leave_out)
+    allocate({role: model.backend for role, model in loaded.items()})
+    first = loaded["main"]
+    for model in loaded.values():
+        # On the main model's processor its speed today is known, too. The first draft packs the weights.
+        is_known = model is not first and first.spec.device == model.spec.device == "CPU"
+        model.cost = cost_of(model.spec, model.backend, scale=first.cost.scale if is_known else None)
+    return loaded, placement
+
+
+def _compile_models(
+    main: ModelSpec, own: Sequence[ModelSpec], placement: Placement, options: DeviceConfig
+) -> tuple[dict[str, LoadedModel], Placement]:
+    """Compile the main model and those with a cache of their own. Returns the devices that they are on, too.
+
+    At the same time if they are all for the CPU, and none is to be measured, which must not be disturbed.
+    """
+    here = [spec.on("CPU", options) for spec in (main, *own)]
+    if own and {placement.main, placement.draft} == {"CPU"} and all(map(is_settled, here)):
+        made = together([partial(compile_checked, spec) for spec in here])
+        return {spec.role: each.result() for spec, each in zip(here, made, strict=True)}, placement
     is_chosen = options.main_device == "auto"
     failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
-    beside = loaded["main"][0].device
+    beside = loaded["main"].spec.device
     follows = is_chosen and options.draft_device is None
     failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
     for spec in own:
         device = _beside(beside, spec) if follows else placement.draft or beside
         instead = ["CPU"] if device == "CPU" or not find_device(beside, spec.model.format) else [beside, "CPU"]
         loaded[spec.role] = _load_first(spec, [device, *instead], options, failures)
-    found = beside, loaded[own[0].role][0].device if own else None
-    loaded |= _sharing(loaded["main"], drafts, options, can_leave_out)
+    found = beside, loaded[own[0].role].spec.device if own else None
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{wanted} cannot be used, as warned")
     return loaded, placement
 
 
-def _load_at_once(
-    parts: Sequence[ModelSpec], placement: Placement, options: DeviceConfig
-) -> dict[str, Compiled] | None:
-    """Compile models at the same time.
-
-    None if they are not all for the CPU, or one is to be measured, which must not be disturbed.
-    """
-    devices = {placement.main, placement.draft or placement.main}
-    here = [spec.on("CPU", options) for spec in parts]
-    if len(parts) == 1 or devices != {"CPU"} or not all(map(is_settled, here)):
-        return None
-    loading = together([partial(compile_checked, spec) for spec in here])
-    return {spec.role: (spec, each.result()) for spec, each in zip(here, loading, strict=True)}
-
-
-def compile_checked(spec: ModelSpec) -> CompiledModel:
-    """Compile one model on its device, and validate it against the manifest. Raises as `compile_models`."""
+def compile_checked(spec: ModelSpec) -> LoadedModel:
+    """Compile one model on its device, and validate it against the manifest. Raises as `load_models`."""
     own, support, device = spec.options, spec.support, spec.device
     emulated = support.fixed_shapes and own.properties.get("NPUW_DEVICES") == "CPU"
     is_doubtful = support.tries_settings and may_divide_by_zero(
@@ -111,14 +163,14 @@ def compile_checked(spec: ModelSpec) -> CompiledModel:
                 f"{spec} does not run on {device}: {verdict.reason}. {remedy}"
                 "When that is fixed, test it again with 'outrider devices --again'."
             )
-    backend = compile_settled(spec)
+    choice, backend = compile_settled(spec)
     found, geometry = (backend.num_layers, backend.logits_width), spec.model.geometry
     if found != (geometry.num_cached_layers, geometry.logits_width):
         raise BundleError(
             f"The model in {spec.path.parent} has {found[0]} layers and {found[1]:,} logits; "
             f"outrider.json says {geometry.num_cached_layers} and {geometry.logits_width:,}. Export the bundle again."
         )
-    return backend
+    return LoadedModel(spec, choice, backend)
 
 
 def forget() -> None:
@@ -157,35 +209,9 @@ def choose_devices(main: ModelSpec, drafts: Sequence[ModelSpec], options: Device
     return Placement(main_device, draft_device, why=_AUTO if is_chosen else "as asked for")
 
 
-def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
-    """Raise DeviceError if a device has less memory than its models' full caches of `max_tokens` would take.
-
-    This is done at load, as in OpenVINO GenAI: later, a system that runs out of memory slows down, and drivers abort.
-    The memory of ONNX Runtime's devices other than the CPU is unknown.
-    """
-    core = new_core()
-    wanted: dict[str, float] = {}
-    for backend in backends:
-        device, size = backend.device, max_tokens * backend.bytes_per_token
-        if not size or (device != "CPU" and backend.runtime != "OpenVINO"):
-            continue
-        wanted[device] = wanted.get(device, 0.0) + size
-        most, each = largest_tensor(core, device), size / max(2 * backend.num_layers, 1)
-        if most is not None and each > most:
-            raise DeviceError(
-                f"{device} makes no tensor above {most / 1e9:.2f} GB, and the keys of a layer may take "
-                f"{each / 1e9:.2f} GB. Lower cache_size."
-            )
-    for device, size in wanted.items():
-        room = system_memory()[0] if device == "CPU" else free_memory(core, device)
-        if room is not None and size > room:
-            has = f"{room / 1e9:.2f} GB of memory" + ("" if device == "CPU" else " left")
-            raise DeviceError(f"{device} has {has}, and the cache may take {size / 1e9:.2f} GB. Lower cache_size.")
-
-
 def _load_first(
     spec: ModelSpec, devices: Sequence[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
-) -> Compiled:
+) -> LoadedModel:
     """Compile a model on the first of `devices` that runs it. Warns of each failure.
 
     failures: the errors after which the next device is tried.
@@ -193,7 +219,7 @@ def _load_first(
     first, *others = dict.fromkeys(devices)
     here = spec.on(first, options)
     try:
-        return here, compile_checked(here)
+        return compile_checked(here)
     except failures as error:
         if first == "CPU" or not others:
             raise
@@ -225,10 +251,10 @@ def _beside(main_device: str, draft: ModelSpec) -> str:
     return main_device if find_device(main_device, draft.model.format) else "CPU"
 
 
-def _check_layers(main: ModelSpec, device: str, drafts: Sequence[ModelSpec]) -> None:
+def _check_layers(main: ModelSpec, drafts: Sequence[ModelSpec]) -> None:
     """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
     sharing = [spec for spec in drafts if spec.uses_main_cache]
-    if sharing and Support.of(main.model, device).fixed_shapes:
+    if sharing and main.support.fixed_shapes:
         does = "is made of some of the main model's layers" if sharing[0].layers else "reads the main model's cache"
         raise DeviceError(
             f"The drafter '{sharing[0].role}' {does}, which NPUW compiles as a whole. "
@@ -236,22 +262,21 @@ def _check_layers(main: ModelSpec, device: str, drafts: Sequence[ModelSpec]) -> 
         )
 
 
-def _sharing(
-    main: Compiled, drafts: Sequence[ModelSpec], options: DeviceConfig, can_leave_out: bool
-) -> dict[str, Compiled]:
-    """The models, by role, of drafters that use the main model's cache: its own layers, or such that read it."""
+def _compile_beside(
+    main: LoadedModel, drafts: Sequence[ModelSpec], options: DeviceConfig, can_leave_out: bool
+) -> dict[str, LoadedModel]:
+    """The drafters, by role, that use the main model's cache: its own layers, or such that read it."""
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
-    whole, backend = main
-    made: dict[str, Compiled] = {}
+    made: dict[str, LoadedModel] = {}
     for spec in drafts:
         if not spec.uses_main_cache:
             continue
-        if not isinstance(backend, OpenVINOPaged):
+        if not isinstance(main.backend, OpenVINOPaged):
             raise AssertionError("the manifest and the device were checked")
-        here = spec.on(whole.device, options)
+        here = spec.on(main.spec.device, options)
         try:
-            made[spec.role] = here, here.compile_beside(backend)
+            made[spec.role] = LoadedModel(here, choice_of(here), here.compile_beside(main.backend))
         except DeviceError as error:
             if not can_leave_out:
                 raise

@@ -15,7 +15,7 @@ from outrider.types import Chunk, Prompt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from outrider.models.tuning.loaded import LoadedModel
+    from outrider.models.tuning.loading import LoadedModel
 
 log = logging.getLogger("outrider")
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _ALIKE = ("features",)
 
 
-def compile_settled(spec: ModelSpec) -> CompiledModel:
-    """Compile a model in its setting, which is saved, or found now.
+def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
+    """Compile a model in its setting, which is saved, or found now. Returns both.
 
     Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `ModelSpec.compile`.
     """
@@ -57,7 +57,7 @@ def compile_settled(spec: ModelSpec) -> CompiledModel:
             ExactnessWarning,
             stacklevel=2,
         )
-    return backend
+    return choice, backend
 
 
 def choice_of(spec: ModelSpec) -> Choice:
