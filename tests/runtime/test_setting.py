@@ -435,13 +435,13 @@ def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.M
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
     said: list[str] = []
-    outrider.load(openvino_bundle.folder, cache_size=0.01, progress=said.append)
+    outrider.load(openvino_bundle.folder, cache_size=0.01, keep_records=False, progress=said.append)
     assert said[0] == f"Loading {openvino_bundle.folder}."
     assert any(re.search(r"The main model is measured on CPU(, setting 1 of \d|: f32)", each) for each in said)
     with pytest.raises(KeyboardInterrupt):
         outrider.load(openvino_bundle.folder, progress=interrupt)
     said.clear()
-    outrider.load(openvino_bundle.folder, cache_size=0.01)
+    outrider.load(openvino_bundle.folder, cache_size=0.01, keep_records=False)
     assert not said
 
 
