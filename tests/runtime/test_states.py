@@ -130,7 +130,7 @@ def test_drafting_ahead_does_not_show(tmp_path: Path, engine: outrider.Engine) -
 def test_cached_prefixes_are_checked(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a fresh reading, while the engine has nothing to do."""
     monkeypatch.setattr(prefix_check, "EVERY_HITS", 1)
-    prompt, check = random_ids(90, 60), engine._parts.queue._scheduler.prefix_check
+    prompt, check = random_ids(90, 60), engine._queue._scheduler.prefix_check
     before = check.num_checked
     for _ in range(3):
         engine.generate(prompt, max_new_tokens=2, drafter=None)

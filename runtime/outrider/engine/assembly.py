@@ -10,7 +10,7 @@ from typing import Any
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.manifest import READING_KINDS, DrafterEntry
-from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
+from outrider.config import COPYING, Config, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.request_queue import RequestQueue
@@ -47,21 +47,12 @@ from outrider.types import CompiledModel, TextTokenizer
 
 @dataclasses.dataclass(frozen=True)
 class EngineParts:
-    """What an engine consists of.
-
-    config: with the devices that "auto" has become. device: as the models were loaded with. adapters: of the LoRA
-    adapters that are loaded, by name, a hash of the files.
-    """
+    """What an engine consists of. config: with the devices that "auto" has become."""
 
     config: Config
-    device: DeviceConfig
     tokenizer: TextTokenizer
     placement: Placement
-    loaded: dict[str, LoadedModel]
-    adapters: dict[str, str]
-    admission: Admission
-    registry: DrafterRegistry
-    preparation: Preparation
+    preparation: Preparation  # has the models and the drafters
     queue: RequestQueue
 
     def pays_to_overlap(self, wanted: bool | str) -> bool:
@@ -72,16 +63,17 @@ class EngineParts:
         Raises:
             OptionError: when it is wanted, and no draft model is loaded.
         """
-        able = [self.loaded[name] for name, model in self.registry.models.items() if model.goes_ahead]
+        loaded, registry = self.preparation.loaded, self.preparation.registry
+        able = [loaded[name] for name, model in registry.models.items() if model.goes_ahead]
         if not able or not wanted:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
-        main, draft = self.loaded["main"], able[0]
+        main, draft = loaded["main"], able[0]
         if wanted == "auto" and main.backend.device == draft.backend.device:
             return False
         contention = contention_of(main, draft)
-        self.registry.expect(contention)
+        registry.expect(contention)
         return wanted is True or pays(main.cost, draft.cost, contention)
 
 
@@ -168,7 +160,7 @@ def assemble(
     if scheduler.keep_records:
         draft_trial_answers(main_backend, main_cost, preparation, rows)
     queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
-    return EngineParts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
+    return EngineParts(config, public, placement, preparation, queue)
 
 
 def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, LoadedModel]) -> PrefixStore | None:

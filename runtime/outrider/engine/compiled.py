@@ -38,13 +38,14 @@ class CompiledBundle:
     ) -> None:
         report(f"Loading {bundle.folder}.")
         self.bundle = bundle
-        self._parts = parts = assemble(bundle, config or Config(), tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
-        spare(self, parts.admission.backends)
+        parts = assemble(bundle, config or Config(), tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.placement = parts.placement
-        self.loaded = parts.loaded  # read as a list: `close` empties it, perhaps in another thread
-        self._registry, self._preparation, self._queue = parts.registry, parts.preparation, parts.queue
+        self._preparation, self._queue = parts.preparation, parts.queue
+        self._registry, self._admission = parts.preparation.registry, parts.preparation.admission
+        self.loaded = parts.preparation.loaded  # read as a list: `close` empties it, perhaps in another thread
+        spare(self, self._admission.backends)
         self._tracing = Lock()
         self._overlaps = False
         self.overlaps = parts.pays_to_overlap(self.config.scheduler.overlap)
@@ -66,7 +67,7 @@ class CompiledBundle:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The LoRA adapters that are loaded, which `adapter` can be, besides None."""
-        return tuple(self._parts.adapters)
+        return tuple(self._preparation.adapters)
 
     def add_drafter(self, name: str, drafter: Proposer) -> None:
         """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
@@ -180,7 +181,7 @@ class CompiledBundle:
     def max_tokens(self) -> int:
         """Most tokens of one request's prompt and answer: the model's context, or what fits in the cache."""
         self._queue.check_open()
-        return self._parts.admission.max_tokens
+        return self._admission.max_tokens
 
     def settle(self) -> None:
         """Wait for work that is done while no request runs: ended answers are read again for the next turns.
@@ -201,7 +202,7 @@ class CompiledBundle:
         if self._preparation.store is not None:
             self._preparation.store.flush()
         self.loaded.clear()
-        self._parts.admission.backends.clear()
+        self._admission.backends.clear()
         if self.vision is not None:
             self.vision.encoder.close()
 

@@ -65,7 +65,7 @@ class Preparation:
     images.
     """
 
-    loaded: Mapping[str, LoadedModel]
+    loaded: dict[str, LoadedModel]
     tokenizer: TextTokenizer
     special: TokenizerEntry
     admission: Admission

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import TypeAlias
 
 import openvino as ov
@@ -51,7 +52,7 @@ class Measured:
     both: compile the small slice now, not at its first use. Times are measured once.
     """
 
-    whole: CompiledModel | None = None  # the model in this setting, if it was compiled beside the slices
+    whole: Future[CompiledModel] | None = None  # the model in this setting, if it is compiled beside the slices
 
     def __init__(self, spec: ModelSpec, setting: Setting, slices: Slices | None = None, *, both: bool = False) -> None:
         self.spec, self.setting, self.slices = spec, setting, slices
@@ -80,19 +81,14 @@ class Measured:
 
     def needed(self) -> Exactness:
         """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
-        if self.spec.is_main:
-            return measure_exactness(self._onnx_slice() or self.main)
-        # Rows that are read alone are faster after long texts.
-        return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
-
-    def _onnx_slice(self) -> CompiledModel | None:
-        """A slice of a model in ONNX. It is timed as a whole, as there is one setting only."""
+        if not self.spec.is_main:  # rows that are read alone are faster after long texts
+            return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
         graph = self.spec.onnx_slice()
         if graph is None:
-            return None
-        made = self.spec.compile(self.setting, graph)
-        made.allocate(TRIAL_TOKENS)
-        return made
+            return measure_exactness(self.main)
+        examined = self.spec.compile(self.setting, graph)  # only timed as a whole, as there is one setting
+        examined.allocate(TRIAL_TOKENS)
+        return measure_exactness(examined)
 
     def cheapest(self, exactness: Exactness) -> Exactness:
         """This padding, or two rows a call where that takes no longer, as of some products. It is used from now on.

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import ExactnessWarning
 from outrider.models.tuning.costs import save_cost
-from outrider.models.tuning.measure import allocate_for_trials, measure_exactness
+from outrider.models.tuning.measure import measure_exactness
 from outrider.models.tuning.measure.slots import Adapted
+from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Choice, Setting
 from outrider.models.tuning.trials import choose
@@ -90,10 +91,10 @@ def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
     gc.collect()
     if whole is None:
         report(f"{spec} is compiled.")
-        whole = spec.compile(choice.setting)
-    whole.use(choice.setting.exactness)
-    save_cost(spec, whole, cost)
-    return choice, whole
+    backend = spec.compile(choice.setting) if whole is None else whole.result()
+    backend.use(choice.setting.exactness)
+    save_cost(spec, backend, cost)
+    return choice, backend
 
 
 def is_settled(spec: ModelSpec) -> bool:
@@ -119,8 +120,7 @@ def _choice_with_adapters(spec: ModelSpec) -> tuple[Choice, CompiledModel | None
     file = spec.identity.saved("settings", Exactness, _ALIKE, **taken)
     known, backend = file.read(), None
     if known is None:
-        backend = spec.compile(choice.setting)
-        allocate_for_trials(backend)
+        backend = compile_for_trials(spec, choice.setting)
         known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
         backend.use(known)
         file.write(known)

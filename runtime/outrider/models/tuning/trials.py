@@ -26,7 +26,7 @@ from outrider.models.tuning.reference import Reference
 from outrider.models.tuning.setting import Choice, Setting, Trial
 from outrider.system.progress import report
 from outrider.system.together import start, together
-from outrider.types import CompiledModel, Exactness, RowRule
+from outrider.types import Exactness, RowRule
 
 # Nats: the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). The loss of 8-bit
 # weights is of this size. Groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027. On slices
@@ -94,7 +94,6 @@ class _Search:
         self._examined: dict[str, Trial] = {}  # without times
         self._padded: set[str] = set()
         self._ahead: dict[str, Future[Any]] = {}
-        self._whole: tuple[str, Future[CompiledModel]] | None = None
 
     @property
     def trials(self) -> list[Trial]:
@@ -118,10 +117,10 @@ class _Search:
             partial(self._spec.compile, first),
         ]
         with start(makes) as (reference, *compiled, whole):
-            self._whole = str(first), whole
             self._ahead = dict(zip(map(str, others), compiled, strict=True))
             with contextlib.suppress(DeviceError):  # which the trial will meet, too
                 measured = self._compile(first, both=True)
+                measured.whole = whole
                 wait([reference])
                 report(f"{self._spec} is checked for exactness in {first}")
                 examined = self._examined[str(first)] = self._examine(measured)
@@ -130,10 +129,7 @@ class _Search:
 
     def kept(self, setting: Setting) -> Measured | None:
         """The slices that were measured in this setting. A whole model takes too much memory to be kept."""
-        measured = self._kept.get(str(setting)) if self._slices else None
-        if measured is not None and self._whole is not None and self._whole[0] == str(setting):
-            measured.whole = self._whole[1].result()
-        return measured
+        return self._kept.get(str(setting)) if self._slices else None
 
     def preferred(self) -> Trial | None:
         """The first setting that is exact and close to f32, or a later one that is faster enough; None if none is."""
@@ -375,7 +371,8 @@ def _only(spec: ModelSpec, slices: Slices | None, setting: Setting) -> tuple[Cho
             partial(Measured, spec, setting, slices, both=True),
             partial(spec.compile, setting),
         ]
-        measured, whole = (made.result() for made in together(makes))
+        made, whole = together(makes)
+        measured = made.result()
         measured.whole = whole
     setting = dataclasses.replace(setting, exactness=measured.cheapest(measured.needed()))
     return Choice(setting), measured
