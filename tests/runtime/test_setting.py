@@ -428,6 +428,16 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
     assert said[0][1:] == said[1][1:]
 
 
+def test_what_was_chosen_is_not_chosen_again_where_nothing_is_saved(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saved.SavedValue, "write", lambda *_: None)
+    monkeypatch.setattr(saved.SavedValue, "read", lambda *_: None)
+    engine = load_toy(openvino_bundle, cache_size=0.01)
+    monkeypatch.setattr(ModelSpec, "compile", lambda *_: pytest.fail("it is compiled again"))
+    assert {*engine.choices} == {"main", "draft"}
+
+
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)

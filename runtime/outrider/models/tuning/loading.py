@@ -138,13 +138,13 @@ def _compile_models(
     follows = is_chosen and options.draft_device is None
     failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
     for spec in own:
-        device = _beside(beside, spec) if follows else placement.draft or beside
-        instead = ["CPU"] if device == "CPU" or not find_device(beside, spec.model.format) else [beside, "CPU"]
-        loaded[spec.role] = _load_first(spec, [device, *instead], options, failures)
+        instead = _beside(beside, spec)
+        wanted = instead if follows else placement.draft or beside
+        loaded[spec.role] = _load_first(spec, [wanted, instead, "CPU"], options, failures)
     found = beside, loaded[own[0].role].spec.device if own else None
     if found != (placement.main, placement.draft):
-        wanted = " and ".join(filter(None, (placement.main, placement.draft)))
-        placement = Placement(*found, why=f"{wanted} cannot be used, as warned")
+        replaced = " and ".join(filter(None, (placement.main, placement.draft)))
+        placement = Placement(*found, why=f"{replaced} cannot be used, as warned")
     return loaded, placement
 
 
@@ -248,7 +248,7 @@ def _resolved(spec: ModelSpec, name: str, options: DeviceConfig) -> str:
 
 def _beside(main_device: str, draft: ModelSpec) -> str:
     """A draft model's device where "auto" chose the main model's: that one if it runs the draft's format."""
-    return main_device if find_device(main_device, draft.model.format) else "CPU"
+    return main_device if main_device != "CPU" and find_device(main_device, draft.model.format) else "CPU"
 
 
 def _check_layers(main: ModelSpec, drafts: Sequence[ModelSpec]) -> None:

@@ -229,14 +229,14 @@ class ModelSpec:
             BundleError: when the cache has another shape than it reads.
             DeviceError: when the cache is in a form that it cannot read.
         """
-        from outrider.models.backends.heads import load_assistant
+        from outrider.models.backends.openvino_assistant import OpenVINOAssistant
         from outrider.models.backends.openvino_layers import OpenVINOLayers
 
         if self.layers:
             return OpenVINOLayers(main, self.layers)
         if self.head is None:
             raise AssertionError("the manifest was checked")
-        return load_assistant(self.path, self.head, main, self._arguments(None))
+        return OpenVINOAssistant(self.path, main, main_path=self.head.main, **self._arguments(None))
 
     def _check(self) -> None:
         """Raise BundleError for a model that cannot be run there, and DeviceError for what it cannot do there."""

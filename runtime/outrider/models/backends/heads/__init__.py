@@ -72,18 +72,6 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
 
 
-def load_assistant(path: Path, head: Head, main: OpenVINOPaged, options: dict[str, Any]) -> OpenVINOPaged:
-    """Load the weights of a head that reads the cache of `main` from the file `path`. options: as of `load_head`.
-
-    Raises:
-        BundleError: when the cache has another shape than the head reads.
-        DeviceError: when it is in a form that the head cannot read.
-    """
-    from outrider.models.backends.openvino_assistant import OpenVINOAssistant
-
-    return OpenVINOAssistant(path, main, main_path=head.main, **options)
-
-
 def check_head(path: Path, head: Head) -> None:
     """Make a head's graphs, without compiling them.
 
