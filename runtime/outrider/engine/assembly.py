@@ -153,13 +153,13 @@ def assemble(
         reuse=scheduler.enable_prefix_caching,
         vision=Vision.of(bundle, loaded["main"].backend, scheduler.image_memory),
     )
-    main_backend, main_cost = loaded["main"].backend, loaded["main"].cost
+    backend = loaded["main"].backend
     # A main model in fixed shapes runs one request at a time.
-    cost = None if main_backend.capabilities.fixed else main_cost
+    cost = None if backend.capabilities.fixed else loaded["main"].cost
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     if scheduler.keep_records:
-        draft_trial_answers(main_backend, main_cost, preparation, rows)
-    queue = RequestQueue(main_backend, rows, prefixes, Retiming(loaded))
+        draft_trial_answers(preparation, rows)
+    queue = RequestQueue(backend, rows, prefixes, Retiming(loaded))
     return EngineParts(config, public, placement, preparation, queue)
 
 

@@ -17,8 +17,6 @@ from outrider.system.progress import report
 if TYPE_CHECKING:
     from outrider.decoding.row_budget import RowBudget
     from outrider.engine.preparation import Preparation
-    from outrider.models.tuning.measure import PassCost
-    from outrider.types import Backend
 
 log = logging.getLogger("outrider")
 
@@ -36,16 +34,16 @@ _LEAST_SECONDS = 5e-3  # of a call with one row; answers of faster models show s
 _MOST_SECONDS = 8.0  # of decoding; a slow machine decodes fewer answers
 
 
-def draft_trial_answers(main: Backend, cost: PassCost, preparation: Preparation, rows: RowBudget) -> None:
+def draft_trial_answers(preparation: Preparation, rows: RowBudget) -> None:
     """Decode some answers plainly, in one batch, and have each model without records draft them again.
 
-    cost: of the main model's calls. One that runs one request at a time, or has an encoder, decodes none.
+    A main model that runs one request at a time, or has an encoder, decodes none.
     """
-    registry = preparation.registry
-    counts = range(1, len(_PROMPTS) + 1)
+    registry, main = preparation.registry, preparation.loaded["main"]
+    counts, cost = range(1, len(_PROMPTS) + 1), main.cost
     count = max((n for n in counts if _NUM_TOKENS * cost.together([1] * n, NEAR) <= _MOST_SECONDS), default=0)
-    encodes = preparation.loaded["main"].spec.model.encoder is not None
-    if main.capabilities.fixed or encodes or cost(1) < _LEAST_SECONDS or not count:
+    encodes = main.spec.model.encoder is not None
+    if main.backend.capabilities.fixed or encodes or cost(1) < _LEAST_SECONDS or not count:
         return
     if not (unknown := registry.unknown_models()):
         return
@@ -54,11 +52,11 @@ def draft_trial_answers(main: Backend, cost: PassCost, preparation: Preparation,
     alone = replace(preparation, store=None, prefixes=None, reuse=False)  # nobody is to find them anywhere
     try:
         answers = [alone.answer(prompt, config, fits=True) for prompt in _PROMPTS[:count]]
-        scheduler = Scheduler(main, rows)
+        scheduler = Scheduler(main.backend, rows)
         scheduler.waiting.extend(answers)
         scheduler.settle()
         while scheduler.running:
-            step(main, scheduler)
+            step(main.backend, scheduler)
             scheduler.settle()
         for model, record in unknown:
             for answer in answers:
