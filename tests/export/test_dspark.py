@@ -177,12 +177,12 @@ class Reference:
 class Rule:
     """Wants all tokens, so that confidences are kept."""
 
-    wants_seconds = False
+    wants_branches = False
 
     def wants_more(self, confidences: Any) -> bool:
         return True
 
-    def places_of_seconds(self, confidences: Any) -> list[int]:
+    def branch_places(self, confidences: Any) -> list[int]:
         return []
 
 

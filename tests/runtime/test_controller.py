@@ -473,13 +473,13 @@ def test_a_second_candidate_is_worth_its_chance_against_its_branch() -> None:
     """A branch repeats the newest token and what is before its own, so that later ones cost more."""
     steps = [0.0, *itertools.accumulate([0.001] * 15)]
     rule = WorthIt(lambda confidence: confidence, 0.8, rate=25.0, step=0.0, check=steps, longest=15, second=0.4)
-    assert rule.wants_seconds
-    assert rule.places_of_seconds([0.5, 0.5]) == [0, 1]  # 0.2 and 0.1 tokens, for 25 · 0.002 and 25 · 0.003
-    assert rule.places_of_seconds([0.9, 0.5]) == [1]  # 0.04 and 0.18
-    assert rule.places_of_seconds([0.5] * 13) == [0]  # there is room for one branch, of two rows
-    assert dataclasses.replace(rule, fork=0.004).places_of_seconds([0.5, 0.5]) == [0]
-    assert not dataclasses.replace(rule, fork=0.015).wants_seconds
-    assert not dataclasses.replace(rule, second=0.0).wants_seconds
+    assert rule.wants_branches
+    assert rule.branch_places([0.5, 0.5]) == [0, 1]  # 0.2 and 0.1 tokens, for 25 · 0.002 and 25 · 0.003
+    assert rule.branch_places([0.9, 0.5]) == [1]  # 0.04 and 0.18
+    assert rule.branch_places([0.5] * 13) == [0]  # there is room for one branch, of two rows
+    assert dataclasses.replace(rule, fork=0.004).branch_places([0.5, 0.5]) == [0]
+    assert not dataclasses.replace(rule, fork=0.015).wants_branches
+    assert not dataclasses.replace(rule, second=0.0).wants_branches
 
 
 def test_second_candidates_are_drafted_where_rows_are_free() -> None:

@@ -22,7 +22,7 @@ class Choices:
         self._probs: list[Distribution] = []
         self._confidences: list[float] = []
         self._runners_up: list[tuple[int, float] | None] = []  # for each token the next best and its probability
-        self._seconds: list[tuple[int, Distribution | None] | None] = []  # for each token a second candidate
+        self._branches: list[tuple[int, Distribution | None] | None] = []  # for each token a second candidate
 
     def choose_all(self, rows: Sequence[LogitsRow]) -> None:
         """Take tokens from the rows of a call that drafts several, as many as this round wants."""
@@ -36,11 +36,11 @@ class Choices:
         request, i = self.request, len(self._token_ids)
         rows = self._rows(latest)
         try:
-            (token_id, probs), *others = self._draw(rows, i, 2 if self._draws_seconds else 1)
+            (token_id, probs), *others = self._draw(rows, i, 2 if self._draws_branches else 1)
         except NoTokenLeft:  # the draft ends here; only the main model's row may fail the request
             self.unread = []
             return
-        self._seconds.append(others[0] if others else None)
+        self._branches.append(others[0] if others else None)
         if probs:
             self._probs.append(probs)
         self._token_ids.append(token_id)
@@ -73,10 +73,10 @@ class Choices:
         return [*request.verifier.draw_several(rows, i, request.noise, position, count)]
 
     @property
-    def _draws_seconds(self) -> bool:
+    def _draws_branches(self) -> bool:
         """Whether second candidates may be worth their rows."""
         rule = self.request.rule
-        return self.request.trees and rule is not None and rule.wants_seconds
+        return self.request.trees and rule is not None and rule.wants_branches
 
     @property
     def _is_unfinished(self) -> bool:
@@ -96,8 +96,8 @@ class Choices:
         chain = Draft(self._token_ids, self._probs or None, self._confidences or None)
         rule = self.request.rule
         # Which candidates they are does not decide whether they are proposed: that would bias sampling.
-        places = rule.places_of_seconds(self._confidences) if rule and any(self._seconds) else []
-        return _with_seconds(chain, [(i, second) for i in places if (second := self._seconds[i])])
+        places = rule.branch_places(self._confidences) if rule and any(self._branches) else []
+        return _with_branches(chain, [(i, second) for i in places if (second := self._branches[i])])
 
     def _confidence(self, latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
         """A chosen token's probability: in draft_probs if they were computed, otherwise in the model's softmax."""
@@ -105,16 +105,16 @@ class Choices:
 
     def _clear(self) -> None:
         self._guessed, self._token_ids, self._probs, self._confidences = [], [], [], []
-        self._runners_up, self._seconds = [], []
+        self._runners_up, self._branches = [], []
 
 
-def _with_seconds(chain: Draft, seconds: Sequence[tuple[int, tuple[int, Distribution | None]]]) -> Draft:
+def _with_branches(chain: Draft, branches: Sequence[tuple[int, tuple[int, Distribution | None]]]) -> Draft:
     """A chain with second candidates at some of its places."""
-    if not seconds:
+    if not branches:
         return chain
     token_ids, parents = [*chain.token_ids], [*range(-1, len(chain) - 1)]
     probs, confidences = [*(chain.probs or [])], [*(chain.confidences or [])]
-    for place, (token_id, drawn) in seconds:
+    for place, (token_id, drawn) in branches:
         token_ids.append(token_id)
         parents.append(place - 1)
         if drawn:

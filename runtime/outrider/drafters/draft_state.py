@@ -75,7 +75,7 @@ class DraftState(Choices):
         rule, count = self.request.rule, min(len(self._token_ids), self.request.limit)
         # As with tokens drawn one by one, a token itself does not decide whether it is wanted.
         num_wanted = next((n for n in range(1, count) if rule and not rule.wants_more(self._confidences[:n])), count)
-        for values in (self._token_ids, self._probs, self._confidences, self._runners_up, self._seconds):
+        for values in (self._token_ids, self._probs, self._confidences, self._runners_up, self._branches):
             del values[num_wanted:]
 
     def next_chunk(self, piece: int) -> Chunk:

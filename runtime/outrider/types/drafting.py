@@ -60,10 +60,10 @@ class DraftRule(Protocol):
         """
 
     @property
-    def wants_seconds(self) -> bool:
+    def wants_branches(self) -> bool:
         """Whether second candidates may be wanted, for drafts that may be trees."""
 
-    def places_of_seconds(self, confidences: Sequence[float]) -> list[int]:
+    def branch_places(self, confidences: Sequence[float]) -> list[int]:
         """The places of a chain with these confidences at which a second candidate is wanted."""
 
 

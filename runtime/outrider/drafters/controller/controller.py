@@ -279,7 +279,7 @@ class Controller(DraftPolicy):
                 break
         else:
             price = ModelPrice.of(model, batch, 1)
-        self._num_sharing[name] = price.share
+        self._num_sharing[name] = price.num_sharing
         return price
 
     def _plan(
@@ -294,7 +294,7 @@ class Controller(DraftPolicy):
         chances = answer.copy_chances(confidences_of(copy)[:length])
         kept = sum(accumulate(chances, mul))
         best, tried = turn, None
-        share = prices[able[0]].share
+        share = prices[able[0]].num_sharing
         best_value = by_copy = (
             kept - batch.rate * batch.added([length] * share + [0] * (batch.together - share)) / share
         )
@@ -358,7 +358,7 @@ class Controller(DraftPolicy):
         if not (longest := affordable(losses, most + granted)):
             return value, False, none
         there = longest if price.at_once else num_ahead
-        second = own.record.seconds.mean if request.trees else 0.0
+        second = own.record.branches.mean if request.trees else 0.0
         rule = WorthIt(own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, self._fork)
         asked = dataclasses.replace(request, rule=rule)
         expected = first + model.first_seconds
@@ -393,5 +393,5 @@ def _is_read(model: Drafter, request: DraftRequest) -> bool:
 def _first_call(model: Drafter, request: DraftRequest, price: ModelPrice) -> float:
     """Seconds of a draft's first call, which reads what is unread, without the other answers' share of it."""
     unread = max(model.num_unread(request.sequence), 1)
-    together = model.seconds_for([unread] + [1] * (price.share - 1), len(request.sequence), price.share)
-    return together - (price.share - 1) * price.call
+    together = model.seconds_for([unread] + [1] * (price.num_sharing - 1), len(request.sequence), price.num_sharing)
+    return together - (price.num_sharing - 1) * price.call

@@ -20,26 +20,26 @@ READING_MARGIN = 1.5  # times the seconds of reading a prompt that drafts have t
 
 @dataclass(frozen=True, slots=True)
 class ModelPrice:
-    """What drafts of a model cost each of the `share` answers that it drafts for at the same time.
+    """What drafts of a model cost each of the `num_sharing` answers that it drafts for at the same time.
 
     call: seconds of its call. at_once: whether a draft takes one call; otherwise each token takes one. check: seconds
     that 0, 1, … draft tokens add to the target pass. most: tokens of its longest draft.
     """
 
-    share: int
+    num_sharing: int
     call: float
     at_once: bool
     check: list[float]
     most: int
 
     @classmethod
-    def of(cls, model: Drafter, batch: Batch, share: int) -> ModelPrice:
-        """The price if the model drafts for `share` of the batch's answers."""
+    def of(cls, model: Drafter, batch: Batch, num_sharing: int) -> ModelPrice:
+        """The price if the model drafts for `num_sharing` of the batch's answers."""
         return cls(
-            share,
-            model.seconds_for([1] * share, batch.context) / share,
+            num_sharing,
+            model.seconds_for([1] * num_sharing, batch.context) / num_sharing,
             model.at_once,
-            [seconds / share for seconds in batch.added_to_each(share)],
+            [seconds / num_sharing for seconds in batch.added_to_each(num_sharing)],
             min(model.most_tokens or LONGEST, LONGEST),
         )
 

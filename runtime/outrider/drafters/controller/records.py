@@ -19,13 +19,13 @@ _DEFAULT_CONFIDENCE = 0.5  # the confidence of a drafter that gives none
 class ModelRecord:
     """One model's acceptance over all answers.
 
-    by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence. seconds: the
+    by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence. branches: the
     accepted share of second candidates where the first was rejected.
     """
 
     by_confidence: Acceptance = field(default_factory=Acceptance)
     share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
-    seconds: Share = field(default_factory=lambda: Share(0.3, weight=10.0, memory=0.998))
+    branches: Share = field(default_factory=lambda: Share(0.3, weight=10.0, memory=0.998))
 
     def observe(self, draft: Draft, path: Sequence[int]) -> None:
         """Take in the outcome of a draft of the model: its first candidates up to a rejected one, and the second there.
@@ -37,7 +37,7 @@ class ModelRecord:
             self.by_confidence.observe(confidence, accepted=accepted)
             self.share.add(accepted)
         if len(draft.children(num_accepted - 1)) > 1:
-            self.seconds.add(len(path) > num_accepted)
+            self.branches.add(len(path) > num_accepted)
 
 
 def judged(draft: Draft, num_accepted: int) -> Iterator[tuple[bool, float]]:

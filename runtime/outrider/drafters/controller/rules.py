@@ -14,9 +14,9 @@ class _Chain:
     """A rule without second candidates."""
 
     __slots__ = ()
-    wants_seconds = False
+    wants_branches = False
 
-    def places_of_seconds(self, confidences: Sequence[float]) -> list[int]:  # noqa: ARG002
+    def branch_places(self, confidences: Sequence[float]) -> list[int]:  # noqa: ARG002
         """None."""
         return []
 
@@ -73,12 +73,12 @@ class WorthIt:
     fork: float = 0.0
 
     @property
-    def wants_seconds(self) -> bool:
+    def wants_branches(self) -> bool:
         """Whether a second candidate of the first token could be worth its two rows."""
         rows = self.check[min(3, len(self.check) - 1)] - self.check[min(1, len(self.check) - 1)]
         return self.second > self.rate * (rows + self.fork)
 
-    def places_of_seconds(self, confidences: Sequence[float]) -> list[int]:
+    def branch_places(self, confidences: Sequence[float]) -> list[int]:
         """The places at which a second candidate is worth its branch, which repeats the tokens before it.
 
         It is accepted if those before it are, the first candidate is not, and it is the right one.
