@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from outrider.config import Config
 from outrider.errors import OutriderError
+from outrider.server.addresses import nearest_address
 from outrider.server.chat import ChatAnswer
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
@@ -69,11 +70,11 @@ def make_app(
             Route("/ping", partial(_health, service), methods=["GET", "POST"]),
             Route("/metrics", partial(_metrics, service)),
             Route("/openapi.json", partial(_openapi, service)),
-            *(Route(path, partial(_list_models, service)) for path in ("/v1/models", "/v1/models/", "/models")),
+            Route("/v1/models", partial(_list_models, service)),
             Route("/v1/models/{name:path}", partial(_model, service)),
-            *_posts(Endpoint(service, ChatAnswer), "/v1/chat/completions", "/chat/completions"),
-            *_posts(Endpoint(service, Responses), "/v1/responses", "/responses"),
-            *_posts(Endpoint(service, Completions), "/v1/completions", "/completions"),
+            Route("/v1/chat/completions", Endpoint(service, ChatAnswer), methods=["POST"]),
+            Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
+            Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
             Route("/completion", Endpoint(service, LlamaCompletion), methods=["POST"]),
             Route("/infill", Endpoint(service, LlamaInfill), methods=["POST"]),
             Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
@@ -97,11 +98,6 @@ def make_app(
     return app
 
 
-def _posts(answer: Endpoint, *paths: str) -> list[BaseRoute]:
-    """An address, and its other ones, for clients whose base URL lacks /v1."""
-    return [Route(path, answer, methods=["POST"]) for path in paths]
-
-
 @asynccontextmanager
 async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
     seconds = service.settings.idle_seconds
@@ -117,7 +113,11 @@ async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return as_api_error(error).response(request.url.path)
+    made, path = as_api_error(error), request.scope["path"]
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        known = [route.path for route in request.app.routes if isinstance(route, Route)]
+        made = ApiError(404, f"{made}{nearest_address(path, known)}", code="unknown_url")
+    return made.response(path)
 
 
 async def _health(service: Service, _: Request) -> Response:

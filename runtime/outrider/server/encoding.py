@@ -44,7 +44,7 @@ log = logging.getLogger("outrider.server")
 Body = TypeVar("Body", bound=msgspec.Struct)
 Made = TypeVar("Made")
 
-RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
 _CLIENT_GONE = 499  # nginx's; nobody reads it
 _FEWER = f"Send at most {MOST_TEXTS:,} at a time."
 
@@ -52,7 +52,7 @@ _FEWER = f"Send at most {MOST_TEXTS:,} at a time."
 def encoding_routes(service: Service) -> list[BaseRoute]:
     """The addresses of embeddings and rankings."""
     answers: dict[str, Callable[[Service, Request], Any]] = {
-        **dict.fromkeys(("/v1/embeddings", "/embeddings", "/api/v0/embeddings"), _embeddings),
+        **dict.fromkeys(("/v1/embeddings", "/api/v0/embeddings"), _embeddings),
         "/api/embed": _ollama_embed,
         "/api/embeddings": _ollama_embeddings,
         **dict.fromkeys(RERANK_PATHS, _rerank),

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 from outrider.server.errors import ApiError, overloaded
 
 _LONGEST_RETRY = 60  # seconds
+_OF_PAGES = (b"origin", b"referer", b"sec-fetch-site")  # headers that browsers send, and programs leave out
 
 
 class Queue:
@@ -94,13 +95,16 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: flo
     """A request's body.
 
     Raises:
-        ApiError: with status 415 if it is not declared as JSON, 413 if it is too large, 408 if it does not come.
+        ApiError: with status 415 if a page sends it and does not declare it as JSON, or it is compressed, 413 if it is
+            too large, 408 if it does not come.
         Gone: when the client has left.
     """
     headers = dict(scope["headers"])
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json":  # a page from elsewhere cannot send this without asking (CORS)
+    if kind != b"application/json" and not headers.keys().isdisjoint(_OF_PAGES):  # which need not ask for others (CORS)
         raise ApiError(415, "The body must be JSON: set Content-Type to application/json.", code="not_json")
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise ApiError(415, "The body is compressed. Send it without Content-Encoding.", code="compressed")
     too_large = ApiError(413, f"The body is larger than {max_bytes:,} bytes, the limit here.", code="too_large")
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > max_bytes:

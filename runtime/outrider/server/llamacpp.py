@@ -25,7 +25,6 @@ from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.usage import timings_of
 from outrider.types import TokenLogprobs
 
-_HARMLESS = ("n_cache_reuse", "sse_ping_interval", "t_max_prompt_ms")
 # Samplers that do not change which token is the likeliest; penalties are options of their own.
 _SAMPLERS = {"top_k", "top_p", "min_p", "typ_p", "typical_p", "temperature", "penalties", "dry", "xtc", "infill"}
 _OWN = ("response_fields", "t_max_predict_ms", "n_indent", "post_sampling_probs", "return_tokens")
@@ -87,7 +86,6 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
 
     @classmethod
     def _read(cls, fields: dict[str, Any]) -> WrappedRequest[CompletionRequest]:
-        IGNORED.add(name for name in _HARMLESS if fields.pop(name, None) is not None)
         others = {name: fields.pop(name, None) for name in _OWN}
         if (count := fields.pop("n_probs", None)) not in (None, 0):
             fields["logprobs"] = count

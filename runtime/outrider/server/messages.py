@@ -35,10 +35,6 @@ from outrider.server.protocol.requests import ChatRequest, TextPart
 from outrider.server.reader import Piece
 from outrider.server.usage import timings_of
 
-# Fields of Anthropic's API that cannot change an answer here.
-_HARMLESS = (
-    "anthropic_beta", "betas", "cache_control", "container", "context_management", "metadata", "service_tier", "speed",
-)  # fmt: skip
 # Blocks of hosted tools, of which there are none here.
 _HOSTED = re.compile("server_tool_use|mcp_tool_use|container_upload|(?:.+_)?tool_result$")
 
@@ -59,10 +55,6 @@ def read_message_fields(fields: dict[str, Any]) -> ChatRequest:
     if isinstance(messages, list):
         fields["messages"] = [_without_hosted(message) for message in messages]
     others = {name: value for name, value in fields.items() if name not in known}
-    IGNORED.add(name for name in _HARMLESS if others.pop(name, None) is not None)
-    if others.pop("mcp_servers", None):
-        message = "'mcp_servers' is not supported by this server. Leave it out."
-        raise ApiError(400, message, param="mcp_servers", code="unsupported_field")
     try:
         asked = msgspec.convert({name: value for name, value in fields.items() if name in known}, MessagesRequest)
     except msgspec.ValidationError as error:

@@ -19,45 +19,30 @@ from outrider.server.errors import ApiError, bad_field
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
-from outrider.server.protocol.reading import IGNORED, read_fields, read_object
+from outrider.server.protocol.reading import read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
 from outrider.server.reader import AnswerReading, Piece
 from outrider.server.text_encoders import TextEncoder
 from outrider.types import TokenLogprobs
 
-# Ollama's options that requests have here, by their names, and those that cannot change an answer.
-_OPTIONS = {
-    "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "typical_p": "typical_p",
-    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty",
-                               "frequency_penalty", "mirostat", "repeat_last_n", "tfs_z")},
-}  # fmt: skip
-_HARMLESS = (
-    "draft_num_predict", "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "mirostat_eta",
-    "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_gqa", "num_keep", "num_thread", "numa", "penalize_newline",
-    "use_mlock", "use_mmap", "vocab_only",
-)  # fmt: skip
-_TOP = ("keep_alive", "name", "truncate", "shift")
 _BOTH = ("model", "stream", "format", "options", "think", "logprobs", "top_logprobs")
 _CHAT = (*_BOTH, "messages", "tools")
 _TEXT = (*_BOTH, "prompt", "suffix", "system", "template", "raw", "images")
 
 
 def _read(body: bytes, known: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A body's fields, and the chat's fields that they all have."""
+    """A body's fields, and those of the chat or the completion. Ones that Ollama does not have are read as there."""
     fields = read_object(body)
     if fields.pop("context", None):
         message = "'context' is not supported: no earlier prompts are kept. Send the conversation to /api/chat."
         raise ApiError(400, message, param="context", code="unsupported_field")
     unload = fields.get("keep_alive") in (0, "0", "0s")
-    IGNORED.add(name for name in _TOP if fields.pop(name, None) is not None)
-    for name in fields:
-        if name not in known:
-            raise ApiError(400, f"There is no field '{name[:100]}' in Ollama's API. Leave it out.", param=name[:100])
     model = fields.get("model")
     made: dict[str, Any] = {
+        **_options(fields.get("options") or {}),
+        **{name: value for name, value in fields.items() if name not in known},
         "model": model.removesuffix(":latest") if isinstance(model, str) else model,
         "stream": fields.get("stream") is not False,
-        **_options(fields.get("options") or {}),
         **_format(fields.get("format")),
         **_thinking(fields.get("think")),
     }
@@ -70,19 +55,10 @@ def _read(body: bytes, known: Sequence[str]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _options(options: Any) -> dict[str, Any]:
+    """Options as fields of a request, which has most of their names."""
     if not isinstance(options, Mapping):
         raise ApiError(400, "'options' is not an object.", param="options", code="invalid_type")
-    made = {}
-    for name, value in options.items():
-        if name in _HARMLESS:
-            IGNORED.add([f"options.{name}"])
-        elif name in _OPTIONS:
-            made[_OPTIONS[name]] = value
-        else:
-            raise ApiError(400, f"There is no option '{name[:100]}'. Leave it out.", param=f"options.{name[:100]}")
-    if made.get("max_tokens") == -2:
-        made["max_tokens"] = -1
-    return made
+    return dict(options)
 
 
 def _format(form: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from outrider import __version__
 from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
 from outrider.server.protocol.items import ResponseEvent, ResponseObject, ResponseRequest
 from outrider.server.protocol.loose import WRITTEN_AS_TEXTS
-from outrider.server.protocol.reading import HARMLESS, NEUTRAL, OFF
+from outrider.server.protocol.reading import NEUTRAL
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
 from outrider.server.protocol.responses import (
     ChatChunk,
@@ -83,14 +83,12 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
 
 
 def _complete(schema: dict[str, Any], kind: type[Asked], models: Sequence[str]) -> None:
-    """Add the fields that are accepted and have no effect, and the models' names."""
+    """Add the fields that are refused with some values, and the models' names. Others are ignored."""
     schema["properties"]["model"] = {"type": ["string", "null"], "examples": list(models)}
-    schema["additionalProperties"] = {"enum": [*OFF, False]}  # as if it were left out
+    schema["additionalProperties"] = True
     for name in WRITTEN_AS_TEXTS & schema["properties"].keys():
         schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "string"}]}
     schema["properties"] |= {name: {} for name in _NORMALISED & schema["properties"].keys()}
-    for name in set(HARMLESS) - set(kind.__struct_fields__):
-        schema["properties"][name] = {"description": "Accepted, but without effect."}
     for name, values in NEUTRAL[kind].items():
         # false is taken for 0, and 1 for true, but JSON Schema tells them apart.
         alike = [each for each in (False, True, 0, 1) if each in values and not any(each is value for value in values)]

@@ -8,6 +8,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.server.addresses import canonical
 from outrider.server.errors import ApiError
 from outrider.server.settings import Settings
 
@@ -44,6 +45,7 @@ class AccessGuard:
             await self._app(scope, receive, send)
             return
 
+        scope = {**scope, "path": _read_path(scope)}
         shared = self._shared(dict(scope["headers"]).get(b"origin", b"").decode("latin-1"))
 
         async def send_with_headers(message: Message) -> None:
@@ -108,6 +110,13 @@ class AccessGuard:
             "with --allowed-host.",
             code="host_not_allowed",
         )
+
+
+def _read_path(scope: Scope) -> str:
+    """The address that a request is for, below the path that another app has mounted this one at."""
+    root: str = scope.get("root_path", "")
+    path: str = scope["path"]
+    return root + canonical(path[len(root) :]) if path.startswith(root) else path
 
 
 def _is_address(name: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:

@@ -75,12 +75,19 @@ def test_the_server_s_properties(http: httpx.Client, engine: outrider.Engine) ->
     assert not any(slot["is_processing"] for slot in http.get("/slots").json())
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/responses"])
-def test_addresses_without_their_version(http: httpx.Client, path: str) -> None:
-    body = {"messages": MESSAGES, "input": "Hi"}
-    sent = {key: value for key, value in body.items() if (key == "messages") == ("chat" in path)}
-    assert http.post(path, json=sent).status_code == 200
-    assert http.get("/models").json() == http.get("/v1/models").json()
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/chat/completions", "/v1/v1/chat/completions", "/v1//chat/completions", "//v1/chat/completions/",
+        "/api/v1/chat/completions", "/responses", "/v1/v1/messages", "/v1/api/chat",
+    ],
+)  # fmt: skip
+def test_base_urls_are_as_users_write_them(http: httpx.Client, path: str) -> None:
+    """With the version twice or not at all, and with slashes too many."""
+    given = {"input": "Hi"} if "responses" in path else {"messages": MESSAGES, "max_tokens": 1}
+    assert http.post(path, json={"model": "tiny:latest"} | given).status_code == 200
+    for models in ("/models", "/models/", "/v1/v1/models", "/v1/models/"):
+        assert http.get(models).json() == http.get("/v1/models").json()
     assert http.get("/v1/health").json() == http.post("/ping").json() == {"status": "ok"}
 
 
@@ -102,10 +109,3 @@ def test_a_schema_beside_tools(caller: Any) -> None:
         answer = caller.chat.completions.create(**asked, temperature=1, seed=seed, max_tokens=200)
         message = answer.choices[0].message
         assert bool(message.tool_calls) != (message.content in ('"sun"', '"rain"'))
-
-
-def test_base_urls_may_end_in_a_slash(http: httpx.Client) -> None:
-    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
-    made = {"model": "tiny:latest", "messages": MESSAGES, "max_tokens": 1}
-    answer = http.post("/v1/chat/completions/", json=made, follow_redirects=True)
-    assert answer.json()["model"] == "tiny"

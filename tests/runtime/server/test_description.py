@@ -68,7 +68,7 @@ def test_the_description_has_all_fields(live: Live) -> None:
     schemas = httpx.get(f"{live.url}/openapi.json").json()["components"]["schemas"]
     fields = schemas["ChatRequest"]["properties"]
     assert fields["model"]["examples"] == ["tiny"]
-    assert {"messages", "temperature", "tools", "drafter", "user", "parallel_tool_calls"} <= set(fields)
+    assert {"messages", "temperature", "tools", "drafter", "system", "parallel_tool_calls"} <= set(fields)
     assert fields["echo"]["enum"] == [None, False, 0]  # as the check compares
     assert "anyOf" in schemas["CompletionRequest"]["properties"]["echo"]
     fields = schemas["ResponseRequest"]["properties"]

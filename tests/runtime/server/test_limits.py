@@ -151,8 +151,15 @@ def test_a_body_may_not_be_too_large(tiny: Path) -> None:
 
 def test_bodies_that_are_not_json_are_refused(live: Live) -> None:
     url = f"{live.url}/v1/completions"
-    plain = httpx.post(url, content=b"{}", headers={"Content-Type": "text/plain"})
-    assert (plain.status_code, plain.json()["error"]["code"]) == (415, "not_json")
+    for headers, code in (  # of a page, which may send such types without asking
+        ({"Content-Type": "text/plain", "Origin": "https://evil.example"}, "not_json"),
+        ({"Content-Type": "text/plain", "Sec-Fetch-Site": "cross-site"}, "not_json"),
+        ({"Referer": "https://evil.example/"}, "not_json"), ({"Content-Encoding": "gzip"}, "compressed"),
+    ):  # fmt: skip
+        plain = httpx.post(url, content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+        assert (plain.status_code, plain.json()["error"]["code"]) == (415, code)
+    for kind in ({"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "text/plain"}, {}):  # curl -d
+        assert httpx.post(url, content=b'{"prompt": "a", "max_tokens": 1}', headers=kind).status_code == 200
     wrong = (b"{", b"[]", b"\xff", b"[" * 100_000)
     for body in (*wrong, b'{"model": "tiny", "prompt": "\xff"}', b'{"\xff": 1}'):
         refused = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
@@ -307,8 +314,9 @@ def test_browsers_may_neither_read_nor_run_responses(live: Live) -> None:
 
 
 def test_other_addresses_fail_as_the_api_does(live: Live) -> None:
-    missing = httpx.get(f"{live.url}/v1/nothing")
+    missing = httpx.post(f"{live.url}/v1/chat/completion")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+    assert missing.json()["error"]["message"].endswith("Did you mean /v1/chat/completions?")
     wrong = httpx.get(f"{live.url}/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"

@@ -241,7 +241,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"tool_choice": "required"}, 400, "tool_choice", "invalid_value", "needs tools, and none are given"),
     ({"background": True}, 400, "background", "unsupported_field", "not supported"),
     ({"input": [{"type": "item_reference", "id": "m"}]}, 400, "input[0].id", "item_not_found", "Send the item itself"),
-    ({"extra_body": {"echo": True}}, 400, "echo", "unknown_field", "There is no field"),
+    ({"extra_body": {"echo": True}}, 400, "echo", "unsupported_field", "not supported"),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, 400, "tool_choice", "invalid_value",
      "needs tools, and none are given"),
     ({"input": [{"role": "user"}]}, 400, "input[0].content", "invalid_type", "A message needs content"),

@@ -79,6 +79,8 @@ SAME: list[dict[str, Any]] = [
     {"tools": [{"google_search": {}}], "model": "tiny:latest"}, {"reasoning_budget_tokens": -1},
     {"messages": [*HELLO, {"role": "ai", "content": None, "reasoning": {"text": "Hm."}}]},
     {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
+    {"unheard_of": 1, "trustedMode": True, "reasoning_split": True, "mode": "instruct", "images": [], "system": ""},
+    {"repetition_penalty_range": 1024, "sampler_order": [6, 0], "ban_eos_token": False, "stop_strings": []},
 ]  # fmt: skip
 
 
@@ -460,7 +462,7 @@ def test_halves_of_characters_are_no_reason_to_refuse() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "near"),
-    [({"enable_thinkin": False}, "enable_thinking"), ({"temprature": 0}, "temperature"), ({"unheard_of": 0}, "Known")],
+    [({"enable_thinkin": False}, "enable_thinking"), ({"temprature": 0}, "temperature"), ({"topP": 0.5}, "'top_p'")],
 )
 def test_what_may_be_misspelt_is_refused(fields: dict[str, Any], near: str) -> None:
     with pytest.raises(ApiError, match=near):
@@ -566,7 +568,11 @@ def test_odd_shapes_are_refused_as_before(odd: Any) -> None:
 
 
 def test_what_would_change_the_answer_is_refused_by_name() -> None:
-    wrong: list[dict[str, Any]] = [{"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}]
+    wrong: list[dict[str, Any]] = [
+        {"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}, {"system": "Be brief."},
+        {"format": "json"}, {"options": {"temperature": 1}}, {"images": ["x"]}, {"input": "x"},
+        {"repetition_penalty_range": 64, "rep_pen": 1.5},
+    ]  # fmt: skip
     for fields in wrong:
         with pytest.raises(ApiError) as raised:
             read(**fields)

@@ -26,8 +26,11 @@ _LONGEST_NAME = 60  # characters
 _AS_MANY_AS_FIT = 2**31 - 1  # tokens
 _LEAST_TEMPERATURE = 1e-3  # below it, sampling is greedy
 
-# Other servers' names of fields: llama.cpp's, vLLM's, TGI's, Ollama's, Qwen's.
-_SAME = {
+# Other servers' names of fields: llama.cpp's, vLLM's, SGLang's, TGI's, Ollama's, text-generation-webui's, Qwen's.
+SAME = {
+    "ban_eos_token": "ignore_eos",
+    "ebnf": "grammar",
+    "grammar_string": "grammar",
     "guided_grammar": "grammar",
     "guided_regex": "regex",
     "max_completion_tokens": "max_output_tokens",
@@ -36,15 +39,18 @@ _SAME = {
     "min_tokens": "min_new_tokens",
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
+    "num_return_sequences": "n",
     "random_seed": "seed",
     "reasoning_budget_tokens": "reasoning_budget",
     "rep_pen": "repetition_penalty",
     "repeat_penalty": "repetition_penalty",
     "stop_sequences": "stop",
+    "stop_strings": "stop",
     "thinking_budget": "reasoning_budget",
     "thinking_budget_tokens": "reasoning_budget",
     "thinking_token_budget": "reasoning_budget",
     "typ_p": "typical_p",
+    "typical": "typical_p",
 }
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Fields of numbers and of true or false, which some clients write as texts.
@@ -54,6 +60,7 @@ _NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, f
 _FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {"echo", "stream"}
 _TRUTHS = {"true": True, "false": False}
 WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
+_WINDOWS = ("repeat_last_n", "repetition_penalty_range", "rep_pen_range")
 _NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _PART_KEYS = {"type", "text", "image_url", "refusal", "thinking", "detail", "file_id", "image"}
 
@@ -82,7 +89,7 @@ def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, An
     made = dict(fields)
     if made.get("model") is None:
         made.pop("model", None)
-    for name, own in _SAME.items():
+    for name, own in SAME.items():
         if name in made and name not in known and own in known:
             value = made.pop(name)
             if made.get(own) not in (None, value):
@@ -155,15 +162,13 @@ def _set_stop(fields: dict[str, Any]) -> None:
 
 def _skip_window(fields: dict[str, Any]) -> list[str]:
     """Leave out the number of last tokens that penalties are for, where it changes nothing: here they are for all."""
-    if "repeat_last_n" not in fields:
-        return []
-    window = fields.pop("repeat_last_n")
-    if window not in (None, -1) and any(
-        fields.get(name) not in (None, neutral) for name, neutral in _NEUTRAL_PENALTIES.items()
-    ):
-        message = "repeat_last_n is not supported: penalties are for all tokens. Set it to -1, or leave it out."
-        raise ApiError(400, message, param="repeat_last_n", code="unsupported_field")
-    return ["repeat_last_n"]
+    windows = {name: fields.pop(name) for name in _WINDOWS if name in fields}
+    has_penalty = any(fields.get(name) not in (None, neutral) for name, neutral in _NEUTRAL_PENALTIES.items())
+    for name, window in windows.items():
+        if has_penalty and window not in (None, -1):
+            message = f"{name} is not supported: penalties are for all tokens. Set it to -1, or leave it out."
+            raise ApiError(400, message, param=name, code="unsupported_field")
+    return [*windows]
 
 
 def _skip_tools(fields: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """Reads the bodies of requests.
 
-Fields of other APIs that cannot change an answer are ignored, and listed once in the log. Those that would, and
-are not implemented here, are accepted with a value that changes nothing, and refused by name with others.
+Fields of other APIs that would change an answer, and are not implemented here, are accepted with a value that changes
+nothing, and refused by name with others. So is a name that is nearly one of this server's. All other fields are
+ignored, and listed once in the log, as llama.cpp, vLLM, LM Studio and Ollama ignore them.
 """
 
 from __future__ import annotations
@@ -13,81 +14,100 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outrider.errors import nearest, one_line
+from outrider.errors import one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
-from outrider.server.protocol.loose import Ignored, normalised, unread_keys
+from outrider.server.protocol.loose import SAME, Ignored, normalised, unread_keys
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, check_json
 
-# Fields that never change an answer: accepted with any value, and ignored. `max_tool_calls` is of hosted tools, of
-# which there are none, and `dry_base` and the like are of samplers that are refused, or off.
-HARMLESS = (
-    "adaptive_decay", "anthropic_version", "api_base", "api_key", "backend_sampling", "base_url", "cache",
-    "cache_prompt", "cache_reuse", "cache_salt", "caching", "chat_id", "client_metadata",
-    "context_length_exceeded_behavior", "conversation_id", "custom_llm_provider", "details", "drop_params",
-    "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "extra",
-    "guided_decoding_backend", "id", "id_slot", "include", "incremental_output", "keep_alive", "litellm_metadata",
-    "max_context_length", "max_retries", "max_tool_calls", "message_id", "metadata", "mirostat_eta", "mirostat_tau",
-    "models", "n_discard", "n_keep", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_retries", "num_thread", "nwo",
-    "parent_id", "penalize_nl", "perf_metrics_in_response", "priority", "prompt_cache_key", "prompt_cache_options",
-    "prompt_cache_retention", "provider", "request_id", "request_timeout", "return_progress", "rid", "route",
-    "safety_identifier", "safety_settings", "service_tier", "session_id", "session_params", "slot_id",
-    "spaces_between_special_tokens", "speculative", "speculative.n_max", "speculative.n_min", "speculative.p_min",
-    "store", "stream_reasoning", "tags", "timeout", "timings_per_token", "tool_stream", "trace", "trace_id",
-    "truncation_length", "ttl", "usage", "user", "user_id", "xtc_threshold",
-)  # fmt: skip
+# Fields of others that are no field of this server, misspelt.
+_OTHERS = ("mode", "models")
 _NO_MIROSTAT = (None, 0, 0.0)
-# What a client may send in place of a field that is refused.
+# What a client may do in place of sending a field that is refused.
+_SEND_SYSTEM = "Send a message of the role system"
+_SEND_IMAGES = "Send images as parts of a message"
+_CONTINUE = "End with a message of the assistant, which is continued"
+_UNFOLD = "Send the fields within it themselves"  # as OpenAI's Python client does with `extra_body`
 _IN_PLACE_OF = {
-    "best_of": "Send n", "function_call": "Send tool_choice", "functions": "Send tools", "n_probs": "Send top_logprobs",
+    "assistant_prefix": _CONTINUE, "best_of": "Send n", "extra_body": _UNFOLD, "format": "Send response_format",
+    "function_call": "Send tool_choice", "functions": "Send tools", "generation_config": _UNFOLD,
+    "image_data": _SEND_IMAGES, "images": _SEND_IMAGES, "instructions": _SEND_SYSTEM,
+    "max_length": "Send max_tokens", "messages": "Send them to /v1/chat/completions", "n_probs": "Send top_logprobs",
+    "options": _UNFOLD, "parameters": _UNFOLD, "prefill": _CONTINUE, "prompt": "Send its text as a message",
+    "response_schema": "Send response_format", "sampling_params": _UNFOLD, "system": _SEND_SYSTEM,
+    "system_prompt": _SEND_SYSTEM,
 }  # fmt: skip
-_UNFOLDED = "OpenAI's Python client has it, and sends the fields within it: send them themselves."
+OFF: tuple[Any, ...] = (None, False, "", [], {})  # values with which a field asks for nothing
 # Samplers and the like of other servers, which are not implemented: the values with which they change nothing.
 _OF_OTHERS: dict[str, tuple[Any, ...]] = {
     "adaptive_target": (None, -1, -1.0),
     "add_bos_token": (None, True),
     "allowed_token_ids": (None,),
-    "bad_words": (None, []),
+    "auto_max_new_tokens": (None, False),
+    "bad_words": OFF,
+    "chat_template": OFF,
+    "custom_token_bans": OFF,
     "detokenize": (None, True),
     "dry_multiplier": (None, 0, 0.0),
     "dynamic_temperature": (None, False),
     "dynatemp_range": (None, 0, 0.0),
     "early_stopping": (None, False),
+    "enable_search": (None, False),
     "encoder_repetition_penalty": (None, 1, 1.0),
     "epsilon_cutoff": (None, 0, 0.0),
     "eta_cutoff": (None, 0, 0.0),
+    "extra_body": OFF,
+    "files": OFF,
+    "format": OFF,
+    "generation_config": OFF,
     "guidance_scale": (None, 1, 1.0),
+    "image_data": OFF,
+    "images": OFF,
     "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1, 1.0),
-    "lora": (None, []),
+    "lora": OFF,
+    "max_length": (None,),
     "min_keep": (None, 0),
+    "mcp_servers": OFF,
     "mirostat": _NO_MIROSTAT,
     "mirostat_mode": _NO_MIROSTAT,
     "n_probs": (None, 0),
+    "negative_prompt": OFF,
     "no_repeat_ngram_size": (None, 0),
     "num_beams": (None, 1),
+    "options": OFF,
+    "parameters": OFF,
     "parse_tool_calls": (None, True),
     "penalty_alpha": (None, 0, 0.0),
-    "plugins": (None, []),
+    "plugins": OFF,
     "post_sampling_probs": (None, False),
     "prompt_logprobs": (None, 0),
+    "response_schema": OFF,
     "result_format": (None, "message"),
     "return_token_ids": (None, False),
     "safe_prompt": (None, False),
-    "samplers": (None, []),
+    "samplers": OFF,
+    "sampling_params": OFF,
+    "search_parameters": OFF,
     "separate_reasoning": (None, True),
     "skew": (None, 0, 0.0),
     "skip_special_tokens": (None, True),
     "smoothing_factor": (None, 0, 0.0),
+    "structural_tag": (None,),
+    "system": OFF,
+    "system_prompt": OFF,
     "t_max_predict_ms": (None, 0, -1),
     "tfs": (None, 1, 1.0),
+    "temperature_last": (None, False),
+    "template": OFF,
     "tfs_z": (None, 1, 1.0),
     "top_a": (None, 0, 0.0),
     "top_n_sigma": (None, 0, 0.0, -1, -1.0),
-    "transforms": (None, []),
+    "transforms": OFF,
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
+    "watermark": (None, False),
     "xtc_probability": (None, 0, 0.0),
 }
 # Fields that would change an answer and are not implemented, by the kind of request: the values with which they change
@@ -95,21 +115,35 @@ _OF_OTHERS: dict[str, tuple[Any, ...]] = {
 NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
     ChatRequest: {
         "add_special_tokens": (None, False),
+        "assistant_prefix": OFF,
         "audio": (None,),
         "best_of": (None, 1),
         "echo": (None, False),
         "function_call": (None, "none", "auto"),  # of functions, which are refused
-        "functions": (None, []),
+        "functions": OFF,
+        "input": OFF,
+        "instructions": OFF,
         "modalities": (None, ["text"]),
+        "prefill": OFF,
+        "prompt": OFF,
+        "suffix": OFF,
         "web_search_options": (None,),
         **_OF_OTHERS,
     },
-    CompletionRequest: {"add_special_tokens": (None, True), "best_of": (None, 1), "tools": (None, []), **_OF_OTHERS},
+    CompletionRequest: {
+        "add_special_tokens": (None, True),
+        "best_of": (None, 1),
+        "messages": OFF,
+        "tools": OFF,
+        **_OF_OTHERS,
+    },
     ResponseRequest: {
         "background": (None, False),
-        "context_management": (None, []),
+        "context_management": OFF,
         "conversation": (None,),
+        "echo": (None, False),
         "logprobs": (None, False),
+        "messages": OFF,
         "n": (None, 1),
         "prompt": (None,),
         "top_logprobs": (None, 0),
@@ -118,8 +152,8 @@ NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
     },
 }
 
-OFF: tuple[Any, ...] = (None, "", [], {})  # values with which a field that is not known asks for nothing
 _MISSPELT = 0.8  # similarity, of at most 1, from which on a name is taken for another one
+_CAPITAL = re.compile("(?<=[a-z])[A-Z]")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -183,11 +217,9 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
             continue
         if name in neutral:
             _check_neutral(name, fields[name], neutral[name])
-        elif name in HARMLESS or _is_off(name, fields[name], kind):
-            ignored.append(name)
         else:
-            close = _UNFOLDED if name == "extra_body" else nearest(name, known)
-            raise ApiError(400, f"There is no field '{name[:100]}'. {close}", param=name[:100], code="unknown_field")
+            _check_spelling(name, fields[name], kind)
+            ignored.append(name)
         del fields[name]
     IGNORED.add(ignored)
     try:
@@ -196,16 +228,25 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
         raise bad_field(error) from error
 
 
-def _is_off(name: str, value: object, kind: type[Body]) -> bool:
-    """Whether a value that nobody reads asks for nothing. false does, unless the name is that of a flag, misspelt."""
-    if value is False:
-        flags = [field.name for field in msgspec.structs.fields(kind) if field.type == bool | None]
-        return not difflib.get_close_matches(name, flags, n=1, cutoff=_MISSPELT)
-    return any(value == each and type(value) is type(each) for each in OFF)
+def _check_spelling(name: str, value: object, kind: type[Body]) -> None:
+    """Refuse a name that is nearly one of a request's fields, unless its value asks for nothing; false asks a flag."""
+    if name in _OTHERS or (value is not False and _is_one_of(value, OFF)):
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    fields |= {other: fields[own] for other, own in SAME.items() if own in fields}
+    written = _CAPITAL.sub(r"_\g<0>", name[:100]).lower()  # topP as top_p
+    asked = [field for field, type_ in fields.items() if value is not False or type_ == bool | None]
+    if close := difflib.get_close_matches(written, asked, n=1, cutoff=_MISSPELT):
+        message = f"There is no field '{name[:100]}'. Did you mean '{close[0]}'?"
+        raise ApiError(400, message, param=name[:100], code="unknown_field")
+
+
+def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:
+    return any(value == each and isinstance(value, type(each)) for each in values)
 
 
 def _check_neutral(name: str, value: object, values: tuple[Any, ...]) -> None:
-    if not any(value == neutral and isinstance(value, type(neutral)) for neutral in values):
+    if not _is_one_of(value, values):
         raise ApiError(
             400,
             f"'{name}' is not supported by this server. {_IN_PLACE_OF.get(name, 'Leave it out')}.",
