@@ -1,6 +1,7 @@
 """Calls of functions: in the format of the chat template, from text in any pieces, and required by a grammar."""
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from outrider.inputs.text import Tokenizer
 from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
 from outrider.inputs.tools.formats import (
     DEEPSEEK,
+    GEMMA,
     GLM,
     GLM_IN_LINE,
     GRANITE,
@@ -34,7 +36,7 @@ from outrider.inputs.tools.stream import joined
 from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState
 from tiny import train_tokenizer
 
-FORMS = [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER, GLM, GLM_IN_LINE]
+FORMS = [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER, GLM, GLM_IN_LINE, LFM, GEMMA]
 WEATHER = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -210,6 +212,13 @@ LOOSE = [  # as small models write calls where tools were offered
     (PHI, f"<|tool_call|>[{CALL}]<|/tool_call|>", "", CALLS[:1]),
     (LFM, '<|tool_call_start|>[get_weather(city="Paris", days=3)]', "", CALLS[:1]),
     (LFM, f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", CALLS[:1]),
+    (
+        LFM,
+        r'<|tool_call_start|>[get-it(from="a\/b", in="\ud83d\ude00 \d")]<|tool_call_end|>',
+        "",
+        [ToolCall("get-it", r'{"from": "a/b", "in": "' "\U0001f600" r' \\d"}')],
+    ),
+    (LFM, "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", []),
     (
         KIMI,
         '<|tool_calls_section_begin|><|tool_call_begin|>get_weather:0<|tool_call_argument_begin|>{"city": "Paris", '
@@ -480,9 +489,9 @@ def test_an_answer_beside_tools_follows_its_schema_or_calls(tmp_path: Path, form
     assert not allowed(f'"rain"{call}')
 
 
-def call_in(form: ToolFormat, name: str, **arguments: str) -> str:
-    """A call as the template writes it. arguments: texts of enums and numbers."""
-    values = {key: int(value) if value.isascii() and value.isdigit() else value for key, value in arguments.items()}
+def call_in(form: ToolFormat, name: str, **arguments: Any) -> str:
+    """A call as the template writes it. arguments: texts of enums and numbers; for a syntax, values."""
+    values = {key: int(value) if re.fullmatch("[0-9]", str(value)) else value for key, value in arguments.items()}
     if form.tags:
         tags = form.tags
         shown = "".join(
@@ -492,10 +501,29 @@ def call_in(form: ToolFormat, name: str, **arguments: str) -> str:
         body = f"{tags.name[0]}{name}{tags.name[1]}{tags.line}{shown}{tags.end}"
     elif form.named:
         body = f"{name}{form.named}{json.dumps(values)}"
+    elif form.syntax:
+        shown = form.syntax.comma.join(
+            f"{key}{form.syntax.equals}{spelled(form, each)}" for key, each in values.items()
+        )
+        body = f"{form.syntax.before}{name}{form.syntax.opener}{shown}{form.syntax.closer}"
     else:
         body = json.dumps({"name": name, form.key: values})
     begin = "" if form.bare else f"{form.begin}{form.blank}{form.opener}"
-    return f"{begin}{body}{'' if form.separator else form.blank}{form.end}"
+    return f"{begin}{body}{'' if form.separator else form.blank}{form.closer}{form.end}"
+
+
+def spelled(form: ToolFormat, value: Any) -> str:
+    """A value as Python writes it, or Gemma."""
+    if form is LFM:
+        return re.sub("true|false", lambda found: found[0].title(), json.dumps(value)).replace("null", "None")
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, list):
+        return f"[{','.join(spelled(form, each) for each in value)}]"
+    if isinstance(value, dict):
+        pairs = ",".join(f"{key}:{spelled(form, each)}" for key, each in value.items())
+        return f"{{{pairs}}}"
+    return json.dumps(value)
 
 
 ODD_SCHEMA: dict[str, Any] = {
@@ -535,17 +563,62 @@ def test_arguments_between_tags_follow_their_schema(tmp_path: Path, form: ToolFo
         assert state.num_allowed(token_ids) < len(token_ids)
 
 
+IN_A_SYNTAX: dict[str, Any] = ODD_SCHEMA | {
+    "properties": ODD_SCHEMA["properties"] | {
+        "tree": {"$ref": "#/$defs/Tree"}, "day-of": {"type": "string", "pattern": "^[0-9]+$"},
+        "map": {"type": "object", "additionalProperties": {"type": "number"}},
+    },
+    "$defs": ODD_SCHEMA["$defs"] | {
+        "Tree": {"type": "object", "properties": {"of": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [LFM, GEMMA], ids=lambda form: form.name)
+@pytest.mark.parametrize("special", [True, False, None])
+def test_arguments_in_a_syntax_follow_their_schema(tmp_path: Path, form: ToolFormat, special: bool | None) -> None:
+    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    source = source_of_calls(form, [function_of(IN_A_SYNTAX)], "f", tokenizer)
+    value: dict[str, Any] = {
+        "text": "1\n\n 2", "short": None, "color": "x y", "flags": [True, False], "any": [{"a": "b"}, 1.5, None],
+        "place": {"x": 5}, "tree": {"of": [{}, {"of": [{"of": []}]}]}, "day-of": "12", "map": {"a": 1}, "more": "[1",
+    }  # fmt: skip
+    order = sorted(value) if form is GEMMA else list(value)
+
+    def written(**changed: Any) -> str:
+        given = {key: {**value, **changed}[key] for key in order}
+        keys = {"day-of": '<|"|>day-of<|"|>'} if form is GEMMA else {}
+        return call_in(form, "f", **{keys.get(key, key): each for key, each in given.items() if each is not ...})
+
+    def allowed(text: str) -> bool:
+        token_ids = tokenizer.encode(text)
+        return grammars.new_state(source).num_allowed(token_ids) == len(token_ids)
+
+    assert allowed(written())
+    ((name, arguments),) = [(call.name, call.arguments) for call in form.parse(written())[1]]
+    assert (name, json.loads(arguments)) == ("f", value)
+    assert allowed(written(short=..., any=..., tree=...))
+    wrong = [{"color": "green"}, {"flags": [1]}, {"flags": [True] * 3}, {"place": {}}, {"short": "12345"},
+             {"text": ...}, {"map": {"a": "b"}}, {"tree": {"of": [1]}}]  # fmt: skip
+    for each in [*wrong, *([{"day-of": "x"}] if form is LFM else [])]:
+        assert not allowed(written(**each)), each
+
+
 @pytest.mark.parametrize(
-    ("schema", "says"),
+    ("form", "schema", "place"),
     [
-        ({"properties": {"day": {"type": "string", "format": "date"}}}, "'day' of 'f' has 'format'"),
-        ({"anyOf": []}, "the parameters of 'f' have 'anyOf'"),
+        (QWEN_CODER, {"properties": {"day": {"type": "string", "format": "date"}}}, "/properties/day/format"),
+        (QWEN_CODER, {"anyOf": []}, "/anyOf"),
+        (GEMMA, {"properties": {"day": {"type": "string", "pattern": "^[0-9]$"}}}, "/properties/day"),
     ],
 )
-def test_schemas_that_plain_text_cannot_be_held_to(schema: Any, says: str) -> None:
+def test_what_a_syntax_cannot_be_held_to_is_left_out(form: ToolFormat, schema: Any, place: str) -> None:
+    """And refused where the function is strict."""
     tools = [function_of(schema)]
-    with pytest.raises(outrider.OptionError, match=says):
-        source_of_calls(QWEN_CODER, tools, "f", Fast(train_tokenizer()))
+    source_of_calls(form, tools, "f", Fast(train_tokenizer()))
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(outrider.OptionError, match=f"'f' is strict.*{place}"):
+        source_of_calls(form, tools, "f", Fast(train_tokenizer()))
 
 
 WORDS = st.sampled_from(["type", "string", "enum", "const", "anyOf", "$ref", "#/$defs/a", "$defs", "a", "properties",
@@ -563,8 +636,9 @@ def test_odd_schemas_are_read_or_refused(schema: Any, value: str) -> None:
     assert text == "" or "</" in value
     assert call.name == "f"
     assert isinstance(json.loads(call.arguments), dict)
-    with suppress(outrider.OptionError):
-        source_of_calls(QWEN_CODER, tools, "f", Fast(TRAINED))
+    for form in (QWEN_CODER, LFM, GEMMA):
+        with suppress(outrider.OptionError):
+            source_of_calls(form, tools, "f", Fast(TRAINED))
 
 
 def test_a_schema_may_refer_to_itself() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.heads import head_by_name, head_in_json
 from outrider.inputs.tools.loose import EQUALS_TAGS, INVOKE_TAGS
-from outrider.inputs.tools.shapes import ReadWhole, ToolCall, gemma_calls, python_calls
+from outrider.inputs.tools.shapes import ToolCall
 from outrider.inputs.tools.stream import ToolCallStream, joined
+from outrider.inputs.tools.syntaxes import IN_GEMMA, IN_PYTHON, CallSyntax
 from outrider.types import TextTokenizer
 
 
@@ -29,7 +30,8 @@ class ToolFormat:
     these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
     between a name and the call's number. prefix: of the name, within `begin`. around: what may stand around all calls,
     which is dropped. typed: what may stand before `named`. channels: whether an answer consists of
-    messages, of which calls are some. whole: reads the calls between `begin` and `end`, in a syntax of their own.
+    messages, of which calls are some. syntax: of the calls between `begin` and `end`, which are no JSON. closer:
+    between the last of them and `end`.
     """
 
     name: str
@@ -47,7 +49,8 @@ class ToolFormat:
     around: tuple[str, ...] = ()
     typed: str = ""
     channels: bool = False
-    whole: ReadWhole | None = None
+    syntax: CallSyntax | None = None
+    closer: str = ""
 
     @classmethod
     def of_template(cls, template: str) -> ToolFormat | None:
@@ -78,13 +81,13 @@ class ToolFormat:
     @property
     def is_object(self) -> bool:
         """Whether a call is one JSON object."""
-        return not (self.named or self.tags or self.whole)
+        return not (self.named or self.tags or self.syntax)
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What may be tokens of their own."""
         tags = [text.strip() for text in (*self.tags.key, *self.tags.value)] if self.tags else []
-        strings = ('<|"|>',) if self.whole is gemma_calls else ()
+        strings = (self.syntax.quote,) if self.syntax and len(self.syntax.quote) > 1 else ()
         begin = self.begin.removesuffix(self.prefix)
         found = (*strings, *self.around, begin, self.end, self.named, "[CALL_ID]" if self.named else "")
         return (*filter(None, found), *(tag for tag in tags if tag.startswith("<") and tag.endswith(">")))
@@ -143,8 +146,10 @@ HARMONY = ToolFormat(
     "harmony", "<|channel|>commentary to=functions.", named="<|message|>", end="<|call|>", typed=" <|constrain|>json",
     channels=True,
 )  # fmt: skip
-LFM = ToolFormat("lfm", "<|tool_call_start|>", end="<|tool_call_end|>", whole=python_calls)
-GEMMA = ToolFormat("gemma", "<|tool_call>", end="<tool_call|>", whole=gemma_calls)
+LFM = ToolFormat(
+    "lfm", "<|tool_call_start|>", end="<|tool_call_end|>", opener="[", closer="]", separator=",", syntax=IN_PYTHON
+)  # fmt: skip
+GEMMA = ToolFormat("gemma", "<|tool_call>", end="<tool_call|>", syntax=IN_GEMMA)
 MINIMAX = ToolFormat(
     "minimax",
     "<minimax:tool_call>",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from outrider.errors import OptionError, one_line
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
-from outrider.inputs.tools.values import branches, table_of, values_of
+from outrider.inputs.tools.values import bounds_in_lark, branches, table_of, values_of
 from outrider.tokens.grammar import JSON_STYLE, GrammarSource, check_schema, say_once, widened, with_real_dates
 from outrider.types import TextTokenizer
 
@@ -38,11 +38,6 @@ def source_of_calls(
     Raises:
         OptionError: for parameters whose schema cannot be followed in this format, or leads too deep.
     """
-    if form.whole:
-        raise OptionError(
-            f"tools cannot be followed: the format of this model's calls ({form.name}) has no grammar here. Set "
-            "tool_choice='auto', and leave strict and json_schema out."
-        )
     functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
     for i, function in enumerate(functions):
         try:
@@ -57,7 +52,7 @@ def source_of_calls(
     rules.append(f"body: {' | '.join(f'body_{i}' for i in range(len(functions)))}")
     for i, function in enumerate(functions):
         rules += _body(form, f"body_{i}", function, tokenizer)
-    parts = () if form.tags else tuple((each["name"], json.dumps(each.get("parameters") or {})) for each in functions)
+    parts = tuple((each["name"], json.dumps(each.get("parameters") or {})) for each in functions)
     if schema is not None:
         parts = (("json_schema", json.dumps(schema)), *parts)
     return GrammarSource("tools", "\n".join(rules), parts=parts)
@@ -86,7 +81,8 @@ class _Calls:
         blank = literal(form.blank)
         self._more = "" if once or not form.separator else f"({literal(f'{form.separator} ')} body)*"
         if form.separator:  # one marker for all calls
-            self._after = f"{literal('' if form.bare else form.blank + form.opener)} body {self._more} {self._end}"
+            opener = literal("" if form.bare else form.blank + form.opener)
+            self._after = f"{opener} body {self._more} {literal(form.closer)} {self._end}"
         else:
             self._after = f"{blank} body {blank} {self._end}"
         call = f"{self._begin} {self._after}"
@@ -142,9 +138,19 @@ class _Calls:
 
 def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
     """The rules for a call of one function, without what is around it."""
-    if form.tags:
-        return rules_of_arguments(form.tags, rule, function, tokenizer)
     name, parameters = function["name"], function.get("parameters") or _NO_PARAMETERS
+    if form.tags or form.syntax:
+        if form.syntax:
+            rules, left_out = form.syntax.rules(rule, function, tokenizer, _json)
+        else:
+            rules, left_out = rules_of_arguments(form.tags, rule, function, tokenizer)
+        if left_out and function.get("strict"):
+            raise OptionError(
+                f"tools cannot be followed: {name!r} is strict, and in the syntax of this model's calls nothing can be "
+                f"held to {left_out[0]}. Leave it out, or set strict to false."
+            )
+        say_once(f"the function {name!r}", left_out)
+        return rules
     arguments = f"arguments_{rule}: {_json(parameters)}"
     if form.named:
         typed = f"({tags_in_lark(form.typed, tokenizer)})?" if form.typed else ""
@@ -164,15 +170,15 @@ _OF_OBJECTS = _ABOUT | {"type", "properties", "required", "additionalProperties"
 _OF_STRINGS = _ABOUT | {"type", "minLength", "maxLength"}
 
 
-def rules_of_arguments(tags: Tags, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
+def rules_of_arguments(
+    tags: Tags, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer
+) -> tuple[list[str], list[str]]:
     """Rules for a function's name and arguments: those that are required, and others, in the schema's order.
 
-    Raises:
-        OptionError: for a schema that values written as plain text cannot be held to.
+    Returns also the places of what values that are written as plain text cannot be held to.
     """
     name, parameters = function["name"], function.get("parameters") or {}
-    if odd := sorted(parameters.keys() - _OF_OBJECTS):
-        _refuse(f"the parameters of {name!r} have {odd[0]!r}")
+    left_out = [f"/{keyword}" for keyword in sorted(parameters.keys() - _OF_OBJECTS)]
     required = [key for key in _listed(parameters.get("required")) if isinstance(key, str)]
     known = table_of(parameters, "properties")
     properties = {**known} | {key: {} for key in required if key not in known}
@@ -182,49 +188,37 @@ def rules_of_arguments(tags: Tags, rule: str, function: Mapping[str, Any], token
         place = f"{rule}_{i}"
         places.append(place if key in required else f"{place}?")
         head = tags_in_lark(f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}", tokenizer)
-        try:
-            values = _values(f"{place}_value", tags, schema, parameters, tokenizer)
-        except _NotKept as keyword:
-            _refuse(f"{key!r} of {name!r} has {keyword}")
+        values, odd = _values(f"{place}_value", tags, schema, parameters, tokenizer)
         rules += [f"{place}: {head} {place}_value {line}", *values]
+        left_out += [f"/properties/{key}/{keyword}" for keyword in odd]
     head = literal(f"{tags.name[0]}{name}{tags.name[1]}")
-    return [f"{rule}: {head} {line} {' '.join(places)} {end}", *rules]
+    return [f"{rule}: {head} {line} {' '.join(places)} {end}", *rules], left_out
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-class _NotKept(Exception):
-    """A keyword of a schema that no text between tags is held to."""
-
-
-def _values(rule: str, tags: Tags, schema: Any, root: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
-    """Rules for a value and the tag after it."""
+def _values(
+    rule: str, tags: Tags, schema: Any, root: Mapping[str, Any], tokenizer: TextTokenizer
+) -> tuple[list[str], list[str]]:
+    """Rules for a value and the tag after it, and the keywords of a text that they do not follow."""
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    sizes, others = list[str](), list[str]()
+    sizes, others, left_out = list[str](), list[str](), list[str]()
     for branch in branches(schema, root):
         values = values_of(branch)
-        odd = sorted(branch.keys() - _OF_STRINGS)
         if values is not None:
             others += [json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in values]
-        elif branch.get("type") == "string" and odd:
-            raise _NotKept(repr(odd[0]))
         elif branch.get("type") == "string" or not branch.keys() - _ABOUT:
-            sizes.append(f"{branch.get('minLength', 0)},{branch.get('maxLength', '')}")
+            sizes.append(bounds_in_lark(branch, "Length"))
+            left_out += sorted(branch.keys() - _OF_STRINGS)
         else:
             others.append(_json({**definitions, **branch}))
     if not sizes:
-        return [f"{rule}: ({' | '.join(others)}) {tags_in_lark(tags.value[1], tokenizer)}"]
+        return [f"{rule}: ({' | '.join(others)}) {tags_in_lark(tags.value[1], tokenizer)}"], left_out
     tag, text = tags.value[1].strip(), f"/(?s:.{{{sizes[0]}}})/"  # what else is allowed can be written as text too
     marker = marker_in_lark(tag, tokenizer)
     if marker == literal(tag):
-        return [f"{rule}[suffix={marker}]: {text}"]
-    return [f"{rule}: {rule.upper()} {marker}", f"{rule.upper()}: {text} & ~/(?s:.*){in_regex(tag)}(?s:.*)/"]
-
-
-def _refuse(what: str) -> NoReturn:
-    raise OptionError(
-        f"tools cannot be followed: {what}, and this model writes arguments as plain text, which cannot be held to "
-        "that. Leave it out, or set tool_choice='auto' without strict."
-    )
+        return [f"{rule}[suffix={marker}]: {text}"], left_out
+    rules = [f"{rule}: {rule.upper()} {marker}", f"{rule.upper()}: {text} & ~/(?s:.*){in_regex(tag)}(?s:.*)/"]
+    return rules, left_out

@@ -77,47 +77,75 @@ def _call_of(value: Any, needs_arguments: bool) -> ToolCall | None:
             return None
     if not isinstance(arguments, Mapping):
         return None
-    return ToolCall(names[0], json.dumps(arguments, ensure_ascii=False))
+    try:
+        return ToolCall(names[0], _as_json(arguments))
+    except ValueError:
+        return None
 
 
 _PYTHON_STRING = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""", re.DOTALL)
+PYTHON_NAME = re.compile(r"""[^\s()\[\]{},:='"]+""")
+_NAME_IN_PYTHON = re.compile(rf"{PYTHON_NAME.pattern}(?=\s*[(=])")
+_NO_ESCAPE = re.compile(r"""\\(?:/|(?=[^\\'"abfnrtv0-7xuU\n]))""")  # JSON's, or a backslash that escapes nothing
 
 
-def _on_one_line(found: re.Match[str]) -> str:
-    """A string of Python, in which models write line breaks as they are."""
-    return found[0].replace("\n", "\\n").replace("\r", "\\r")
+def _in_python(text: str) -> tuple[str, list[str]]:
+    """Calls as Python reads them, and the names in them, in place of which are others.
+
+    A name need not be one of Python's: get-weather(from="Oslo"). Models write line breaks in strings as they are.
+    """
+    names, made = list[str](), ""
+
+    def numbered(found: re.Match[str]) -> str:
+        names.append(found[0])
+        return f"n{len(names) - 1}"
+
+    for i, part in enumerate(_PYTHON_STRING.split(text)):
+        if i % 2:
+            escaped = _NO_ESCAPE.sub(lambda found: "/" if found[0] == r"\/" else r"\\", part)
+            made += escaped.replace("\n", "\\n").replace("\r", "\\r")
+        else:
+            made += _NAME_IN_PYTHON.sub(numbered, part)
+    return made, names
 
 
 def python_calls(text: str) -> list[ToolCall]:
     """Calls as Python writes them, [f(a="x"), g()]: LFM2, Llama 4."""
+    written, names = _in_python(text.strip())
     try:
-        parsed = ast.parse(_PYTHON_STRING.sub(_on_one_line, text.strip()), mode="eval").body
+        parsed = ast.parse(written, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     nodes = parsed.elts if isinstance(parsed, ast.List) else [parsed]
     calls = list[ToolCall]()
     for node in nodes:
-        if not isinstance(node, ast.Call) or node.args:
+        if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
             return []
         try:
-            given = {str(each.arg): _literal(each.value) for each in node.keywords}
-            calls.append(ToolCall(ast.unparse(node.func), json.dumps(given, ensure_ascii=False)))
+            given = {names[int(str(each.arg)[1:])]: _literal(each.value) for each in node.keywords}
+            calls.append(ToolCall(names[int(node.func.id[1:])], _as_json(given)))
         except (ValueError, TypeError, RecursionError):
             return []
     return calls
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal, in which JSON's true, false and null may stand for Python's."""
+    """A literal, in which JSON's true, false and null may stand for Python's. Halves of a character become whole."""
     names = {"true": True, "false": False, "null": None}
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id]
-    if isinstance(node, ast.List):
+    if isinstance(node, ast.List | ast.Tuple):
         return [_literal(each) for each in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else _literal(key) for key in node.keys]
         return dict(zip(keys, map(_literal, node.values), strict=True))
-    return ast.literal_eval(node)
+    value = ast.literal_eval(node)
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
+
+
+def _as_json(value: Any) -> str:
+    """JSON. Raises ValueError for what it does not have, such as 1e999."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 _GEMMA_HEAD = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
@@ -131,7 +159,7 @@ def gemma_calls(text: str) -> list[ToolCall]:
         return []
     written = "".join(_gemma_parts(found[2]))
     try:
-        return [ToolCall(found[1], json.dumps(json.loads(written), ensure_ascii=False))]
+        return [ToolCall(found[1], _as_json(json.loads(written)))]
     except (ValueError, RecursionError):
         return []
 

@@ -153,7 +153,7 @@ class ToolCallStream:
         if marker in self._form.around:
             self._opened, self._is_after_call, self._is_marked = "", True, True
         elif self._is_marked:
-            self._step = self._whole if self._form.whole else self._head
+            self._step = self._whole if self._form.syntax else self._head
         elif is_read_again or marker not in CLOSERS:
             self._step = self._object if marker == BRACKET else self._head
         else:
@@ -327,7 +327,7 @@ class ToolCallStream:
 
     def _calls_of(self, text: str) -> list[ToolCall]:
         """The calls that a text between the format's markers is."""
-        return (self._form.whole(text) if self._form.whole else []) or calls_of(text)
+        return (self._form.syntax.read(text) if self._form.syntax else []) or calls_of(text)
 
     def _give(self, calls: list[ToolCall], pieces: list[str | ToolCallDelta]) -> bool:
         """Add whole calls."""

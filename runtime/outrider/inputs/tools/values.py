@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.errors import OptionError
+
 _KINDS = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), type(None): ("null",),
           list: ("array",), dict: ("object",)}  # fmt: skip
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates write these values in earlier calls
@@ -17,6 +19,8 @@ _DEEPEST = 8  # schemas that refer to others; one may refer to itself
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     """A schema, or the definition of the root that it refers to."""
     place = schema.get("$ref") if isinstance(schema, Mapping) else None
+    if place == "#":
+        return root
     parts = place.split("/") if isinstance(place, str) else []
     if len(parts) != 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
         return schema
@@ -49,6 +53,14 @@ def table_of(schema: Any, key: str) -> Mapping[str, Any]:
     """The table at a key of a schema; an empty one if there is none."""
     found = schema.get(key) if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def bounds_in_lark(schema: Mapping[str, Any], of: str) -> str:
+    """The least and the most of a schema's `minLength` and `maxLength`, say, as a grammar repeats: "0," for any."""
+    least, most = schema.get(f"min{of}", 0), schema.get(f"max{of}", "")
+    if not all(each == "" or (isinstance(each, int | float) and each >= 0) for each in (least, most)):
+        raise OptionError(f"tools cannot be followed: a schema has min{of} or max{of} that is no number of at least 0.")
+    return f"{int(least)},{most if most == '' else int(most)}"
 
 
 def types_of(schema: Any, root: Mapping[str, Any]) -> set[str] | None:
