@@ -115,7 +115,8 @@ async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
 async def _failed(request: Request, error: Exception) -> Response:
     made, path = as_api_error(error), request.scope["path"]
     if isinstance(error, HTTPException) and error.status_code == 404:
-        known = [route.path for route in request.app.routes if isinstance(route, Route)]
+        paths = [route.path for route in request.app.routes if isinstance(route, Route)]
+        known = [each for each in paths if not each.startswith("/api/v")]
         made = ApiError(404, f"{made}{nearest_address(path, known)}", code="unknown_url")
     return made.response(path)
 

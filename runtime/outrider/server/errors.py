@@ -87,7 +87,8 @@ def as_api_error(error: BaseException) -> ApiError:
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code, "http_error")
         message = "There is nothing at this address. /openapi.json describes the addresses of this server."
         if error.status_code != 404:
-            message = f"{error.detail}."
+            allowed = (error.headers or {}).get("Allow")
+            message = f"{error.detail}." + (f" This address takes {allowed}." if allowed else "")
         return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
     if isinstance(error, OutriderError):  # of the model or its device
         log.error("%s", one_line(error))

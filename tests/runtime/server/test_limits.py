@@ -160,7 +160,7 @@ def test_bodies_that_are_not_json_are_refused(live: Live) -> None:
         assert (plain.status_code, plain.json()["error"]["code"]) == (415, code)
     for kind in ({"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "text/plain"}, {}):  # curl -d
         assert httpx.post(url, content=b'{"prompt": "a", "max_tokens": 1}', headers=kind).status_code == 200
-    wrong = (b"{", b"[]", b"\xff", b"[" * 100_000)
+    wrong = (b"", b"{", b"[]", b"\xff", b"[" * 100_000)
     for body in (*wrong, b'{"model": "tiny", "prompt": "\xff"}', b'{"\xff": 1}'):
         refused = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
         assert refused.status_code == 400
@@ -320,6 +320,7 @@ def test_other_addresses_fail_as_the_api_does(live: Live) -> None:
     wrong = httpx.get(f"{live.url}/v1/completions")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["message"].endswith("This address takes POST.")
 
 
 def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(tiny: Path, engine: outrider.Engine) -> None:

@@ -79,8 +79,9 @@ SAME: list[dict[str, Any]] = [
     {"tools": [{"google_search": {}}], "model": "tiny:latest"}, {"reasoning_budget_tokens": -1},
     {"messages": [*HELLO, {"role": "ai", "content": None, "reasoning": {"text": "Hm."}}]},
     {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
-    {"unheard_of": 1, "trustedMode": True, "reasoning_split": True, "mode": "instruct", "images": [], "system": ""},
+    {"unheard_of": 1, "trustedMode": True, "reasoning_split": True, "mode": "instruct", "speed": "fast", "images": [], "system": ""},
     {"repetition_penalty_range": 1024, "sampler_order": [6, 0], "ban_eos_token": False, "stop_strings": []},
+    {"enable_thinking": "false", "guided_json_object": False, "parallel_tool_calls": "true"},
 ]  # fmt: skip
 
 
@@ -523,6 +524,11 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
     ),
     "guided_choice": ({"guided_choice": ["a+", "b"]}, {"regex": r"a\+|b"}),
+    "a schema as text": ({"guided_json": json.dumps(SCHEMA)}, {"guided_json": SCHEMA}),
+    "TGI's schema": ({"response_format": {"type": "json", "value": SCHEMA}}, {"guided_json": SCHEMA}),
+    "TGI's regex": ({"response_format": {"type": "regex", "value": "a+"}}, {"regex": "a+"}),
+    "Fireworks' grammar": ({"response_format": {"type": "grammar", "grammar": "start: /a/"}}, {"grammar": "start: /a/"}),
+    "any object": ({"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}),
     "fills the context": ({"max_tokens": -2}, {"max_tokens": 2**40}),
 }  # fmt: skip
 
@@ -571,6 +577,7 @@ def test_what_would_change_the_answer_is_refused_by_name() -> None:
     wrong: list[dict[str, Any]] = [
         {"dry_multiplier": 0.8}, {"functions": [{}]}, {"skip_special_tokens": False}, {"system": "Be brief."},
         {"format": "json"}, {"options": {"temperature": 1}}, {"images": ["x"]}, {"input": "x"},
+        {"guided_choice": "yes"}, {"structured_outputs": {"structural_tag": "x"}}, {"logits_processors": ["x"]},
         {"repetition_penalty_range": 64, "rep_pen": 1.5},
     ]  # fmt: skip
     for fields in wrong:

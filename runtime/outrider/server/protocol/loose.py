@@ -57,7 +57,10 @@ _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, float)} | {
     "best_of", "logprobs", "n", "seed", "top_logprobs", *_LENGTHS
 }  # fmt: skip
-_FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {"echo", "stream"}
+_FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {
+    "add_generation_prompt", "continue_final_message", "echo", "enable_thinking", "include_reasoning",
+    "parallel_tool_calls", "return_tokens", "store", "stream"
+}  # fmt: skip
 _TRUTHS = {"true": True, "false": False}
 WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
 _WINDOWS = ("repeat_last_n", "repetition_penalty_range", "rep_pen_range")

@@ -22,7 +22,7 @@ from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.system.nesting import TooDeep, check_json
 
 # Fields of others that are no field of this server, misspelt.
-_OTHERS = ("mode", "models")
+_OTHERS = ("mode", "models", "speed", "topic")
 _NO_MIROSTAT = (None, 0, 0.0)
 # What a client may do in place of sending a field that is refused.
 _SEND_SYSTEM = "Send a message of the role system"
@@ -62,10 +62,14 @@ _OF_OTHERS: dict[str, tuple[Any, ...]] = {
     "format": OFF,
     "generation_config": OFF,
     "guidance_scale": (None, 1, 1.0),
+    "guided_choice": OFF,
+    "guided_json": OFF,
+    "guided_json_object": OFF,
     "image_data": OFF,
     "images": OFF,
     "include_stop_str_in_output": (None, False),
     "length_penalty": (None, 1, 1.0),
+    "logits_processors": OFF,
     "lora": OFF,
     "max_length": (None,),
     "min_keep": (None, 0),
@@ -82,6 +86,7 @@ _OF_OTHERS: dict[str, tuple[Any, ...]] = {
     "penalty_alpha": (None, 0, 0.0),
     "plugins": OFF,
     "post_sampling_probs": (None, False),
+    "prompt_embeds": OFF,
     "prompt_logprobs": (None, 0),
     "response_schema": OFF,
     "result_format": (None, "message"),
@@ -95,6 +100,7 @@ _OF_OTHERS: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (None, True),
     "smoothing_factor": (None, 0, 0.0),
     "structural_tag": (None,),
+    "structured_outputs": OFF,
     "system": OFF,
     "system_prompt": OFF,
     "t_max_predict_ms": (None, 0, -1),
@@ -180,6 +186,8 @@ def read_object(body: bytes) -> dict[str, Any]:
         ApiError: with status 400.
     """
     body = body.removeprefix(codecs.BOM_UTF8)
+    if not body.strip():
+        raise ApiError(400, "The body is empty. Send a JSON object.", code="invalid_json")
     try:
         check_json(body)
         fields = _decoded(body)

@@ -6,8 +6,11 @@ import json
 import re
 from typing import Any
 
+import msgspec
+
 from outrider.server.errors import ApiError
 from outrider.server.protocol.histories import content_of_others, messages_of_others
+from outrider.system.nesting import TooDeep, check_json
 
 _CHOICES = {"any": "required", "auto": "auto", "none": "none", "required": "required"}
 # Hosted tools' items, which have no text for the model.
@@ -45,8 +48,10 @@ def reshape(fields: dict[str, Any], known: set[str]) -> list[str]:
         if isinstance(fields.get("messages"), list):
             fields["messages"] = messages_of_others(fields["messages"])
     _read_bias(fields)
-    if "response_format" in known and fields.get("response_format") is None:
-        fields |= _schema_of_others(fields)
+    if "response_format" in known:
+        fields |= _form_of_others(fields.get("response_format"))
+        if fields.get("response_format") is None:
+            fields |= _schema_of_others(fields)
     skipped = _skip_items(fields) if "input" in known else []
     _choose(fields, is_chat="messages" in known)
     return skipped
@@ -65,19 +70,30 @@ def _read_bias(fields: dict[str, Any]) -> None:
 
 
 def _of_chat(fields: dict[str, Any]) -> dict[str, Any]:
-    """Tools as /v1/responses writes them, and a schema without the object around it."""
+    """Tools as /v1/responses writes them."""
     made: dict[str, Any] = {}
     tools = fields.get("tools")
     if isinstance(tools, list):
         made["tools"] = [_tool(tool) for tool in tools]
-    form = fields.get("response_format")
-    if form in ("json", "json_object", "text", {}, {"type": "json"}):
-        made["response_format"] = {"type": "json_object"} if "json" in str(form) else None
-    is_schema = isinstance(form, dict) and form.get("type") == "json_schema" and form.get("json_schema") is None
-    if isinstance(form, dict) and is_schema and isinstance(form.get("schema"), dict):
-        named = {key: value for key, value in form.items() if key in ("schema", "name", "strict")}
-        made["response_format"] = {"type": "json_schema", "json_schema": named}
     return made
+
+
+def _form_of_others(form: Any) -> dict[str, Any]:
+    """`response_format` as a word, or with a schema and no object around it; TGI's `value`; Fireworks' grammars."""
+    if form in ("json", "json_object", "text", {}, {"type": "json"}):
+        return {"response_format": {"type": "json_object"} if "json" in str(form) else None}
+    if not isinstance(form, dict):
+        return {}
+    kind = form.get("type")
+    value = form.get("value", form.get(kind)) if isinstance(kind, str) else None
+    if kind in ("regex", "grammar") and isinstance(value, str):
+        return {"response_format": None, kind: value}
+    if kind in ("json", "json_object") and isinstance(value, dict):
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": value}}}
+    if kind == "json_schema" and form.get("json_schema") is None and isinstance(form.get("schema"), dict):
+        named = {key: value for key, value in form.items() if key in ("schema", "name", "strict")}
+        return {"response_format": {"type": "json_schema", "json_schema": named}}
+    return {}
 
 
 def _tool(tool: Any) -> Any:
@@ -94,7 +110,7 @@ def _tool(tool: Any) -> Any:
 def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
     """`json_schema` of llama.cpp; `guided_json`, `guided_choice` and `structured_outputs` of vLLM."""
     asked = fields.get("structured_outputs")
-    names = {"json", "regex", "choice", "grammar"}
+    names = {"json", "json_object", "regex", "choice", "grammar"}
     if isinstance(asked, dict) and {key for key, value in asked.items() if value is not None} <= names:
         fields.pop("structured_outputs")
         found = {key: asked.get(key) for key in names}
@@ -102,6 +118,7 @@ def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
         schemas = [fields.pop("json_schema", None), fields.pop("guided_json", None)]
         schema = next((each for each in schemas if each is not None), None)
         found = {"json": schema, "choice": fields.pop("guided_choice", None)}
+        found["json_object"] = fields.pop("guided_json_object", None)
     choice = found.get("choice")
     if isinstance(choice, list) and choice and all(isinstance(each, str) for each in choice):
         return {"regex": "|".join(map(re.escape, choice))}
@@ -111,7 +128,20 @@ def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
         if found.get(name) is not None:
             return {name: found[name]}
     schema = found.get("json")
-    return {} if schema is None else {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    if isinstance(schema, str):  # vLLM reads it
+        schema = _read_json(schema)
+    if schema is None:
+        return {"response_format": {"type": "json_object"}} if found.get("json_object") is True else {}
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+
+def _read_json(text: str) -> Any:
+    """The value that a text is in JSON; the text where it is none."""
+    try:
+        check_json(text)
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, TooDeep):
+        return text
 
 
 def _choose(fields: dict[str, Any], *, is_chat: bool) -> None:

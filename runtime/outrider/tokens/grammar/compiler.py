@@ -243,7 +243,9 @@ def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionEr
     text = source.text
     shown = text if len(text) <= _LONGEST_CHARACTERS else f"{text[:_LONGEST_CHARACTERS]}…"
     step = next_step or _NEXT_STEPS[source.option]
-    given = "tools" if source.option == "tools" else f"{source.option}={' '.join(shown.split())}"  # those have our rules
+    given = (
+        "tools" if source.option == "tools" else f"{source.option}={' '.join(shown.split())}"
+    )  # those have our rules
     return OptionError(f"{given} cannot be followed: {first_line(reason)}. {step}")
 
 
