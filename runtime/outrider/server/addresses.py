@@ -10,6 +10,7 @@ _VERSIONED = "chat/completions|completions|embeddings|messages|models|rerank|res
 _DOUBLED = re.compile(
     r"(?:/v1)+(?=/v1/|/v1$|/api/)|/api(?=/v1/(?:chat/completions|completions|embeddings|messages|responses)$)"
 )
+_ALIKE = 0.75  # similarity, of at most 1, from which on another address may be meant
 _BARE = re.compile(rf"/(?:{_VERSIONED})(?:/|$)")
 
 
@@ -24,5 +25,5 @@ def canonical(path: str) -> str:
 
 def nearest_address(path: str, known: Iterable[str]) -> str:
     """A question whether another address is meant; empty if none is like it."""
-    close = difflib.get_close_matches(path[:200], known, n=1)
+    close = difflib.get_close_matches(path[:200], known, n=1, cutoff=_ALIKE)
     return f" Did you mean {close[0]}?" if close else ""

@@ -54,7 +54,8 @@ class Queue:
 
     async def _enter(self, count: int) -> None:
         if count > self.max_running:
-            message = f"{count} answers are more than this server generates at a time, {self.max_running}. Lower n, or send fewer prompts."
+            message = f"{count} answers are more than this server generates at a time, {self.max_running}."
+            message += " Lower n, or send fewer prompts."
             raise ApiError(400, message, param="n", code="invalid_value")
         if not self._waiting and self.running + count <= self.max_running:
             self.running += count

@@ -79,7 +79,7 @@ SAME: list[dict[str, Any]] = [
     {"tools": [{"google_search": {}}], "model": "tiny:latest"}, {"reasoning_budget_tokens": -1},
     {"messages": [*HELLO, {"role": "ai", "content": None, "reasoning": {"text": "Hm."}}]},
     {"echo": False, "num_ctx": 4096, "ttl": 300, "plugins": [], "transforms": [], "models": ["a"], "id": "i"},
-    {"unheard_of": 1, "trustedMode": True, "reasoning_split": True, "mode": "instruct", "speed": "fast", "images": [], "system": ""},
+    {"unheard_of": 1, "trustedMode": True, "reasoning_split": True, "mode": "instruct", "speed": "fast", "system": ""},
     {"repetition_penalty_range": 1024, "sampler_order": [6, 0], "ban_eos_token": False, "stop_strings": []},
     {"enable_thinking": "false", "guided_json_object": False, "parallel_tool_calls": "true"},
 ]  # fmt: skip
@@ -527,7 +527,9 @@ SHAPED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a schema as text": ({"guided_json": json.dumps(SCHEMA)}, {"guided_json": SCHEMA}),
     "TGI's schema": ({"response_format": {"type": "json", "value": SCHEMA}}, {"guided_json": SCHEMA}),
     "TGI's regex": ({"response_format": {"type": "regex", "value": "a+"}}, {"regex": "a+"}),
-    "Fireworks' grammar": ({"response_format": {"type": "grammar", "grammar": "start: /a/"}}, {"grammar": "start: /a/"}),
+    "Fireworks' grammar": (
+        {"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, {"grammar": 'start: "a"'},
+    ),
     "any object": ({"structured_outputs": {"json_object": True}}, {"response_format": {"type": "json_object"}}),
     "fills the context": ({"max_tokens": -2}, {"max_tokens": 2**40}),
 }  # fmt: skip
