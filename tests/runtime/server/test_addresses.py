@@ -96,7 +96,7 @@ def test_a_key_guards_all_addresses_but_those_of_the_page(tiny: Path) -> None:
         paths = {route.path for route in live.app.routes if isinstance(route, Route)}
         needed = {path for path in paths if httpx.get(live.url + path).status_code == 401}
         assert paths - needed == {"/", "/health", "/v1/health", "/ping"}
-        assert {"/rerank", "/v2/rerank", "/tokenize", "/props"} <= needed
+        assert {"/v1/rerank", "/v2/rerank", "/tokenize", "/props"} <= needed
         assert httpx.get(f"{live.url}/page/index.html").status_code == 200
 
 

@@ -205,8 +205,8 @@ def test_ollama_s_clients_see_the_models(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("body", "says"), [
-    ({"model": "tiny", "messages": HELLO, "oops": 1}, "no field 'oops'"),
-    ({"model": "tiny", "messages": HELLO, "options": {"oops": 1}}, "no option 'oops'"),
+    ({"model": "tiny", "messages": HELLO, "system": "Be brief."}, "Send a message of the role system"),
+    ({"model": "tiny", "messages": HELLO, "options": {"temprature": 1}}, "Did you mean 'temperature'?"),
     ({"model": "tiny", "messages": HELLO, "options": {"mirostat": 1}}, "not supported"),
     ({"model": "tiny", "messages": HELLO, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "repeat_last_n"),
     ({"model": "tiny", "messages": 1}, "'messages'"),
