@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +21,7 @@ from outrider.server.options import AnswerChoice
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.protocol.responses import ChatChunk
 from outrider.testing import ToyTokenizer
-from serving import MESSAGES, SCHEMA, TEMPLATE
+from serving import MESSAGES, SCHEMA, TEMPLATE, serving
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 
@@ -71,8 +73,18 @@ def test_any_object_and_expressions(client: Any) -> None:
         client.chat.completions.create(**asked, response_format=wrong)
 
 
+@pytest.fixture(scope="module", params=["<tool_call></tool_call>", "<|tool_call_start|>", "<|tool_call>"])
+def caller_of_formats(request: pytest.FixtureRequest, tiny: Path) -> Iterator[Any]:
+    """A client of a model that was told to call functions in JSON, as Python does, or as Gemma does."""
+    with serving({"tiny": tiny}, calls=True) as live:
+        tokenizer: Any = live.engine().tokenizer
+        tokenizer.set_chat_template(TEMPLATE.replace("<tool_call></tool_call>", request.param))
+        yield live.client()
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=["any", "one"])
-def test_functions_are_called(caller: Any, choice: Any) -> None:
+def test_functions_are_called(caller_of_formats: Any, choice: Any) -> None:
+    caller = caller_of_formats
     asked: dict[str, Any] = {
         "model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "temperature": 1, "seed": 2,
         "max_tokens": 300,
