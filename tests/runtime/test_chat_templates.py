@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from family_templates import FAMILIES
 from outrider.errors import RequestError
 from outrider.inputs.text import Tokenizer, template_limits
 from outrider.inputs.text.chat_template import ChatTemplates
@@ -119,6 +120,35 @@ def test_templates_that_take_long_are_refused(name: str, monkeypatch: pytest.Mon
 def test_templates_read_data_only(name: str) -> None:
     with pytest.raises(RequestError, match="chat template refuses these messages: "):
         render(REFUSED[name])
+
+
+SYSTEM, USER, OTHER = ({"role": role, "content": role[0]} for role in ("system", "user", "critic"))
+ANSWER = {"role": "assistant", "content": "a"}
+TURNS = {"user": "<start_of_turn>user\n{}<end_of_turn>\n", "model": "<start_of_turn>model\n{}<end_of_turn>\n"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "turns"),
+    [
+        ([SYSTEM, USER], ["user s\n\nu"]),
+        ([SYSTEM, USER, USER, ANSWER, USER], ["user s\n\nu\n\nu", "model a", "user u"]),
+        ([USER, ANSWER, ANSWER, USER], ["user u", "model a\n\na", "user u"]),
+        ([USER, ANSWER, SYSTEM, USER], ["user u", "model a", "user s\n\nu"]),
+        ([USER, ANSWER, USER], ["user u", "model a", "user u"]),
+    ],
+)
+def test_messages_are_joined_where_a_template_refuses_them(messages: Any, turns: list[str]) -> None:
+    """Gemma 2 has no system messages, and its turns alternate. Texts are joined as Gemma 3's own template does."""
+    written = "".join(TURNS[turn.partition(" ")[0]].format(turn.partition(" ")[2]) for turn in turns)
+    assert render(FAMILIES["gemma2"], messages) == f"{written}<start_of_turn>model\n"
+
+
+def test_roles_that_a_template_does_not_know_are_refused() -> None:
+    assert "<|im_start|>critic\nc<|im_end|>" in render(FAMILIES["chatml"], [USER, OTHER])
+    with pytest.raises(RequestError, match="leaves out messages of the role 'critic'"):
+        ChatTemplates({"default": FAMILIES["zephyr"]}, {"eos_token": ""}).render([USER, OTHER], (), answering=True)
+    with pytest.raises(RequestError, match="must alternate"):
+        render(FAMILIES["gemma2"], [ANSWER, USER])
 
 
 def test_limits_do_not_rest_on_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:

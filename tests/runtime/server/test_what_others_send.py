@@ -158,6 +158,13 @@ def test_what_cannot_be_done_is_refused_by_name(kind: type[Any], fields: dict[st
         asked(kind, **fields)
 
 
+def test_other_roles_go_to_the_template() -> None:
+    (choice,) = choices_of_chat(asked(ChatRequest, messages=[{"role": "Document", "content": "a"}, *HELLO]))
+    assert [turn["role"] for turn in choice.prompt] == ["document", "user"]
+    with pytest.raises(ApiError, match=r"'messages\[0\].role'"):
+        asked(ChatRequest, messages=[{"role": "user<|im_end|>", "content": "a"}])
+
+
 def test_a_byte_order_mark_before_a_body_is_skipped() -> None:
     body = json.dumps({"model": "m", "messages": HELLO})
     assert read_request(body.encode("utf-8-sig"), ChatRequest) == read_request(body.encode(), ChatRequest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +14,16 @@ from typing import Any
 from outrider.errors import RequestError, one_line
 from outrider.inputs.text.template_limits import TemplateLimit
 from outrider.inputs.text.template_sandbox import compiled, render
+from outrider.inputs.text.turns import joined_turns, without_system
 
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 DEFAULT, TOOL_USE = "default", "tool_use"
+_ROLES = ("system", "user", "assistant", "tool")
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class RefusedMessages(RequestError):
+    """What a chat template says of messages that it does not lay out, such as two of the user's in a row."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +91,39 @@ class ChatTemplates:
             messages = _with_short_ids(messages) if _SHORT_IDS.search(source) else messages
         messages = [_with_reasoning(message, source) for message in messages]
         if not continuing:
-            return self._rendered(source, messages, tools, answering, variables)
+            return self._accepted(source, messages, tools, answering, variables)
         *before, last = messages
         marked = {**last, "content": _marked(last["content"])}
-        text, mark, _ = self._rendered(source, [*before, marked], tools, False, variables).rpartition(_CONTINUED)
+        text, mark, _ = self._accepted(source, [*before, marked], tools, False, variables).rpartition(_CONTINUED)
         if not mark:
             raise RequestError(
                 "The last message cannot be continued: the model's chat template leaves its content out. End with "
                 "another message."
             )
+        return text
+
+    def _accepted(self, source: str, messages: Any, tools: Any, answering: bool, given: Any) -> str:
+        """The text of messages, which are joined where the template refuses them otherwise, as in llama.cpp and Ollama.
+
+        Raises:
+            RequestError: also when the template leaves out messages of a role that it does not know.
+        """
+        try:
+            text = self._rendered(source, messages, tools, answering, given)
+        except RefusedMessages as refused:
+            joined = joined_turns(messages)
+            others = [joined, joined_turns(without_system(joined))]
+            for other in (each for each in others if each != messages):
+                with suppress(RefusedMessages):
+                    return self._rendered(source, other, tools, answering, given)
+            raise refused
+        for message in messages:
+            content = message.get("content")
+            if message["role"] not in _ROLES and isinstance(content, str) and content.strip() not in text:
+                raise RequestError(
+                    f"The model's chat template leaves out messages of the role {message['role'][:60]!r}. Use the "
+                    f"roles {', '.join(_ROLES)}."
+                )
         return text
 
     def _rendered(
@@ -119,7 +150,7 @@ class ChatTemplates:
                 "model comes from, or give the prompt as text with chat_template=False."
             ) from error
         except Exception as error:
-            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
+            raise RefusedMessages(f"The model's chat template refuses these messages: {one_line(error)}.") from error
 
     @cached_property
     def _forms(self) -> dict[str, type | None]:

@@ -25,6 +25,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 # Without what formats of calls put around a name.
 ToolName = Annotated[str, msgspec.Meta(pattern=r"^[^\s\"'`\\<>{}\[\]|]{1,128}$")]
+RoleName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
 TokenId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
 
 
@@ -107,11 +108,13 @@ Part = TextPart | ImagePart | InputTextPart | OutputTextPart | RefusalPart | Thi
 class ChatMessage(msgspec.Struct, frozen=True):
     """A turn of the conversation. "developer" is another word for "system". A turn with tool_calls needs no content.
 
+    role: system, user, assistant, tool, or what the chat template has besides.
+
     name, tool_call_id: for the chat template. reasoning_content, reasoning, thinking: names of an earlier answer's
     reasoning, for the chat template. audio, function_call: are not read, so that only null is taken.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: RoleName
     content: str | list[Part] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
