@@ -99,6 +99,7 @@ def serve(
     with needs("The server is not installed", "server", OutriderError):
         from outrider.server import Settings, make_app
         from outrider.server.run import listen_all, run, url_of
+    host = host.removeprefix("[").removesuffix("]")  # as an address of IPv6 stands in a URL
     check_access(host, api_key, no_api_key)
     named = name_bundles(bundles, draft)
     settings = Settings(
@@ -116,6 +117,8 @@ def serve(
     if idle_minutes is not None:
         return_large_buffers()
     config = read_options(options)
+    for each in listen_all(host, port):  # a model may have to be converted first, which takes minutes
+        each.close()
     opened = {name: open_model(path, draft, quiet=as_json, config=config).folder for name, path in named.items()}
     app = make_app(opened, settings, config)
     for model in app.state.service.models.all:

@@ -160,7 +160,8 @@ def test_wrong_use_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
         for arguments, says in (
             (["--host", "::"], "is open to other machines, and there is no API key"),
             ([f"tiny={tiny}"], "Two models are named 'tiny'"),
-            (["--port", port], "is not available"),
+            (["--port", port, "more=no-such-model"], f"{port} is not available"),
+            (["--host", "[::1]", "--port", "1", "--cache-size", "-1"], "cache_size"),
             (["--cache-size", "-1"], "cache_size"),
         ):
             assert run(["serve", f"tiny={tiny}", *arguments]) == 2
