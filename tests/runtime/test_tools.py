@@ -844,6 +844,11 @@ SHAPES = [
 def test_a_call_that_was_cut_is_not_text() -> None:
     stream = GLM.stream()
     assert joined([*stream.push("Hm. <tool_call>get_weather\n<arg"), *stream.finish(is_cut=True)]) == ("Hm.", [])
+    call = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
+    for name, shown in (("get_weather", ""), ("Ann", '{"name": "Ann", "arguments": {"ci')):  # without a marker
+        stream = HERMES.stream(tools=TOOLS, loose=True)
+        cut = f'{call}\n{{"name": "{name}", "arguments": {{"ci'
+        assert joined([*stream.push(cut), *stream.finish(is_cut=True)]) == (shown, CALLS[:1])
 
 
 OTHERS = [  # a sign of the template, and its call

@@ -26,6 +26,7 @@ _AROUND = ("tool_calls", "tool_call", "function_call")  # what an object with no
 CALL_KEYS = (*_NAMES, *_ARGUMENTS, *_AROUND, "type", "id", "index")
 _FIRST_KEY = re.compile(r"""\s*\[?\s*\{\s*(["'])([^"'\\]*)\1\s*:""")
 _BEFORE_KEY = re.compile(r"""\s*\[?\s*(?:\{\s*(?:["'][^"'\\]*["']?\s*)?)?""")
+_NAME_KEY = re.compile(rf'"(?:{"|".join(_NAMES)})"\s*:\s*"([^"\\]+)"')
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(\s*[}\]])')
 
 
@@ -39,6 +40,12 @@ def is_call(text: str) -> bool:
     """Whether the first key of a JSON value is one of a call's."""
     found = _FIRST_KEY.match(text)
     return found is not None and found[2] in CALL_KEYS
+
+
+def name_in(text: str) -> str | None:
+    """The name in the beginning of a call in JSON, once it is complete."""
+    found = _NAME_KEY.search(text)
+    return found[1] if found else None
 
 
 def calls_of(text: str, *, needs_arguments: bool = False) -> list[ToolCall]:

@@ -21,7 +21,7 @@ from outrider.inputs.tools.loose import (
     may_be_spelled,
     offered,
 )
-from outrider.inputs.tools.shapes import ToolCall, calls_of, is_call, may_be_call, python_calls
+from outrider.inputs.tools.shapes import ToolCall, calls_of, is_call, may_be_call, name_in, python_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,7 +91,7 @@ class ToolCallStream:
         """Return what was held back, as no text follows.
 
         is_cut: the answer was, by its length, so what looks like the beginning of a call is one, and is dropped. It is
-        dropped in any case where it is JSON.
+        dropped in any case where it is JSON after a marker.
         """
         if self._step == self._whole and not is_cut and (calls := self._calls_of(self._left)):
             pieces = list[str | ToolCallDelta]()  # only the marker after it is missing
@@ -102,6 +102,8 @@ class ToolCallStream:
         rest = self._opened + self._read + self._left
         if self._step != self._text and self._is_marked and self._opened.strip() and (is_cut or self._form.is_object):
             rest = ""  # a call that was cut before its arguments
+        if is_cut and self._step == self._object and self._is_loose and name_in(self._read) in self._schemas:
+            rest = ""  # one without a marker
         self._left = self._opened = self._read = ""
         return [rest] if is_text and rest else []
 
