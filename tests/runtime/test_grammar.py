@@ -190,6 +190,16 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
     with pytest.raises(NoTokenLeft, match=r"^regex is too complex to be followed here: \w[^\n]*\. Simplify it\.$"):
         allowed(state)
     assert allowed(other) == encode("a")
+    # What the matcher refuses after a token that is committed is not taken for the end of the answer.
+    schema = '{"type": "array", "items": {"type": "null"}, "minItems": 300}'
+    limits = llguidance.LLParserLimits(step_max_items=100)
+    pattern = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    base = llguidance.LLMatcher(tokenizer, pattern, log_level=0, limits=limits)
+    base.compute_bitmask()
+    state = GrammarState(base, executor, VOCAB_SIZE, EOS, "json_schema")
+    state.commit(encode("["))
+    with pytest.raises(NoTokenLeft, match=r"^json_schema cannot be followed further: it is too complex \(parser error"):
+        allowed(state)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class GrammarState:
         self.is_slow, self._limits = is_slow, limits or GrammarLimits()
         self.is_suspect = False  # it may be slow: its masks are timed, one by one
         self._seconds = 0.0  # of processor time, for its masks
-        self._too_slow = ""  # which limit it has passed
+        self._given_up = ""  # why: which limit it has passed
         self._job: LateJob | None = None  # puts a slow state after the committed tokens
         self._uncommitted: list[int] = []  # tokens that the job is to commit
         self._num_quick = 0
@@ -124,28 +124,30 @@ class GrammarState:
         if seconds > self._limits.mask_seconds:
             self._exceed(seconds, row)
         if self._seconds > self._limits.answer_seconds:
-            self._too_slow = (
+            self._given_up = (
                 f"finding the tokens that may come next took {self._seconds:.1f} seconds in all, and the limit of an "
                 f"answer is {self._limits.answer_seconds:g}"
             )
         self._check_limits(row)
 
     def _exceed(self, seconds: float, row: int = 0) -> None:
-        self._too_slow = (
+        self._given_up = (
             f"finding the tokens that may come next took {seconds:.1f} seconds, and the limit of a token is "
             f"{self._limits.mask_seconds:g}"
         )
         self._check_limits(row)
 
     def _check_limits(self, row: int) -> None:
-        if self._too_slow:
-            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._too_slow}. Simplify it.", row=row)
+        if self._given_up:
+            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._given_up}. Simplify it.", row=row)
 
     def _commit(self, token_ids: Sequence[int]) -> None:
         count, new = self._move(token_ids), tuple(token_ids)
         self._committed += self._ahead
         self._ahead = []
-        is_kept = count == len(new)  # else the answer has ended
+        is_kept = count == len(new)  # else the answer has ended, or the matcher has failed
+        if self.matcher.is_error():
+            self._give_up()
         masks = self._masks.items() if is_kept else ()
         self._masks = {prefix[count:]: mask for prefix, mask in masks if prefix[:count] == new}
 
@@ -268,6 +270,12 @@ class GrammarState:
         """Replace a matcher that a draft has driven beyond its limits, or that has failed."""
         self.matcher, self._ahead = self._base.deep_copy(), []
         self.matcher.try_consume_tokens(self._committed)
+        if self.matcher.is_error():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Let nothing more be asked of a matcher that cannot go on after the committed tokens."""
+        self._given_up = f"it is too complex ({first_line(self.matcher.get_error())})"
 
 
 def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
