@@ -128,6 +128,19 @@ def test_a_budget_ends_the_reasoning_with_any_draft(
     assert answered(rule, wanted, drafted) == expected
 
 
+@pytest.mark.parametrize("drafted", [0, 1, 3, 7])
+@pytest.mark.parametrize(("again", "wanted", "expected"), [
+    (True, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 1, 3, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 2, 4, 1, 3, 2, 4]),
+    (False, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5]),
+])  # fmt: skip
+def test_markers_may_have_several_tokens_and_a_budget_is_for_all_reasoning(
+    drafted: int, again: bool, wanted: list[int], expected: list[int]
+) -> None:
+    """A part of the end is reasoning, until all of it is there."""
+    rule = ReasoningBudget(4, [1, 3], [2, 4], [2, 4], opened=False, again=again)
+    assert answered(rule, wanted, drafted) == expected
+
+
 def test_what_a_grammar_bans_is_not_forced() -> None:
     rule = ReasoningBudget(0, [BEGIN], [END], [END, 3], opened=True)
     logits = np.zeros(8, np.float32)
