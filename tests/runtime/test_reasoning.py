@@ -132,6 +132,7 @@ def test_a_budget_ends_the_reasoning_with_any_draft(
 @pytest.mark.parametrize(("again", "wanted", "expected"), [
     (True, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 1, 3, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 2, 4, 1, 3, 2, 4]),
     (False, [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5], [1, 3, 5, 4, 2, 4, 7, 1, 3, 5, 5, 5, 5, 5]),
+    (False, [1, 3, 5, 6, 7, 2, 5, 6], [1, 3, 5, 6, 7, 2, 4, 6]),
 ])  # fmt: skip
 def test_markers_may_have_several_tokens_and_a_budget_is_for_all_reasoning(
     drafted: int, again: bool, wanted: list[int], expected: list[int]

@@ -84,4 +84,9 @@ class ReasoningBudget:
         return self._limited(replace(state, count=state.count + 1))
 
     def _limited(self, state: _State) -> _State:
-        return replace(state, forced=0) if state.is_inside and state.count >= self._budget else state
+        """The end is forced from now on if the budget is used up, after what the model has written of it."""
+        if not state.is_inside or state.count < self._budget:
+            return state
+        sizes = range(len(self._forced) - 1, 0, -1)
+        written = next((size for size in sizes if state.last[-size:] == self._forced[:size]), 0)
+        return replace(state, forced=written)
