@@ -149,6 +149,14 @@ def test_prompts_are_read_in_calls_that_the_rule_allows() -> None:
     assert sum(budget.share([3, 500], [True, False], [100, 0], limited=False)) <= rule.room == 110
 
 
+def test_rows_that_short_prompts_leave_are_not_saved_up() -> None:
+    budget = RowBudget(400)
+    for _ in range(20):
+        budget.share([4], [False], [0])
+    _, shorter = budget.share([5000, 3000], [False, False], [0, 0])
+    assert shorter <= SHORTEST_SHARE * 400 + LEAST_PIECE_TOKENS
+
+
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     counts = RowBudget(512).share([3000, 100], [False, False], [0, 0])
     assert counts[1] == 100
@@ -162,9 +170,10 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     st.integers(1, 31),
     st.sampled_from(RULES),
     st.one_of(st.just("auto"), st.floats(0.05, 0.5)),
+    st.sampled_from([1.0, 0.25]),
 )
 def test_rounds_keep_to_their_time(
-    row: float, share: float, growth: float, num_answers: int, rule: RowRule, most: float | str
+    row: float, share: float, growth: float, num_answers: int, rule: RowRule, most: float | str, part: float
 ) -> None:
     """Whatever a prompt's row really takes, from a tenth of what was measured, and as it grows with the context.
 
@@ -173,11 +182,11 @@ def test_rounds_keep_to_their_time(
     """
     of_context = row * growth / 2000
     cost = cost_of(row, rule=rule, of_context=of_context)
-    budget = RowBudget(100_000, most, cost)
+    budget = RowBudget(100_000, most, cost, part)
     machine = Machine(budget, cost, row * share, of_context * share)
     answers = [1] * num_answers
     alone = cost.together(answers, 100)
-    limit = max(SMOOTH_ROUND_SECONDS, SLOWDOWN_FACTOR * alone) if isinstance(most, str) else most
+    limit = max(SMOOTH_ROUND_SECONDS * part, SLOWDOWN_FACTOR * alone) if isinstance(most, str) else most * part
     for context in (0, 20_000):
         left, read = [5000], [context]
         while left[0]:
