@@ -10,7 +10,9 @@ import openvino_genai
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import Sequence, Split
 
 from outrider.errors import ExportError
 from outrider_export.sources.gguf_file import GGUFHeader, read_header
@@ -83,7 +85,7 @@ def test_names_stand_for_the_rules_of_llamacpp() -> None:
     """By a name of each rule that is judged by a model's own tokenizer, or converted below."""
     same = {
         "llama-bpe": ("llama3", "falcon3", "pixtral", "lfm2"),
-        "dbrx": ("smaug-bpe", "glm4", "chatglm-bpe"),
+        "dbrx": ("smaug-bpe", "glm4", "glm5", "chatglm-bpe"),
         "deepseek-r1-qwen": ("megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
         "gpt-4o": ("llama4", "kanana2", "minimax-m2"),
         "smollm": ("starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"),
@@ -105,10 +107,17 @@ def test_names_stand_for_the_rules_of_llamacpp() -> None:
         "jina-v5-nano",
         "tekken",
         "youtu",
+        "minicpm5",
     }
 
 
-@pytest.mark.parametrize("pre", ["dbrx", "gpt-4o", "gpt-2", "tekken", "deepseek-llm", "deepseek-v3", "youtu"])
+_OTHERS = (
+    "dbrx gpt-4o gpt-2 tekken deepseek-llm deepseek-v3 youtu deepseek-coder bailingmoe2 seed-coder exaone-moe minicpm5 "
+    "tiny_aya kimi-k2"
+)
+
+
+@pytest.mark.parametrize("pre", _OTHERS.split())
 def test_others_are_converted(pre: str, make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
     """Their expressions, which are the publishers', mean the same in OpenVINO."""
     metadata = {"tokenizer.ggml.bos_token_id": 401}
@@ -117,6 +126,32 @@ def test_others_are_converted(pre: str, make_checkpoint: Any, make_gguf: Any, tm
     )
     assert write_tokenizer_ir(tmp_path)
     check_tokenizer_ir(tmp_path)
+
+
+_WORD = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%s]*[\p{Ll}\p{Lm}\p{Lo}\p{M}%s]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_NAME = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}%s]+[\p{Ll}\p{Lm}\p{Lo}\p{M}%s]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_REST = r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n%s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Expressions that are written otherwise here than by the publishers.
+PUBLISHED = {
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", f"{_WORD % ('', '')}|{_NAME % ('', '')}|{_REST % '/'}"),
+    "kimi-k2": (
+        r"[\p{Han}]+|" + (_WORD + "|" + _NAME).replace("%s", r"&&[^\p{Han}]") + "|" + _REST % "",
+    ),
+    "bailingmoe2": (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pre", PUBLISHED)
+@given(text=st.text() | st.text("aA1٣_ \n'slVE\u0301日語ａ.,/"))
+def test_expressions_mean_what_the_published_ones_do(pre: str, text: str) -> None:
+    steps = json.dumps({"type": "Sequence", "pretokenizers": list(PRE_TOKENIZERS[pre].steps[:-1])})
+    whole = Tokenizer(BPE())
+    found = Tokenizer.from_str(json.dumps(json.loads(whole.to_str()) | {"pre_tokenizer": json.loads(steps)}))
+    splits = [Split(Regex(pattern), "isolated") for pattern in PUBLISHED[pre]]
+    assert found.pre_tokenizer is not None
+    assert found.pre_tokenizer.pre_tokenize_str(text) == Sequence(splits).pre_tokenize_str(text)
 
 
 def test_long_texts_are_not_cut(rebuilt: dict[str, Any]) -> None:

@@ -104,9 +104,35 @@ YOUTU = replace(
     takes_whole_words=True,
 )
 
+# Digits as the publisher's: individual ones, of any script.
+DEEPSEEK_CODER = PreTokenizer(
+    (
+        *_split(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+").steps[:-1],
+        {"type": "Digits", "individual_digits": True},
+        _byte_level(False),
+    )
+)
+BAILING = _split(_QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"))
+SEED_CODER = _split(_QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}]+"))
+EXAONE_MOE = _split(
+    _QWEN2.replace(r"?\p{L}+", r"?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+")
+    .replace(r"[\r\n]*|\s*[\r\n]+", r"[\r\n/]?|\s*[\r\n]")
+)  # fmt: skip
+MINICPM5 = replace(_split(r"\p{N}{1,3}", _QWEN2.replace(r"\p{N}|", r"\p{N}+|")), takes_whole_words=True)
+# Groups of three digits from the right. Published as \d and \b, which not all readers take for digits of any script.
+AYA = _split(r"\p{Nd}{1,3}(?=(?:\p{Nd}{3})*(?![\p{L}\p{M}\p{Nd}\p{Pc}]))", _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))
+# Words without Chinese characters. Published as differences of sets, which not all readers have.
+KIMI = _split(
+    r"\p{Han}+|"
+    + _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}")
+    .replace(_CASED[0][len(r"[^\r\n\p{L}\p{N}]?") :], r"(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])")
+    .replace(_CASED[1], r"(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])")
+    .replace(r"[\r\n/]*", r"[\r\n]*")
+)
+
 _NAMES = (
     (LLAMA3, "llama-bpe llama3 llama-v3 lfm2 falcon3 falcon-h1 pixtral midm-2.0 jina-v5-nano"),
-    (DBRX, "dbrx smaug-bpe glm4 chatglm-bpe"),  # OLMo 2, Phi 4, Granite 4; SmolLM3; GLM-4
+    (DBRX, "dbrx smaug-bpe glm4 glm5 chatglm-bpe"),  # OLMo 2, Phi 4, Granite 4; SmolLM3; GLM-4
     (replace(QWEN2, normalizes=True), "qwen2"),
     (QWEN2, "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2"),
     (replace(QWEN35, normalizes=True), "qwen35"),
@@ -114,6 +140,13 @@ _NAMES = (
     (TEKKEN, "tekken"),  # Mistral Nemo and later
     (DEEPSEEK_LLM, "deepseek-llm"),  # V2, V2-Lite
     (DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
+    (DEEPSEEK_CODER, "deepseek-coder"),
+    (BAILING, "bailingmoe bailingmoe2 llada-moe"),  # Ling and Ring
+    (SEED_CODER, "seed-coder"),  # Seed-OSS
+    (EXAONE_MOE, "exaone-moe"),
+    (MINICPM5, "minicpm5"),
+    (AYA, "tiny_aya cohere2moe"),
+    (KIMI, "kimi-k2"),  # Moonlight
     (YOUTU, "youtu"),
     (DIGITS, "smollm starcoder refact codeshell exaone minerva-7b mellum2"),
     (replace(DIGITS, normalizes=True), "command-r"),
