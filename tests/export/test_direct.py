@@ -139,7 +139,8 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
     assert kinds.count("PagedCausalConv1D") == len([kind for kind in decoder.states if kind])
     assert kinds.count("PagedGatedDeltaNet") == decoder.states.count("gated_delta_net")
     assert kinds.count("PagedSelectiveSSM") == decoder.states.count("selective_ssm")
-    assert len(hidden_states_of(graph, count)) == (0 if decoder.blocks or decoder.streams else count + 2)
+    is_other = decoder.blocks or decoder.streams or decoder.form.layers == "parallel"
+    assert len(hidden_states_of(graph, count)) == (0 if is_other else count + 2)
     products = sum(len(layer.experts.shapes) for layer in decoder.layers if layer.experts)
     if products:  # the chosen experts alone are computed
         assert compiled_kinds(graph).count("GatherMatmul") == products
@@ -147,7 +148,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
         with pytest.raises(BundleError, match="makes queries, keys or values of a shorter row"):
             projections_of(graph, count, attended=64)
         return
-    if decoder.states or products or decoder.form.varied or decoder.form.ungated:
+    if decoder.states or products or decoder.form.varied or decoder.form.ungated or decoder.form.layers == "parallel":
         return
     for i, layer in enumerate(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)):
         queries, keys, values = (layer[name] for name in ATTENTION[:3])  # one product, if they have one form
@@ -461,8 +462,8 @@ def write_gguf(
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
     decoder, form = found.decoder, FORMS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    in_gguf = form.gguf or "llama"  # Mixtral's, too
-    known = "afmoe" if in_gguf == "muse-glimmer" else in_gguf  # which the package gguf has from 0.20 on
+    in_gguf = form.gguf or {"granitemoe_swa": "granite-swa"}.get(name, "llama")  # Mixtral's
+    known = _LIKE_IN_GGUF.get(in_gguf, in_gguf)
     architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
     kinds: list[str] = block_kinds(config) or [layer.state.kind if layer.state else "" for layer in decoder.layers]
     names = gguf.get_tensor_name_map(architecture, len(kinds))
@@ -477,11 +478,12 @@ def write_gguf(
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(decoder.hidden_size)
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
+    if "shared_intermediate_size" in config and not is_hybrid_granite:
+        writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
     widths = [decoder.mlp_size * (kind == MLP) for kind in kinds]
+    width = config["intermediate_size"] if "shared_intermediate_size" in config else decoder.mlp_size
     if not form.varied:
-        writer.add_feed_forward_length(
-            widths if decoder.blocks else config["intermediate_size"] if is_hybrid_granite else decoder.mlp_size
-        )
+        writer.add_feed_forward_length(widths if decoder.blocks else width)
     writer.add_head_count(decoder.num_heads)
     kv_heads = [decoder.num_kv_heads if kind in ("", "attention") else 0 for kind in kinds]
     if form.varied:
@@ -511,10 +513,13 @@ def write_gguf(
             writer.add_leading_dense_block_count(config.get("num_dense_layers", 0))
     rope = config.get("rope_parameters", {"rope_theta": 1e4})
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if rope.get("rope_type") == "yarn":
+    scaled = rope.get("full_attention", rope)
+    if scaled.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_factor(scaled["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaled["original_max_position_embeddings"])
+        if "attention_factor" in scaled:
+            writer.add_rope_scaling_yarn_attn_factor(scaled["attention_factor"])
     if any(decoder.windows):
         writer.add_sliding_window(config["sliding_window"])
         if name in _WITH_PATTERN:
@@ -529,6 +534,12 @@ def write_gguf(
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if "logit_scale" in config:
+        writer.add_logit_scale(config["logit_scale"])
+    if "layer_rope_theta" in config:
+        writer.add_array("granite-swa.attention.rope_pattern", [base > 0 for base in config["layer_rope_theta"]])
+    if name == "mellum":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
     if name == "muse_glimmer_text":
         writer.add_logit_scale(config["output_multiplier"])
         for i in range(len(decoder.layers)):
@@ -562,6 +573,8 @@ def write_gguf(
         )
         for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
+            if found := next((theirs for ours, theirs in _IN_SWASH.items() if ours in part), ""):
+                target = f"blk.{part.split('.')[2]}.{found}.weight"
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part
@@ -572,7 +585,15 @@ def write_gguf(
     finish(writer)
 
 
-_WITH_PATTERN = ("exaone4", "exaone_moe", "muse_glimmer_text", "olmo3")  # whose files say which layers have windows
+# Whose files say which layers have windows.
+_WITH_PATTERN = ("exaone4", "exaone_moe", "granite_swa", "granitemoe_swa", "mellum", "muse_glimmer_text", "olmo3")
+# Those that the package gguf does not have, or only from 0.20 on, and others with such tensors.
+_LIKE_IN_GGUF = {"granite-swa": "granite", "mellum": "qwen3moe", "muse-glimmer": "afmoe"}
+_IN_SWASH = {
+    "self_attn.sinks": "attn_sinks", "shared_mlp.input_linear": "ffn_up_shexp", "shared_mlp.output_": "ffn_down_shexp",
+    "moe.experts.gate_up_proj": "ffn_gate_up_exps", "moe.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.router.weight": "ffn_gate_inp",
+}  # fmt: skip
 # What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
 _IN_GGUF: dict[str, dict[str, Any]] = {
     "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},
@@ -586,7 +607,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*(form.name for form in FORMS.values() if form.gguf), "mixtral"])
+@pytest.mark.parametrize("name", [*(form.name for form in FORMS.values() if form.gguf), "mixtral", "granitemoe_swa"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
     write_gguf(folder, tmp_path / "model.gguf", name)

@@ -12,6 +12,7 @@ import openvino_genai
 import pytest
 from tokenizers import Tokenizer as Original
 
+import newcomers
 from layout_mixtures import judge
 from layout_tokenizers import FAMILIES, sentencepiece, text_of
 from layouts import DIRECT, LAYOUTS, config_of, write, write_configs
@@ -160,7 +161,10 @@ def test_model_answers(name: str, no_torch: None, tmp_path: Path) -> None:
     if name == "nemotron-nano-9b-v2":
         model = judge("nemotron_h", folder, len(name))
     else:
-        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        names = newcomers.key_mapping(LAYOUTS[name].config)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, output_loading_info=True, key_mapping=names or None
+        )
         assert not told["missing_keys"]
     if model.config.model_type == "olmo3":
         do_not_scale_windows(model)

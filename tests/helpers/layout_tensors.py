@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from newcomers import published_name
+
 HIDDEN, WIDE = 64, 96
 
 
@@ -15,7 +17,7 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     heads, kv = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
     head = config.get("head_dim") or hidden // heads
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
-    for i in range(config["num_hidden_layers"]):
+    for i in range(config.get("num_hidden_layers") or config["num_layers"]):
         at = f"model.layers.{i}."
         sizes = {"q_proj": heads * head, "k_proj": kv * head, "v_proj": kv * head}
         if kind == "phi3":
@@ -60,6 +62,8 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_llama4(shapes, config)
     if kind in ("qwen3_moe", "qwen3_vl_moe_text"):
         shapes = _of_qwen_moe(shapes, config)
+    if kind == "exaone":
+        shapes = {published_name("exaone", name): shape for name, shape in shapes.items()}
     if "kv_lora_rank" in config:
         shapes = _of_latent(shapes, config)
     plain = kind in ("gemma3n_text", "gemma4_text")
@@ -71,7 +75,7 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         return (drawn + added * (("norm" in name and name.endswith("weight")) or "scalar" in name)).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
-    if config.get("tie_word_embeddings") or config.get("tie_embedding"):
+    if config.get("tie_word_embeddings") or config.get("tie_embedding") or kind == "cohere":
         made["lm_head.weight"] = made["model.embed_tokens.weight"]
     return _by_columns(made) if kind == "qwen3_vl_moe_text" else made
 
@@ -254,6 +258,7 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "llama": ("input_layernorm", "post_attention_layernorm"),
     "lfm2": ("operator_norm", "ffn_norm"),
     "olmo": (),
+    "cohere": ("input_layernorm",),
     "olmo2": _AFTER,
     "olmo3": _AFTER,
     "exaone4": _AFTER,

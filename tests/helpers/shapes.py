@@ -50,6 +50,9 @@ _MSCALE = {
 }  # fmt: skip
 _GPT2 = _IDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
 _GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+_SWASH: dict[str, Any] = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 3], "layer_rope_theta": [0, 1e4, 1e4, 1e4],
+}  # fmt: skip
 _GEMMA = {"head_dim": 32, "tie_word_embeddings": True}
 _GEMMA2 = _GEMMA | {
     "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
@@ -79,6 +82,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "apertus": _LLAMA,
     "arcee": _LLAMA,
+    "bailing_moe_v2": _GROUPED_MOE
+    | {"num_hidden_layers": 3, "n_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5},
     "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "cohere": _LLAMA | {"logit_scale": 0.5, "tie_word_embeddings": True},
     "cohere2": _MIXED | {"logit_scale": 0.5, "head_dim": 16, "tie_word_embeddings": True},
@@ -92,6 +97,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3, "moe_num_experts": NUM_EXPERTS, "moe_k": NUM_ACTIVE, "moe_intermediate_size": 48,
         "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
     },
+    "exaone": _LLAMA,
     "exaone4": _MIXED | {"sliding_window_pattern": 4},
     "exaone_moe": _MIXED
     | {key: each for key, each in _GROUPED_MOE.items() if key not in ("n_routed_experts", "n_shared_experts")}
@@ -126,9 +132,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 96, "mamba_n_heads": 8, "mamba_d_head": 16,
         "mamba_n_groups": 2, "mamba_d_state": 12, "layer_types": ["mamba", "mamba", "attention", "mamba"],
     },
+    "granite_swa": _MIXED | _GRANITE | _SWASH,
+    "granitemoe_swa": _LOCAL_MOE
+    | _MIXED
+    | _GRANITE
+    | _SWASH
+    | {"intermediate_size": 48, "shared_intermediate_size": 40},
     "helium": _ALL_HEADS | {"head_dim": 16},
     "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
     "hunyuan_v1_moe": _LLAMA | {"head_dim": 16, "num_experts": NUM_EXPERTS, "moe_topk": [NUM_ACTIVE] * 2},
+    "hy_v3": _GROUPED_MOE | {"n_shared_experts": 1, "routed_scaling_factor": 1.5},
+    "hyperclovax": _LLAMA | _GRANITE,
+    "internlm3": _LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "iquestcoder": _LLAMA | {"head_dim": 32},
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2 | _EXPERTS | {"num_dense_layers": 1, "use_expert_bias": True},
     "lfm3": _FOUR
@@ -141,6 +157,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {
         "head_dim": 16, "intermediate_size": 48, "intermediate_size_mlp": 96, "num_local_experts": NUM_EXPERTS,
         "interleave_moe_layer_step": 2, "attention_chunk_size": 256, "floor_scale": 16, "attn_scale": 0.5,
+    },
+    "mellum": _MIXED
+    | _EXPERTS
+    | {
+        "head_dim": 32, "layer_types": [_SLIDE, _SLIDE, _SLIDE, _FULL], "norm_topk_prob": True,
+        "rope_parameters": {
+            _SLIDE: {"rope_type": "default", "rope_theta": 1e4},
+            _FULL: {
+                "rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0, "original_max_position_embeddings": 512,
+                "attention_factor": 1.2,
+            },
+        },
     },
     "minimax_m2": _LOCAL_MOE | {"head_dim": 32, "intermediate_size": 48},
     "ministral": _SLIDING | {"head_dim": 16},
@@ -185,6 +213,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _FOUR | _DELTA_NET,
     "qwen3_moe": _QWEN_MOE | {"head_dim": 32},
     "qwen3_next": _FOUR | _DELTA_NET | _SHARED_MOE,
+    "sarvam_moe": _GROUPED_MOE | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5},
     "seed_oss": _LLAMA | {"head_dim": 16},
     "smollm3": _FOUR | {"no_rope_layer_interval": 2},
     "solar_open": {key: each for key, each in _GROUPED_MOE.items() if key != "first_k_dense_replace"}
@@ -217,17 +246,21 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
     """A random torch model in float32 of an architecture's small configuration; see `random_model`."""
     from transformers import AutoConfig
 
+    import newcomers
+
     register()
-    return random_model(AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes)), seed)
+    given = newcomers.configured(architecture, CONFIGS.get(architecture, _LLAMA) | changes)
+    return random_model(AutoConfig.for_model(architecture, **given), seed)
 
 
 def register() -> None:
     """Have Transformers know the architectures that are newer than 5.5."""
     import lfm3
     import muse_glimmer
+    import newcomers
 
-    lfm3.register()
-    muse_glimmer.register()
+    for each in (lfm3, muse_glimmer, newcomers):
+        each.register()
 
 
 def random_model(config: Any, seed: int) -> Any:
@@ -235,8 +268,11 @@ def random_model(config: Any, seed: int) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    import newcomers
+
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
+    newcomers.adapt(model)
     if config.model_type == "nemotron_h":
         _with_dense_parts(model)
     if config.model_type == "deepseek_v2":

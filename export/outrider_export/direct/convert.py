@@ -31,7 +31,7 @@ from outrider_export.onnx.inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.peft_adapter import read_adapter
-from outrider_export.sources.source import configuring, read_config, read_json, text_part
+from outrider_export.sources.source import architectures_of, configuring, read_config, read_json, text_part
 
 _ROTATED = 16  # ONNX Runtime's GroupQueryAttention rotates so many numbers of a head, or a multiple
 
@@ -54,7 +54,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if job.get("vision") and job["layout"] == "qwen":
         with configuring(Path(job["model"]) / "config.json"):
             decoder = _in_grids(decoder, whole)
-    elif not job.get("vision") and text_part(whole) != whole:
+    elif not job.get("vision") and architectures_of(text_part(whole)) != architectures_of(whole):
         progress.note("Its text part is converted: the model reads images, and the bundle does not.")
     matrices = matrices_of(weights)
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices))

@@ -31,6 +31,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+_BY_BASE = ("layer_rope_theta", "bases")  # how layers that each name a base of their rotation are told
 _UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
 _SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla")
@@ -76,6 +77,8 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
             config[key] = each[0]
     if form.name == "gemma4_text":
         _settle(config)
+    if form.name == "hyperclovax" and "logits_scaling" in config:  # a factor, where Granite has a divisor
+        config["logits_scaling"] = 1 / config["logits_scaling"]
     if form.name == "afmoe" and not config.get("mup_enabled"):
         config["embedding_multiplier"] = 1.0
     if isinstance(sizes := config.get("intermediate_size"), list) and form.varied and sizes:
@@ -89,6 +92,8 @@ def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
     for switch in _SWITCHES:
         if config.get(switch):
             raise NotDirect(f"{switch}={config[switch]!r}")
+    if form.name == "cohere" and config.get("use_qk_norm"):
+        raise NotDirect("norms of queries and keys by mean and variance (use_qk_norm)")
     if config.get("num_local_experts") and not form.experts.router:
         raise NotDirect(f"num_local_experts={config['num_local_experts']!r}")
     given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
@@ -143,9 +148,12 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
             raise ValueError(f"layers of the kind {unknown[0]!r}")
         size = config.get("head_dim", config.get("attention_head_dim"))
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
+    if form.experts.shared == "added" and config.get("shared_intermediate_size") == 0:
+        form = replace(form, experts=replace(form.experts, shared=""))
+        config = {**config, "intermediate_size": config["moe_intermediate_size"]}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     latent = latent_of(config) if form.attention.latent else None
-    config = {**config, **dense_layers(config)} if form.experts.grouped else config
+    config = {**config, **dense_layers(config)} if form.experts.router else config
     if latent is None:
         head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
     else:
@@ -266,6 +274,8 @@ def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
         window = 0
     if kinds := config.get("layer_types"):
         return [window if kind == SLIDING else 0 for kind in kinds]
+    if form.attention.windows == "named":
+        raise KeyError("layer_types")
     if form.attention.windows == "late":
         return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
     pattern = config.get("sliding_window_pattern", form.attention.windows)
@@ -302,15 +312,28 @@ def _ropes(form: Form, config: Mapping[str, Any], sizes: Mapping[str, int]) -> t
     if form.name == "phi3" and kind in ("su", "yarn"):
         kind = settings["rope_type"] = "longrope"
     limit = int(settings["original_max_position_embeddings"]) if kind == "longrope" else None
-    return {FULL: rope_of(settings, sizes[FULL], context)}, limit
+    bases = _bases(form, config) or [settings["rope_theta"]]
+    every = {_of_base(i, base): settings | {"rope_theta": base} for i, base in enumerate(bases)}
+    return {key: rope_of(each, sizes[FULL], context) for key, each in every.items()}, limit
+
+
+def _bases(form: Form, config: Mapping[str, Any]) -> list[float]:
+    """The bases of rotations that layers name, each once, but for 0, by which none rotates."""
+    is_named = form.attention.rotated in _BY_BASE
+    return sorted({base for base in config.get("layer_rope_theta") or () if base}) if is_named else []
+
+
+def _of_base(i: int, base: float) -> str:
+    """The key in `Decoder.ropes` of the base that is the i-th of `_bases`."""
+    return f"base {base:g}" if i else FULL
 
 
 def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
     if form.attention.local_theta:
         return [SLIDING if window else FULL for window in windows]
-    if form.attention.rotated == "layer_rope_theta":
-        return _rotations_by_base(config, windows)
-    if form.attention.rotated == "sliding" and any(windows):
+    if form.attention.rotated in _BY_BASE and config.get("layer_rope_theta"):
+        return _rotations_by_base(form, config, windows)
+    if form.attention.rotated == "layer_rope_theta" or (form.attention.rotated == "sliding" and any(windows)):
         return [FULL if window else None for window in windows]
     if form.attention.rotated == "none":
         return [None] * len(windows)
@@ -323,9 +346,9 @@ def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> lis
     return [FULL] * len(windows)
 
 
-def _rotations_by_base(config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
-    """Those of layers that each name a base, 0 for no rotation; where they do not, layers with a window rotate."""
-    bases = config.get("layer_rope_theta") or [bool(window) for window in windows]
-    if len(bases) != len(windows) or len({each for each in bases if each}) > 1:
-        raise ValueError(f"layer_rope_theta={bases}")
-    return [FULL if each else None for each in bases]
+def _rotations_by_base(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
+    """Those of layers that each name a base, 0 for no rotation."""
+    bases, named = _bases(form, config), config["layer_rope_theta"]
+    if len(named) != len(windows):
+        raise ValueError(f"layer_rope_theta={named}")
+    return [_of_base(bases.index(each), each) if each else None for each in named]

@@ -38,10 +38,10 @@ class AttentionForm:
     """What is attended to, and by what queries and keys. Keys that a comment names are those of config.json."""
 
     # Layers that have the sliding window where `layer_types` is missing: "none", "all", "late" (from max_window_layers
-    # on), or a number n: all but each n-th; of −n, layers are counted from the last.
+    # on), "named" (it must not be missing), or a number n: all but each n-th; of −n, layers are counted from the last.
     windows: str | int = "none"
-    # Layers that rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, by `layer_rope_theta`, or by
-    # `position_embedding_type`.
+    # Layers that rotate queries and keys: "all", "none", "sliding", by `no_rope_layers`, by `layer_rope_theta` or else
+    # those with a window, by the same key ("bases") or else all, or by `position_embedding_type`.
     rotated: str = "all"
     # Layers with a window rotate by `rope_local_base_freq`, or by the same base without scaling.
     local_theta: bool = False
@@ -90,6 +90,7 @@ class Form:
     # "varied": layers differ in their sizes, as `sizes` says, values have a norm without weights, and outputs may be
     # scaled. "streams": besides, a token has several residual streams, see `Streams`, and feed-forward parts may let
     # pass few numbers. "blocks": attention, states and feed-forward parts are numbered each on their own, see `Blocks`.
+    # "parallel": the feed-forward part reads what attention reads, and both are added.
     layers: str = ""
 
     @property

@@ -218,6 +218,65 @@ _OF_LLAMA4: dict[str, Any] = {
     "n_shared_experts": 1, "decoder_sparse_step": 1, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
     "attn_temperature_tuning": True, "attn_scale": 0.1, "floor_scale": 8192,
 }  # fmt: skip
+_OF_MELLUM: dict[str, Any] = {
+    "head_dim": 128, "sliding_window": 1024, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 896,
+    "norm_topk_prob": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}  # fmt: skip
+_BY_NAME = AttentionForm(windows="named", rotated="bases")
+_SINKS = {"self_attn.sinks.weight": "self_attn.sinks"}
+_NAMES_OF_GRANITE_MOE_SWA = _SINKS | {
+    "mlp.router": "block_sparse_moe.router", "mlp.gate_up_proj": "shared_mlp.input_linear",
+    "mlp.down_proj": "shared_mlp.output_linear",
+    "mlp.experts.gate_up_proj.weight": "block_sparse_moe.experts.gate_up_proj",
+    "mlp.experts.down_proj.weight": "block_sparse_moe.experts.down_proj",
+}  # fmt: skip
+_OF_GRANITE_SWA = {"attention_multiplier": 1.0, "rms_norm_eps": 1e-5, "sliding_window": 128}
+_NAMES_OF_EXAONE = {
+    **{f"self_attn.{name}_proj": f"attn.attention.{name}_proj" for name in "qkv"},
+    "self_attn.o_proj": "attn.attention.out_proj", "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2",
+    "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1", "mlp.down_proj": "mlp.c_proj",
+    "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f",
+}  # fmt: skip
+_KEYS_OF_EXAONE = {
+    "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "activation_function",
+}  # fmt: skip
+_NAMES_OF_BAILING = _NAMES_OF_DEEPSEEK | {
+    f"{CHOICE}.bias": "mlp.gate.expert_bias", "self_attn.qkv_proj": "attention.query_key_value",
+    "self_attn.o_proj": "attention.dense", "self_attn.q_norm": "attention.query_layernorm",
+    "self_attn.k_norm": "attention.key_layernorm", "model.embed_tokens": "model.word_embeddings",
+}  # fmt: skip
+_BAILING: dict[str, Any] = {
+    "matrices": MatrixForm(fused=True), "experts": ExpertsForm("sigmoid", "added", grouped=True),
+    "names": _NAMES_OF_BAILING, "keys": _DEEPSEEK["keys"] | {
+        "n_shared_experts": "num_shared_experts", "scoring_func": "score_function",
+    },
+}  # fmt: skip
+_OF_BAILING: dict[str, Any] = {
+    "head_dim": 128, "n_shared_experts": 1, "num_dense_layers": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "rope_theta": 6e5, "partial_rotary_factor": 0.5, "n_group": 8, "topk_group": 4,
+}  # fmt: skip
+_OF_SARVAM: dict[str, Any] = {
+    "head_dim": 64, "n_shared_experts": 1, "moe_intermediate_size": 1024, "num_dense_layers": 1,
+    "num_experts_per_tok": 6, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "rope_theta": 8e6,
+}  # fmt: skip
+_NAMES_OF_HY3 = _EXPERTS | {
+    **{f"mlp.{name}_proj": f"mlp.shared_mlp.{name}_proj" for name in ("gate", "up", "down")},
+    "mlp.router": "mlp.router.gate", f"{CHOICE}.bias": "mlp.expert_bias",
+}  # fmt: skip
+_OF_HY3: dict[str, Any] = {
+    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 11_158_840.0, "num_experts": 192, "num_experts_per_tok": 8,
+    "n_shared_experts": 1, "moe_intermediate_size": 1536, "num_dense_layers": 1, "norm_topk_prob": True,
+    "routed_scaling_factor": 2.826,
+}  # fmt: skip
+_COHERE: dict[str, Any] = {
+    "matrices": _PAIRS, "norms": Norms(before_mlp="", kind="layer"), "layers": "parallel",
+    "keys": {"output_multiplier": "logit_scale"},
+}  # fmt: skip
+_OF_COHERE = {"layer_norm_eps": 1e-5, "output_multiplier": 0.0625, "tie_word_embeddings": True}
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5 (LFM3, Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's
@@ -234,6 +293,12 @@ FORMS: dict[str, Form] = {
         Form(
             "arcee", "arcee", matrices=_GGUF_PAIRS, ungated=True,
             defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5},
+        ),
+        Form("bailing_moe_v2", "bailingmoe2", **_BAILING, defaults=_OF_BAILING),
+        Form("cohere", "command-r", **_COHERE, defaults=_OF_COHERE | {"rope_theta": 5e5}),
+        Form(
+            "cohere2", "cohere2", **_COHERE, attention=AttentionForm(windows=4, rotated="sliding"),
+            defaults=_OF_COHERE | {"sliding_window": 4096},
         ),
         Form(
             "deepseek_v2", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
@@ -255,6 +320,10 @@ FORMS: dict[str, Form] = {
             "ernie4_5_moe", "ernie4_5-moe", matrices=_PAIRS, experts=ExpertsForm("softmax", "added", grouped=True),
             names=_NAMES_OF_DEEPSEEK | {f"{CHOICE}.bias": "mlp.moe_statics.e_score_correction_bias"},
             keys=_KEYS_OF_ERNIE_MOE, defaults=_OF_ERNIE_MOE,
+        ),
+        Form(
+            "exaone", "exaone", names=_NAMES_OF_EXAONE, keys=_KEYS_OF_EXAONE,
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5},
         ),
         Form(
             "exaone4", "exaone4", norms=_AFTER, attention=AttentionForm(windows=4, rotated="sliding"),
@@ -319,7 +388,26 @@ FORMS: dict[str, Form] = {
             names=_NAMES_OF_GRANITE_HYBRID, keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"},
             defaults=_OF_GRANITE_HYBRID,
         ),
+        Form(
+            "granite_swa", "granite-swa", matrices=_GGUF_PAIRS, attention=_BY_NAME, names=_SINKS,
+            defaults=_OF_GRANITE_SWA | {"tie_word_embeddings": True},
+        ),
+        Form(
+            "granitemoe_swa", matrices=MatrixForm(gguf_interleaved=True, fused_mlp=True),
+            attention=_BY_NAME, experts=ExpertsForm("top_softmax", "added"),
+            names=_NAMES_OF_GRANITE_MOE_SWA, keys=_LOCAL | {"intermediate_size": "shared_intermediate_size"},
+            defaults=_OF_GRANITE_SWA | {"rms_norm_eps": 1e-6, "shared_intermediate_size": 0},
+        ),
         Form("helium", matrices=MatrixForm(interleaved=True), defaults={"head_dim": 128, "rms_norm_eps": 1e-8}),
+        Form(
+            "hy_v3", experts=ExpertsForm("sigmoid", "added", grouped=True), names=_NAMES_OF_HY3,
+            keys={"n_shared_experts": "num_shared_experts", "routed_scaling_factor": "router_scaling_factor"},
+            defaults=_OF_HY3,
+        ),
+        Form(
+            "hyperclovax", norms=Norms(after_attention="post_norm1", after_mlp="post_norm2"),
+            keys={"use_sandwich_norm": "use_post_norm"},
+        ),
         Form(
             "hunyuan_v1_dense", "hunyuan-dense", attention=AttentionForm(normed_after_rope=True),
             names=_NAMES_OF_HUNYUAN, defaults={"rms_norm_eps": 1e-5},
@@ -344,12 +432,18 @@ FORMS: dict[str, Form] = {
             attention=AttentionForm(local_theta=True, gate="heads"), names=_NAMES_OF_LFM3,
             keys={"rms_norm_eps": "norm_eps"}, defaults=_OF_LFM3,
         ),
+        Form("internlm3", defaults={"rms_norm_eps": 1e-5}),
+        Form("iquestcoder", defaults={"head_dim": 128, "rms_norm_eps": 1e-5}),
         Form("llama", "llama", matrices=_GGUF_PAIRS),
         Form(
             "llama4_text", "llama4", matrices=_PAIRS,
             attention=AttentionForm(rotated="no_rope_layers", normed_after_rope=True, normed_heads=True, chunked=True),
             experts=ExpertsForm("input", "added", by_columns=True, grouped=True), names=_NAMES_OF_LLAMA4,
             keys=_KEYS_OF_LLAMA4, defaults=_OF_LLAMA4,
+        ),
+        Form(
+            "mellum", "mellum", attention=AttentionForm(local_theta=True), experts=ExpertsForm("softmax"),
+            names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults=_OF_MELLUM,
         ),
         Form(
             "minimax_m2", "minimax-m2", experts=ExpertsForm("sigmoid", grouped=True),
@@ -424,6 +518,7 @@ FORMS: dict[str, Form] = {
             "qwen3_moe", "qwen3moe", attention=AttentionForm(windows="late"), experts=ExpertsForm("softmax"),
             names=_NAMES_OF_QWEN_MOE, keys={"num_experts": "num_local_experts"}, defaults={"max_window_layers": 28},
         ),
+        Form("sarvam_moe", **_BAILING, defaults=_OF_SARVAM),
         Form("seed_oss", "seed_oss", defaults={"head_dim": 128}),
         Form(
             "smollm3", "smollm3", matrices=_GGUF_PAIRS, attention=AttentionForm(rotated="no_rope_layers"),

@@ -61,12 +61,13 @@ _ROPE_KEYS = {
     "factor": "factor",
     "original_max_position_embeddings": "original_context_length",
     "attention_factor": "attn_factor",
+    "yarn_attention_factor": "yarn_attn_factor",
     "beta_fast": "yarn_beta_fast",
     "beta_slow": "yarn_beta_slow",
     "mscale_all_dim": "yarn_log_multiplier",
 }
 # Settings that change what is computed, in a way that the graph does not have.
-_REFUSED = ("rope.scaling.yarn_attn_factor", "rope.scaling.yarn_ext_factor")
+_REFUSED = ("rope.scaling.yarn_ext_factor",)
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _DIVISORS = "rope_freqs.weight"
 _PATTERN = "attention.sliding_window_pattern"
@@ -86,7 +87,10 @@ _RECURRENCES = {
     "qwen3_5_text": _DELTA_NET, "qwen3_5_moe_text": _DELTA_NET, "qwen3_next": _DELTA_NET,
 }  # fmt: skip
 # Whose weights of experts llama.cpp divides by their sum always.
-_NORMALISED = ("qwen3_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2")
+_NORMALISED = ("qwen3_moe", "ernie4_5_moe", "hunyuan_v1_moe", "mellum", "minimax_m2")
+_FACTORS = ("cohere", "cohere2", "muse_glimmer_text")  # whose `logit_scale` multiplies, and does not divide
+# By the architecture of a file, that of files with experts which has another name in config.json.
+_WITH_EXPERTS = {"llama": "mixtral", "granite-swa": "granitemoe_swa"}
 _NO_NORMS = 128  # experts of the Llama 4 that has no norms of queries and keys
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
@@ -120,8 +124,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         NotDirect: for an architecture that is not in `forms`, or one of its settings.
     """
     form = BY_GGUF.get(header.architecture)
-    if header.architecture == "llama" and header.metadata.get(header.of_architecture("expert_count")):
-        form = FORMS["mixtral"]
+    if header.architecture in _WITH_EXPERTS and header.metadata.get(header.of_architecture("expert_count")):
+        form = FORMS[_WITH_EXPERTS[header.architecture]]
     if form is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
     if form.attention.latent:
@@ -157,8 +161,12 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     if form.name == "olmo2" and config["sliding_window"]:
         form = FORMS["olmo3"]
     config |= _windows_of(header)
+    if form.name in _FACTORS and "logits_scaling" in config:
+        config["output_multiplier"] = config.pop("logits_scaling")
     if form.name == "muse_glimmer_text":  # the scale of queries is in the weights of their norm
-        config |= {"qk_scale_factor": 1.0, "output_multiplier": config.pop("logits_scaling")}
+        config["qk_scale_factor"] = 1.0
+    if form.attention.rotated == "bases":
+        config |= _rotated_layers_of(header)
     config |= _recurrence_of(header, form.name)
     if "num_hidden_layers" in config:
         config["num_hidden_layers"] = header.num_layers
@@ -188,6 +196,8 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         unscaled(rope)
     if "mscale_all_dim" in rope:  # as Ministral 3's
         rope["mscale"] = rope["mscale_all_dim"]
+    if (scale := rope.pop("yarn_attention_factor", None)) is not None:
+        rope.setdefault("attention_factor", scale)
     if growth := config.pop("temperature_scale", 0):
         rope["llama_4_scaling_beta"] = growth
     if rope.get("rope_type", "none") != "none":
@@ -203,6 +213,15 @@ def _windows_of(header: GGUFHeader) -> dict[str, Any]:
     if isinstance(pattern, (list, memoryview)):
         return {"layer_types": [SLIDING if each else FULL for each in pattern[: header.num_layers]]}
     return {} if pattern is None or is_array(pattern) else {"sliding_window_pattern": pattern}
+
+
+def _rotated_layers_of(header: GGUFHeader) -> dict[str, Any]:
+    """Which layers rotate, as config.json says it; {} if the metadata does not."""
+    pattern = header.metadata.get(header.of_architecture("attention.rope_pattern"))
+    if not isinstance(pattern, (list, memoryview)):
+        return {}
+    base = header.metadata.get(header.of_architecture("rope.freq_base"), 10_000.0)
+    return {"layer_rope_theta": [base if each else 0 for each in pattern[: header.num_layers]]}
 
 
 def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:

@@ -72,7 +72,9 @@ _WHOLE = {"A_log": "ssm_a", "dt_bias": "ssm_dt.bias", "D": "ssm_d"}  # by the la
 _SCALES = {ROUTER_SCALE: "ffn_gate_inp.scale", EXPERT_SCALES: "ffn_down_exps.scale"}  # whole names
 # Those of all streams are in one tensor.
 _OF_STREAMS: dict[str, str] = {StreamPart.BEGIN: "altup_proj.weight", StreamPart.END: "altup_unembd_proj.weight"}
-_SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}  # beside a mixture of experts
+_SHARED = {f"mlp.{name}_proj": f"ffn_{name}_shexp" for name in ("gate", "up", "down")} | {
+    "mlp.gate_up_proj": "ffn_up_shexp"
+}  # beside a mixture of experts
 _BY_KEY_HEAD = ("qwen3next",)  # whose heads of values have a checkpoint's order
 # What llama.cpp calls the norm before the feed-forward part; elsewhere "ffn_norm".
 _BEFORE_MLP = dict.fromkeys(

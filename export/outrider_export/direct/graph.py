@@ -118,6 +118,8 @@ class _Builder:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
         read = self._norm(layer_name(i, norms.before_attention), stream)
         attended = self._norm(layer_name(i, norms.after_attention), self._mixed(i, layer, read), self.decoder.after_eps)
+        if self.decoder.form.layers == "parallel":
+            return ops.add(ops.add(stream, attended), self.feed_forward.of(i, layer, read, stream))
         stream = ops.add(stream, _scaled(attended, scale))
         stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
         if self.altup is not None:

@@ -63,6 +63,7 @@ _BY_LAYER = {
     ".attention.head_count_kv": _INTEGERS,
     ".feed_forward_length": _INTEGERS,
     ".attention.sliding_window_pattern": _INTEGERS | {7},
+    ".attention.rope_pattern": _INTEGERS | {7},
     ".activation_sparsity_scale": frozenset({6}),
 }
 

@@ -105,7 +105,9 @@ NO_TEXT = (
 _OF_TEXT = (  # the first: saved by 5.5; the last: MiniCPM-V's
     "model.language_model.model.", "model.language_model.", "language_model.model.", "llm.model.",
 )  # fmt: skip
+_LING = "BailingMoeV2ForCausalLM"
 _OF_MAMBA = "backbone."
+_OF_EXAONE = "transformer.h."
 UNQUANTISED = "Export the original checkpoint or a GGUF file."
 AGAIN = "Download the checkpoint again."
 _PACKAGES = ("filelock", "gguf", "huggingface_hub", "tokenizers")  # of the extra [cli]
@@ -271,6 +273,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
         of_text, text_type = _OF_MINICPM[config["version"]]
         left = {key: value for key, value in config.items() if key not in ("vision_config", "auto_map")}
         return left | {"architectures": [of_text], "model_type": text_type}
+    if _LING in names and config.get("model_type") == "bailing_moe":  # that of an older architecture, too
+        return config | {"model_type": "bailing_moe_v2"}
     part = next((TEXT_PARTS[name] for name in names if name in TEXT_PARTS), None)
     if part is None:
         return config
@@ -289,6 +293,8 @@ def name_in_text(name: str) -> str:
     """The name in a model's text part of a tensor, without what shows that there is another part."""
     if name.startswith(_OF_MAMBA):  # Transformers saves the embedding under another name than NVIDIA
         return name.replace(_OF_MAMBA, "model.", 1).replace("model.embedding.", "model.embeddings.", 1)
+    if name.startswith(_OF_EXAONE):
+        return name.replace(_OF_EXAONE, "model.layers.", 1)
     prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
     return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.").removeprefix("llm.")
 
