@@ -35,7 +35,7 @@ from outrider_export.describe.describe_file import describe_gguf
 from outrider_export.describe.geometry import check_ir, geometry_of_gguf
 from outrider_export.describe.plan import make_plan
 from outrider_export.direct import fp8
-from outrider_export.direct.blocks import MLP, Blocks, block_kinds
+from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.convert import describe_layers, open_weights
 from outrider_export.direct.describe import NotDirect, describe
@@ -53,7 +53,7 @@ from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.peft_adapter import Change, LoraAdapter
 from outrider_export.sources.source import locate
 from qwen_module import write_qwen
-from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, do_not_scale_windows, logits_of, make_model
+from shapes import CONFIGS, GEMMA4_DENSE, GEMMA4_EXPERTS, NEMOTRON_EXPERTS, do_not_scale_windows, logits_of, make_model
 from toys import in_threads
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
@@ -239,6 +239,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 4, dense": ("gemma4_text", GEMMA4_DENSE),
     "lfm3, as lfm2": ("lfm3", {"use_sandwich_norm": False, "use_attention_gate": False}),
     "gemma 4, experts": ("gemma4_text", GEMMA4_EXPERTS),
+    "nemotron-h, experts": ("nemotron_h", NEMOTRON_EXPERTS),
     "gemma 4, other layers": ("gemma4_text", {"layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 4}),
     "experts in groups, by the best": (
         "deepseek_v2",
@@ -463,6 +464,7 @@ def write_gguf(
     decoder, form = found.decoder, FORMS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     in_gguf = form.gguf or {"granitemoe_swa": "granite-swa"}.get(name, "llama")  # Mixtral's
+    in_gguf += "_moe" if decoder.blocks and decoder.experts else ""
     known = _LIKE_IN_GGUF.get(in_gguf, in_gguf)
     architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
     kinds: list[str] = block_kinds(config) or [layer.state.kind if layer.state else "" for layer in decoder.layers]
@@ -480,7 +482,8 @@ def write_gguf(
     is_hybrid_granite = name == "granitemoehybrid"  # whose shared expert's size is another key
     if "shared_intermediate_size" in config and not is_hybrid_granite:
         writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
-    widths = [decoder.mlp_size * (kind == MLP) for kind in kinds]
+    wide = decoder.experts.size if decoder.experts else 0
+    widths = [decoder.mlp_size * (kind == MLP) + wide * (kind == MOE) for kind in kinds]
     width = config["intermediate_size"] if "shared_intermediate_size" in config else decoder.mlp_size
     if not form.varied:
         writer.add_feed_forward_length(widths if decoder.blocks else width)
@@ -573,7 +576,7 @@ def write_gguf(
         )
         for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
-            if found := next((theirs for ours, theirs in _IN_SWASH.items() if ours in part), ""):
+            if found := next((theirs for ours, theirs in _NOT_IN_GGUF.items() if ours in part), ""):
                 target = f"blk.{part.split('.')[2]}.{found}.weight"
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
@@ -589,10 +592,11 @@ def write_gguf(
 _WITH_PATTERN = ("exaone4", "exaone_moe", "granite_swa", "granitemoe_swa", "mellum", "muse_glimmer_text", "olmo3")
 # Those that the package gguf does not have, or only from 0.20 on, and others with such tensors.
 _LIKE_IN_GGUF = {"granite-swa": "granite", "mellum": "qwen3moe", "muse-glimmer": "afmoe"}
-_IN_SWASH = {
+_NOT_IN_GGUF = {
     "self_attn.sinks": "attn_sinks", "shared_mlp.input_linear": "ffn_up_shexp", "shared_mlp.output_": "ffn_down_shexp",
     "moe.experts.gate_up_proj": "ffn_gate_up_exps", "moe.experts.down_proj": "ffn_down_exps",
-    "block_sparse_moe.router.weight": "ffn_gate_inp",
+    "block_sparse_moe.router.weight": "ffn_gate_inp", "mixer.experts.up_proj": "ffn_up_exps",
+    "mixer.experts.down_proj": "ffn_down_exps",
 }  # fmt: skip
 # What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
 _IN_GGUF: dict[str, dict[str, Any]] = {
@@ -628,6 +632,17 @@ def test_old_and_new_files_of_latent_attention_give_the_same(name: str, old: boo
     assert (geometry.num_kv_heads, geometry.head_size, geometry.value_size) == (4, 24, 16)
     assert geometry.numbers_per_token == len(decoder_of(header).layers) * 4 * (24 + 16)
     check_ir(tmp_path / "scratch" / "model.xml", geometry)
+
+
+def test_experts_without_a_gate_are_read_from_gguf_files_and_gathered(tmp_path: Path) -> None:
+    """OpenVINO knows the form with a gate alone: see `STEEPNESS`."""
+    model, folder = saved("nemotron_h", tmp_path / "model", **NEMOTRON_EXPERTS)
+    write_gguf(folder, tmp_path / "model.gguf", "nemotron_h")
+    graph = graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch")
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < 5e-6
+    for weights in ("int8", "int4"):
+        graph = graph_of(tmp_path / "model.gguf", weights, tmp_path / weights)
+        assert compiled_kinds(graph).count("GatherMatmul") == 3 * 3
 
 
 @pytest.mark.parametrize("changes", [GEMMA4_DENSE, GEMMA4_EXPERTS], ids=["dense", "experts"])

@@ -34,7 +34,6 @@ GPT2 = {"model_type": "gpt2", "n_head": 8, "n_layer": 3, "n_embd": 64, "vocab_si
             "'llama' is not supported: its layer_types have .recurrent.",
         ),
         ({"model_type": "mamba2"}, "only in models that have attention, too. Run it with llama.cpp"),
-        ({"model_type": "nemotron_h", "hybrid_override_pattern": "ME*E"}, "its experts have no gate"),
         ({"model_type": "gpt_neo"}, "ignores the window of its local attention"),
         ({"head_dim": 16, "global_head_dim": 32}, "heads of 16 and of 32 numbers"),
     ],

@@ -27,7 +27,8 @@ def add_sizes(writer: gguf.GGUFWriter, decoder: Decoder, config: dict[str, Any])
     elif isinstance(state, SelectiveSSM):
         writer.add_ssm_state_size(state.state_size)
         writer.add_ssm_group_count(state.num_groups)
-        writer.add_expert_shared_feed_forward_length(decoder.mlp_size)
+        of_experts = next((layer.sizes.mlp_size for layer in decoder.layers if layer.experts), decoder.mlp_size)
+        writer.add_expert_shared_feed_forward_length(of_experts)
         writer.add_rope_scaling_finetuned(False)
     else:
         return
@@ -92,7 +93,8 @@ def add_grouped_experts(
         return
     if decoder.form.name == "minimax_m2":
         return
-    writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
+    if decoder.blocks is None:
+        writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
     shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
     writer.add_expert_shared_count(next(config[key] for key in shared if config.get(key)))
     if decoder.form.name == "ernie4_5_moe":  # of which its converter writes no more

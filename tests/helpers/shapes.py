@@ -232,6 +232,11 @@ GEMMA4_EXPERTS = GEMMA4_DENSE | {
     "enable_moe_block": True, "num_experts": NUM_EXPERTS, "top_k_experts": NUM_ACTIVE, "moe_intermediate_size": 48,
 }  # fmt: skip
 
+NEMOTRON_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE, "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+
 # Changes for ONNX, which has no windows.
 IN_ONNX: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": None, "layer_types": [_FULL] * 4},
@@ -250,7 +255,7 @@ def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
 
     register()
     given = newcomers.configured(architecture, CONFIGS.get(architecture, _LLAMA) | changes)
-    return random_model(AutoConfig.for_model(architecture, **given), seed)
+    return random_model(AutoConfig.for_model(architecture, **given), seed, experts="n_routed_experts" in changes)
 
 
 def register() -> None:
@@ -263,8 +268,11 @@ def register() -> None:
         each.register()
 
 
-def random_model(config: Any, seed: int) -> Any:
-    """A random torch model in float32, with weights large enough for its logits to differ."""
+def random_model(config: Any, seed: int, *, experts: bool = False) -> Any:
+    """A random torch model in float32, with weights large enough for its logits to differ.
+
+    experts: whether a Nemotron-H has them instead of dense feed-forward parts.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -273,7 +281,7 @@ def random_model(config: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     newcomers.adapt(model)
-    if config.model_type == "nemotron_h":
+    if config.model_type == "nemotron_h" and not experts:
         _with_dense_parts(model)
     if config.model_type == "deepseek_v2":
         mend_deepseek_v2(model)

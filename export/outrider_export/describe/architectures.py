@@ -94,7 +94,9 @@ _ALL = (
     Architecture("mixtral", "Mixtral", "sliding", experts=True),
     Architecture("muse_glimmer_text", "Muse Glimmer, without images", "mixed"),
     Architecture("nemotron", "Nemotron 4, Minitron"),
-    Architecture("nemotron_h", "Nemotron-H, Nemotron Nano 2 (dense)", states="Mamba-2", features=False),
+    Architecture(
+        "nemotron_h", "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano", states="Mamba-2", experts=True, features=False
+    ),
     Architecture("olmo", "OLMo 1", onnx=True),
     Architecture("olmo2", "OLMo 2", onnx=True),
     Architecture("olmo3", "OLMo 3", "mixed"),

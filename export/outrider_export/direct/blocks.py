@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MLP = "mlp"
-_KINDS = {"M": "mamba", "*": "attention", "-": MLP, "E": "moe"}  # in a pattern
+MLP, MOE = "mlp", "moe"
+_KINDS = {"M": "mamba", "*": "attention", "-": MLP, "E": MOE}  # in a pattern
 _RENAMED = {"linear_attention": "mamba"}  # by later Transformers
-_FEEDING = (MLP, "moe")
+_FEEDING = (MLP, MOE)
 
 
 @dataclass(frozen=True)

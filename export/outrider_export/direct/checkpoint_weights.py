@@ -37,7 +37,8 @@ class CheckpointWeights(Weights):
             if (module := name.removesuffix(".weight")) != stored and module in self._tensors:  # Qwen3-VL's experts
                 return self._by_columns(module)
         plain = stored.replace(".shared_expert.", ".")  # of layers without experts, in Llama 4
-        tensor = self._tensors.get(stored) or self._tensors.get(plain) or self._tensors.get(name)
+        beside = stored.replace(".mixer.", ".mixer.shared_experts.")  # of layers with experts, in Nemotron-H
+        tensor = next((self._tensors[each] for each in (stored, beside, plain, name) if each in self._tensors), None)
         if tensor is None or not tensor.shape:
             return None
         if tensor.kind == fp8.KIND and len(tensor.shape) == 2:

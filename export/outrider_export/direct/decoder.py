@@ -86,6 +86,8 @@ class Decoder:
         if self.blocks is None or not name.startswith(_OF_LAYERS):
             return name
         layer, part = name.removeprefix(_OF_LAYERS).split(".", 1)
+        if part.startswith("mixer."):  # a file's name already, of an expert's matrix
+            return name
         feeds = part.startswith(("mlp.", f"{self.form.norms.before_mlp}."))
         number = self.blocks.number(int(layer), feeds=feeds)
         return name if number is None else f"{_OF_LAYERS}{number}.{part}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
-from outrider_export.direct.blocks import MLP, Blocks, block_kinds
+from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import experts_of
 from outrider_export.direct.form import Form
@@ -139,12 +139,13 @@ def _settle_chunks(config: dict[str, Any]) -> None:
 def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     growth, step, offset = _query_growth(form, config)
     chunk = int(config.get("attention_chunk_size", 0)) if form.attention.chunked else 0
-    blocks = None
+    blocks, of_experts = None, set[int]()
     if form.layers == "blocks":
         kinds = block_kinds(config)
         blocks = Blocks.of(kinds)
         mixing = [kinds[number] for number in blocks.mixing]
-        if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP)]:
+        of_experts = {number for number, kind in enumerate(kinds) if kind == MOE}
+        if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP, MOE)]:
             raise ValueError(f"layers of the kind {unknown[0]!r}")
         size = config.get("head_dim", config.get("attention_head_dim"))
         config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
@@ -164,14 +165,22 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     if (largest := max(head_size, full_size)) > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
         raise ValueError(f"{config['num_hidden_layers']} layers with heads of {largest} numbers")
     states = _states(config)
-    experts = [experts_of(form.experts, config, i) for i in range(len(states))]
+    if "moe_latent_size" in config:
+        raise ValueError(f"experts that read a shorter row (moe_latent_size={config['moe_latent_size']})")
+    has_experts = [True] * len(states) if blocks is None else [number in of_experts for number in blocks.feeding]
+    experts = [
+        experts_of(form.experts, config, i, gated=not form.ungated) if is_there else None
+        for i, is_there in enumerate(has_experts)
+    ]
     windows = _windows(form, config)
     feeding = [True] * len(states) if blocks is None else [number is not None for number in blocks.feeding]
     if form.experts.shared and any(experts) and not all(experts) and not form.experts.grouped:
         raise ValueError("layers with and without experts beside a shared one")
     of_layers = varied_sizes(config, sizes) if form.varied else [sizes] * len(states)
     if form.experts.grouped and any(experts):
-        shared = replace(sizes, mlp_size=int(config["moe_intermediate_size"]) * int(config["n_shared_experts"]))
+        size = int(config["moe_intermediate_size"]) * int(config["n_shared_experts"])
+        size = int(config["moe_shared_expert_intermediate_size"]) if blocks is not None else size
+        shared = replace(sizes, mlp_size=size)
         of_layers = [sizes if mixture is None else shared for mixture in experts]
     rotated = full_size if latent is None else latent.rotated
     ropes, limit = _ropes(form, config, {FULL: rotated, SLIDING: head_size})

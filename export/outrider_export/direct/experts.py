@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.bundle.manifest import MOST_WIDTH
-from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, UP, Experts
+from outrider.models.backends.mixture import DOWN, GATE, GATE_UP, STEEPNESS, UP, Experts
 from outrider_export.direct.form import ExpertsForm
 
 __all__ = [
-    "BESIDE", "CHOICE", "DOWN", "EXPERT_SCALES", "GATE", "GATE_UP", "ROUTER", "ROUTER_SCALE", "SHARED_GATE", "UP",
-    "Experts", "experts_of",
+    "BESIDE", "CHOICE", "DOWN", "EXPERT_SCALES", "GATE", "GATE_UP", "ROUTER", "ROUTER_SCALE", "SHARED_GATE",
+    "STEEPNESS", "UP", "Experts", "experts_of",
 ]  # fmt: skip
 
 ROUTER, CHOICE = "mlp.router", "mlp.router_choice"  # of a layer; the second has a bias that only chooses
@@ -26,8 +26,8 @@ SHARED_GATE = "mlp.shared_gate"  # of a shared expert: one row
 _MOST_EXPERTS = 4096
 
 
-def experts_of(form: ExpertsForm, config: Mapping[str, Any], i: int) -> Experts | None:
-    """The mixture of layer i by a config.json; None if its feed-forward part is dense.
+def experts_of(form: ExpertsForm, config: Mapping[str, Any], i: int, *, gated: bool = True) -> Experts | None:
+    """The mixture of layer i by a config.json; None if its feed-forward part is dense. gated: as in `Experts`.
 
     Raises:
         KeyError, ValueError: when it says nothing, or too much.
@@ -62,6 +62,7 @@ def experts_of(form: ExpertsForm, config: Mapping[str, Any], i: int) -> Experts 
         clamped=form.clamped,
         groups=groups,
         active_groups=active_groups,
+        gated=gated,
     )  # fmt: skip
 
 

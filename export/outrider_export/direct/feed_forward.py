@@ -18,7 +18,18 @@ from openvino.utils.node_factory import NodeFactory
 from outrider.models.backends.mixture import Router, clamped_mixture, mixture
 from outrider.models.backends.taps import ints
 from outrider_export.direct.decoder import Decoder, Layer
-from outrider_export.direct.experts import BESIDE, CHOICE, EXPERT_SCALES, ROUTER, ROUTER_SCALE, SHARED_GATE, Experts
+from outrider_export.direct.experts import (
+    BESIDE,
+    CHOICE,
+    EXPERT_SCALES,
+    GATE,
+    ROUTER,
+    ROUTER_SCALE,
+    SHARED_GATE,
+    STEEPNESS,
+    UP,
+    Experts,
+)
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.direct.weights import Weights, layer_name
 
@@ -26,13 +37,13 @@ from outrider_export.direct.weights import Weights, layer_name
 @dataclass(frozen=True)
 class FeedForward:
     """project: the product with a matrix of a layer, by its number and the matrix's name. matrix: the matrix itself, by
-    its whole name, for so many experts. norm: a norm of the last axis, by its whole name.
+    its whole name, for so many experts, times a factor. norm: a norm of the last axis, by its whole name.
     """
 
     decoder: Decoder
     weights: Weights
     project: Callable[[int, str, ov.Node], ov.Node]
-    matrix: Callable[[str, int], ov.Node]
+    matrix: Callable[[str, int, float], ov.Node]
     norm: Callable[[str, ov.Node], ov.Node]
 
     def of(self, i: int, layer: Layer, x: ov.Node, stream: ov.Node) -> ov.Node:
@@ -47,7 +58,7 @@ class FeedForward:
     def activated(self, gate: ov.Node) -> ov.Node:
         """The decoder's activation."""
         if self.decoder.activation == "silu":
-            return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
+            return _silu(gate)
         if self.decoder.activation == "relu2":
             return ops.multiply(ops.relu(gate), ops.relu(gate))
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
@@ -79,10 +90,12 @@ class FeedForward:
 
     def _experts(self, i: int, experts: Experts, x: ov.Node, router: Router) -> ov.Node:
         def matrix(part: str) -> ov.Node:
-            return self.matrix(layer_name(i, part), experts.count)
+            if part == GATE and not experts.gated:
+                return self.matrix(layer_name(i, UP), experts.count, STEEPNESS)
+            return self.matrix(layer_name(i, part), experts.count, 1.0)
 
         if not experts.clamped:
-            return mixture(experts, x, router, matrix, self.activated)
+            return mixture(experts, x, router, matrix, self.activated if experts.gated else _silu)
         return clamped_mixture(
             experts, x, router, matrix, lambda part: self.weights.bias_of_experts(layer_name(i, part), experts)
         )
@@ -94,6 +107,10 @@ class FeedForward:
             return made
         gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
         return ops.multiply(made, ops.sigmoid(ops.matmul(x, floats(gate.reshape(1, -1)), False, True)))
+
+
+def _silu(gate: ov.Node) -> ov.Node:
+    return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
 
 
 def _largest(gate: ov.Node, cutoff: float) -> ov.Node:

@@ -96,12 +96,13 @@ _NAMES_OF_NEMOTRON_H = {
     **{f"mlp.{name}_proj": f"mixer.{name}_proj" for name in ("up", "down")},
     **{f"mamba.{name}": f"mixer.{name}" for name in ("in_proj", "out_proj", "conv1d", "norm", "A_log", "dt_bias", "D")},
     "input_layernorm": "norm", "post_attention_layernorm": "norm", "model.embed_tokens": "model.embeddings",
-    "model.norm": "model.norm_f",
+    "model.norm": "model.norm_f", "mlp.router": "mixer.gate", f"{CHOICE}.bias": "mixer.gate.e_score_correction_bias",
+    **{f"mlp.experts.{name}_proj": f"mixer.experts.{{}}.{name}_proj" for name in ("up", "down")},
 }  # fmt: skip
 _KEYS_OF_NEMOTRON_H = {
     "rms_norm_eps": "layer_norm_epsilon", "hidden_act": "mlp_hidden_act", "mamba_n_heads": "mamba_num_heads",
     "mamba_d_head": "mamba_head_dim", "mamba_n_groups": "n_groups", "mamba_d_state": "ssm_state_size",
-    "mamba_d_conv": "conv_kernel",
+    "mamba_d_conv": "conv_kernel", "num_experts": "n_routed_experts",
 }  # fmt: skip
 _OF_NEMOTRON_H: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "hidden_act": "relu2", "mamba_hidden_act": "silu", "mamba_n_heads": 128, "mamba_d_head": 64,
@@ -468,6 +469,7 @@ FORMS: dict[str, Form] = {
         ),
         Form(
             "nemotron_h", "nemotron_h", attention=AttentionForm(rotated="none"), ungated=True, layers="blocks",
+            experts=ExpertsForm("sigmoid", "added", grouped=True),
             names=_NAMES_OF_NEMOTRON_H, keys=_KEYS_OF_NEMOTRON_H, defaults=_OF_NEMOTRON_H,
         ),
         Form(

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_export.direct.blocks import MLP
+from outrider_export.direct.blocks import MLP, MOE
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.describe import SLIDING, NotDirect, describe
+from outrider_export.direct.form import Form
 from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
@@ -51,6 +52,8 @@ _KEYS = {
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_latent_size": "moe_latent_size",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "full_attention_interval": "full_attention_interval",
     "temperature_scale": "attention.temperature_scale",
@@ -72,7 +75,9 @@ _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _DIVISORS = "rope_freqs.weight"
 _PATTERN = "attention.sliding_window_pattern"
 # The kind of layers without keys and values, in `layer_types`.
-_STATES = {"lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba"}
+_STATES = {
+    "lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba", "nemotron_h_moe": "mamba",
+}  # fmt: skip
 _INNER, _COUNT = "inner_size", "time_step_rank"  # numbers of all heads together, and heads
 _DELTA_NET = {
     "linear_num_value_heads": _COUNT, "linear_num_key_heads": "group_count", "linear_key_head_dim": "state_size",
@@ -117,13 +122,18 @@ def decoder_of(header: GGUFHeader) -> Decoder:
     return decoder
 
 
+def form_of(header: GGUFHeader) -> Form | None:
+    """The first entry of a GGUF file's architecture."""
+    return BY_GGUF.get(header.architecture.removesuffix("_moe"))
+
+
 def config_of(header: GGUFHeader) -> dict[str, Any]:
     """What config.json says, from a GGUF file's metadata.
 
     Raises:
         NotDirect: for an architecture that is not in `forms`, or one of its settings.
     """
-    form = BY_GGUF.get(header.architecture)
+    form = form_of(header)
     if header.architecture in _WITH_EXPERTS and header.metadata.get(header.of_architecture("expert_count")):
         form = FORMS[_WITH_EXPERTS[header.architecture]]
     if form is None:
@@ -251,7 +261,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     Raises:
         NotDirect: when layers have different numbers of heads.
     """
-    form = BY_GGUF.get(header.architecture)
+    form = form_of(header)
     if form is not None and form.varied:
         return varied_config(header)
     found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
@@ -265,7 +275,9 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
     widths = header.metadata.get(header.of_architecture("feed_forward_length"))
     if form is not None and form.layers == "blocks" and isinstance(widths, memoryview) and len(widths) == len(found):
-        of_blocks = [MLP if width else kind for width, kind in zip(widths, kinds["layer_types"], strict=False)]
+        has_experts = header.architecture.endswith("_moe")
+        feeding = MOE if has_experts else MLP
+        of_blocks = [feeding if width else kind for width, kind in zip(widths, kinds["layer_types"], strict=False)]
         kinds = {"layers_block_type": of_blocks, "intermediate_size": max(widths)}
     return {"num_key_value_heads": counts.pop(), **kinds}
 

@@ -129,8 +129,10 @@ class GGUFWeights(Weights):
 
     def _part_of(self, layer: str, part: str) -> str | None:
         """What a file calls a part of a layer: of the shared expert where there are others, too."""
-        if self._has_shared and part in _SHARED and self.decoder.layers[int(layer)].experts is not None:
-            return _SHARED[part]
+        if self._has_shared and part in _SHARED:
+            number = int(layer) if self.decoder.blocks is None else self.decoder.blocks.layer(int(layer))
+            if number is not None and self.decoder.layers[number].experts is not None:
+                return _SHARED[part]
         return self._parts.get(part)
 
     def missing(self, name: str) -> ExportError:

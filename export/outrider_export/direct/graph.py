@@ -270,9 +270,10 @@ class _Builder:
             self.widened[source] = with_sums(x.output(0), columns // GROUP)
         return self.widened[source]
 
-    def _matrix(self, name: str, experts: int = 0) -> ov.Node:
-        made = self.packed[name].node(self.stored, experts)
-        made.set_friendly_name(f"self.{'+'.join(self.packed[name].parts)}.weight")
+    def _matrix(self, name: str, experts: int = 0, factor: float = 1.0) -> ov.Node:
+        made = self.packed[name].node(self.stored, experts, factor)
+        ending = "weight" if factor == 1 else "enlarged"
+        made.set_friendly_name(f"self.{'+'.join(self.packed[name].parts)}.{ending}")
         return made
 
     def _biased(self, name: str, product: ov.Node) -> ov.Node:

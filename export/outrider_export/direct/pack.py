@@ -88,10 +88,10 @@ class PackedMatrix:
     sums: int | None
     parts: Mapping[str, int]
 
-    def node(self, stored: list[Stored], experts: int = 0) -> ov.Node:
+    def node(self, stored: list[Stored], experts: int = 0, factor: float = 1.0) -> ov.Node:
         """The matrix float32 [rows, columns] of constants; or [experts, rows, columns], of so many.
 
-        What they have in the file is appended to `stored`.
+        factor: what it is multiplied by, a power of two. What they have in the file is appended to `stored`.
         """
         import openvino as ov
         from openvino import opset13 as ops
@@ -101,25 +101,33 @@ class PackedMatrix:
         at_codes, at_zero_points, at_scales = self.offsets
         if self.kind in _FLOATS:
             codes = _stored(stored, [*rows, columns], self.codes.dtype, at_codes)
-            return codes if self.kind == "fp32" else ops.convert(codes, "f32")
+            made = codes if self.kind == "fp32" else ops.convert(codes, "f32")
+            return made if factor == 1 else ops.multiply(made, ops.constant(np.float32(factor)))
         groups = [*rows, columns // self.group]
         grouped = [*groups, self.group]
         if self.kind == "int8" and self.group == columns:
             codes = _stored(stored, [*rows, columns], self.codes.dtype, at_codes)
             zero_points = _stored(stored, groups, self.zero_points.dtype, at_zero_points)
-            scales = _stored(stored, groups, self.scales.dtype, at_scales)
+            scales = self._scales(stored, groups, at_scales, factor)
         else:
             zero_points = self.zero_points.reshape([*groups, 1])
             if self.kind == "int4":
                 codes, zero_points = _stored(stored, grouped, ov.Type.u4, at_codes), pack_codes(zero_points)
             else:
                 codes, zero_points = _stored(stored, grouped, self.codes.dtype, at_codes), ops.constant(zero_points)
-            scales = _stored(stored, [*groups, 1], self.scales.dtype, at_scales)
+            scales = self._scales(stored, [*groups, 1], at_scales, factor)
         centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
         scaled = ops.multiply(centred, scales)
         if codes.get_output_partial_shape(0).rank.get_length() > len(rows) + 1:
             scaled = ops.reshape(scaled, ops.constant(np.array([*rows, columns], np.int64)), special_zero=False)
         return ops.convert(scaled, "f32")
+
+    def _scales(self, stored: list[Stored], shape: list[int], offset: int, factor: float) -> ov.Node:
+        from openvino import opset13 as ops
+
+        if factor == 1:
+            return _stored(stored, shape, self.scales.dtype, offset)
+        return ops.constant((self.scales.astype(np.float32) * factor).astype(np.float16).reshape(shape))
 
 
 def _stored(stored: list[Stored], shape: list[int], kind: Any, offset: int) -> ov.Node:

@@ -260,7 +260,7 @@ class Weights(ABC):
         """The matrices of experts that each have a tensor."""
         size, parts = shape[0] // count, []
         for number in range(count):
-            module = self.decoder.form.in_checkpoint(name).format(number)
+            module = self.decoder.form.in_checkpoint(self.decoder.in_file(name)).format(number)
             part = self.stored(f"{module}.weight")
             if part is None:
                 raise self.missing(f"{module}.weight")

@@ -19,7 +19,6 @@ _UNWRITTEN = (
     "with attention"
 )
 _RULE = f"{STATES}; OpenVINO stores none that is computed by this rule"
-_UNGATED = "its experts have no gate, and OpenVINO would compute all of them for each token"
 _ALIBI = "OpenVINO's paged attention computes its position biases differently than in training"
 _LOCAL = "OpenVINO's paged attention ignores the window of its local attention"
 _CHUNKS = "its layers attend within chunks, and a paged cache supports only sliding windows"
@@ -38,12 +37,12 @@ REFUSED: dict[str, str] = (
         ),
         _RULE,
     )
-    | {"nemotron_h_moe": _UNGATED, "mpt": _ALIBI, "gpt_neo": _LOCAL, "longcat_flash": _TWICE}
+    | {"mpt": _ALIBI, "gpt_neo": _LOCAL, "longcat_flash": _TWICE}
 )  # fmt: skip
 _ONE_CHUNK = (
     "llama4_text",
 )  # architectures whose context ends with the first chunk, so that layers attend to all of it
-_OF_LAYERS = {"chunked_attention": _CHUNKS, "moe": _UNGATED}
+_OF_LAYERS = {"chunked_attention": _CHUNKS}
 # Programs that run them. Sources: llama.cpp's gguf-py/gguf/constants.py and conversion/, vLLM's
 # vllm/model_executor/models/registry.py, Transformers 5.5.
 PEERS: dict[str, str] = {
@@ -51,9 +50,9 @@ PEERS: dict[str, str] = {
     **dict.fromkeys(("longcat_flash", "minimax", "zamba2"), "vLLM"),
     **dict.fromkeys(("gpt_neo", "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba"), "Transformers"),
 }
-_BY_RULE = {_UNGATED: "llama.cpp", _CHUNKS: "llama.cpp"}  # for layers of architectures that run otherwise
+_BY_RULE = {_CHUNKS: "llama.cpp"}  # for layers of architectures that run otherwise
 # Kinds of layers that run: attention, states that OpenVINO pages, and feed-forward parts that are counted as layers.
-_RUN = ("full_attention", "sliding_attention", "attention", "conv", "linear_attention", "mamba", "mlp")
+_RUN = ("full_attention", "sliding_attention", "attention", "conv", "linear_attention", "mamba", "mlp", "moe")
 
 
 def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None:
