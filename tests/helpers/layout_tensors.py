@@ -75,7 +75,7 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         return (drawn + added * (("norm" in name and name.endswith("weight")) or "scalar" in name)).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
-    if config.get("tie_word_embeddings") or config.get("tie_embedding") or kind == "cohere":
+    if config.get("tie_word_embeddings") or config.get("tie_embedding") or kind in ("cohere", "cohere2"):
         made["lm_head.weight"] = made["model.embed_tokens.weight"]
     return _by_columns(made) if kind == "qwen3_vl_moe_text" else made
 
@@ -259,6 +259,7 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "lfm2": ("operator_norm", "ffn_norm"),
     "olmo": (),
     "cohere": ("input_layernorm",),
+    "cohere2": ("input_layernorm",),
     "olmo2": _AFTER,
     "olmo3": _AFTER,
     "exaone4": _AFTER,

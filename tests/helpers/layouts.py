@@ -283,7 +283,7 @@ def _layouts() -> list[Layout]:
         make("apertus-8b-instruct-2509", 2025, "tekken", "apertus", bos="<s>", eos="</s>", unk="<unk>",
              template="file", refused=_needs("apertus")),
         make("c4ai-command-r7b-12-2024", 2024, "cohere", "cohere2", bos="<BOS_TOKEN>",
-             eos="<|END_OF_TURN_TOKEN|>", template="list", dtype="float16", refused=_needs("cohere2")),
+             eos="<|END_OF_TURN_TOKEN|>", template="list", dtype="float16"),
         make("starcoderbase-1b", 2023, "starcoder", "gpt_bigcode", **_GPT2, dtype="float32",
              refused=_needs("gpt_bigcode")),
         make("persimmon-8b-chat", 2023, "llama2", "persimmon", **_BOS_EOS, refused=_needs("persimmon")),
