@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
 from outrider.config import GenerationConfig
 from outrider.errors import BundleError, NoTokenLeft, OptionError
-from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState, compiler, fill_masks, with_real_dates
+from outrider.tokens.grammar import (
+    JSON_STYLE,
+    Grammars,
+    GrammarSource,
+    GrammarState,
+    compiler,
+    fill_masks,
+    with_real_dates,
+)
 from outrider.types import Draft
 from tiny import train_tokenizer
 
@@ -193,7 +201,7 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
     # What the matcher refuses after a token that is committed is not taken for the end of the answer.
     schema = '{"type": "array", "items": {"type": "null"}, "minItems": 300}'
     limits = llguidance.LLParserLimits(step_max_items=100)
-    pattern = llguidance.LLMatcher.grammar_from_json_schema(schema)
+    pattern = llguidance.LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
     base = llguidance.LLMatcher(tokenizer, pattern, log_level=0, limits=limits)
     base.compute_bitmask()
     state = GrammarState(base, executor, VOCAB_SIZE, EOS, "json_schema")
