@@ -218,6 +218,12 @@ LOOSE = [  # as small models write calls where tools were offered
         "",
         [ToolCall("get-it", r'{"from": "a/b", "in": "' "\U0001f600" r' \\d"}')],
     ),
+    (
+        HERMES,
+        r'<tool_call>{"arguments": {"a": "\ud83d"}, "name": "f"}</tool_call>',
+        "",
+        [ToolCall("f", '{"a": "\ufffd"}')],
+    ),
     (LFM, "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", []),
     (
         KIMI,

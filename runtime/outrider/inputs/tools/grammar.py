@@ -139,24 +139,31 @@ class _Calls:
 def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
     """The rules for a call of one function, without what is around it."""
     name, parameters = function["name"], function.get("parameters") or _NO_PARAMETERS
-    if form.tags or form.syntax:
-        if form.syntax:
-            rules, left_out = form.syntax.rules(rule, function, tokenizer, _json)
-        else:
-            rules, left_out = rules_of_arguments(form.tags, rule, function, tokenizer)
-        if left_out and function.get("strict"):
-            raise OptionError(
-                f"tools cannot be followed: {name!r} is strict, and in the syntax of this model's calls nothing can be "
-                f"held to {left_out[0]}. Leave it out, or set strict to false."
-            )
-        say_once(f"the function {name!r}", left_out)
-        return rules
+    if form.syntax:
+        return _held_to(function, *form.syntax.rules(rule, function, tokenizer, _json))
+    if form.tags:
+        return _held_to(function, *rules_of_arguments(form.tags, rule, function, tokenizer))
     arguments = f"arguments_{rule}: {_json(parameters)}"
     if form.named:
         typed = f"({tags_in_lark(form.typed, tokenizer)})?" if form.typed else ""
         return [f"{rule}: {literal(name)} {typed} {marker_in_lark(form.named, tokenizer)} arguments_{rule}", arguments]
     head = f'{{"name": {json.dumps(name)}, {json.dumps(form.key)}: '
     return [f'{rule}: {literal(head)} arguments_{rule} "}}"', arguments]
+
+
+def _held_to(function: Mapping[str, Any], rules: list[str], left_out: list[str]) -> list[str]:
+    """The rules of a function, of whose schema some places are not followed: they are listed in the log.
+
+    Raises:
+        OptionError: for a strict function.
+    """
+    if left_out and function.get("strict"):
+        raise OptionError(
+            f"tools cannot be followed: {function['name']!r} is strict, and in the syntax of this model's calls "
+            f"nothing can be held to {left_out[0]}. Leave it out, or set strict to false."
+        )
+    say_once(f"the function {function['name']!r}", left_out)
+    return rules
 
 
 def _json(schema: Any) -> str:

@@ -137,7 +137,7 @@ def python_calls(text: str) -> list[ToolCall]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal, in which JSON's true, false and null may stand for Python's. Halves of a character become whole."""
+    """A literal, in which JSON's true, false and null may stand for Python's."""
     names = {"true": True, "false": False, "null": None}
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id]
@@ -146,13 +146,16 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         keys = [None if key is None else _literal(key) for key in node.keys]
         return dict(zip(keys, map(_literal, node.values), strict=True))
-    value = ast.literal_eval(node)
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
+    return ast.literal_eval(node)
 
 
 def _as_json(value: Any) -> str:
-    """JSON. Raises ValueError for what it does not have, such as 1e999."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """JSON, in which halves of a character that escapes make are U+FFFD, as no response can have them.
+
+    Raises ValueError for what JSON does not have, such as 1e999.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 _GEMMA_HEAD = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
