@@ -817,6 +817,11 @@ def test_prompts_that_cannot_have_tools(engine: outrider.Engine, tiny: Path) -> 
     with pytest.raises(outrider.RequestError, match="lone surrogates"):
         engine.generate([{"role": "user", "content": "a", "tool_calls": ["\ud800"]}])
     with outrider.load(tiny, cache_size=0.05) as other:
+        assert other.tool_format is HERMES  # its template has no tools: the model is told of them
+        called = other.generate(MESSAGES, tools=TOOLS, tool_choice="required", temperature=1, seed=1)
+        assert HERMES.parse(called.text)[1][0].name in ("get_weather", "stop")
+        tokenizer: Any = other.tokenizer
+        tokenizer.set_chat_template("{{ tools }}")
         assert other.tool_format is None
         with pytest.raises(outrider.OptionError, match="tools need a chat template that has a known format"):
             other.generate(MESSAGES, tools=TOOLS)

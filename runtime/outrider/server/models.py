@@ -108,7 +108,7 @@ class Model:
             max_model_len=manifest.main.geometry.context_length,
             architecture=manifest.main.geometry.architecture,
             quantization=manifest.main.weights,
-            tools=ToolFormat.of_template(self.chat_templates.with_tools) is not None,
+            tools=ToolFormat.of_template(self.chat_templates.own_with_tools) is not None,
             reasoning=ReasoningFormat.of_template(self.chat_templates.default) is not None,
             vision=manifest.main.vision is not None,
         )

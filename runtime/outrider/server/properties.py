@@ -51,7 +51,7 @@ def _properties_of(service: Service, model: Model) -> dict[str, Any]:
         "modalities": {"vision": info.vision, "audio": False},
         "endpoint_slots": True, "endpoint_props": False, "endpoint_metrics": True,
         "chat_template": templates.default,
-        **({"chat_template_tool_use": templates.with_tools} if templates.with_tools != templates.default else {}),
+        **({} if (own := templates.own_with_tools) == templates.default else {"chat_template_tool_use": own}),
         "bos_token": templates.special_tokens.get("bos_token", ""),
         "eos_token": templates.special_tokens.get("eos_token", ""),
         "build_info": f"outrider {__version__}",

@@ -14,6 +14,7 @@ from typing import Any
 from outrider.errors import RequestError, one_line
 from outrider.inputs.text.template_limits import TemplateLimit
 from outrider.inputs.text.template_sandbox import compiled, render
+from outrider.inputs.text.tool_prelude import TOLD, TOLD_BY_USER, TOOL_PRELUDE
 from outrider.inputs.text.turns import joined_turns, without_system
 
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
@@ -57,9 +58,15 @@ class ChatTemplates:
         return self.by_name.get(DEFAULT, "")
 
     @property
-    def with_tools(self) -> str:
-        """The template of a request with tools; empty if there is none."""
+    def own_with_tools(self) -> str:
+        """The model's own template of a request with tools; empty if there is none."""
         return self.by_name.get(TOOL_USE, self.default)
+
+    @property
+    def with_tools(self) -> str:
+        """The same; one that has no tools begins with what tells the model of them."""
+        own = self.own_with_tools
+        return own if "tools" in own or not own else TOOL_PRELUDE + own
 
     def render(
         self,
@@ -108,14 +115,17 @@ class ChatTemplates:
         Raises:
             RequestError: also when the template leaves out messages of a role that it does not know.
         """
+        by_user = {**(given or {}), TOLD_BY_USER: True}
         try:
             text = self._rendered(source, messages, tools, answering, given)
+            if tools and source.startswith(TOOL_PRELUDE) and TOLD not in text:  # system messages are left out
+                text = self._rendered(source, without_system(messages), tools, answering, by_user)
         except RefusedMessages as refused:
             joined = joined_turns(messages)
-            others = [joined, joined_turns(without_system(joined))]
-            for other in (each for each in others if each != messages):
-                with suppress(RefusedMessages):
-                    return self._rendered(source, other, tools, answering, given)
+            for other, variables in ((joined, given), (joined_turns(without_system(joined)), by_user)):
+                if other != messages or (tools and variables is by_user):
+                    with suppress(RefusedMessages):
+                        return self._rendered(source, other, tools, answering, variables)
             raise refused
         for message in messages:
             content = message.get("content")
