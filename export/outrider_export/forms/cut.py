@@ -86,7 +86,9 @@ def write_slice(source: Located, num_layers: int, folder: Path, token_ids: Indic
 def _open(source: Located) -> Weights:
     try:
         weights = open_weights(_path(source), source.kind == "gguf")
-        if weights.decoder.form.varied or weights.decoder.form.experts.grouped or weights.decoder.latent is not None:
+        decoder = weights.decoder
+        grouped = decoder.experts is not None and decoder.form.experts.grouped
+        if decoder.form.varied or grouped or decoder.latent is not None:
             raise NotDirect("its layers differ in their sizes")
         return weights
     except NotDirect as error:
