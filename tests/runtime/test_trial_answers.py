@@ -18,16 +18,18 @@ def load(bundle: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple
 
 
 def test_acceptance_is_known_before_the_first_request_and_measured_once(
-    tiny_pair: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_pair: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The draft model equals the main model, so nearly all of its tokens are accepted."""
-    engine, said = load(tiny_pair, monkeypatch)
+    """The draft model equals the main model, so nearly all of its tokens are accepted. Requests find no such answer."""
+    engine, said = load(tiny_pair, monkeypatch, answer_store=str(tmp_path / "answers.bin"))
     with engine:
         assert any("Short answers are drafted" in line for line in said)
         share = engine._registry._records_of("auto").found["Greedy"].models["draft"].share
         assert share.weight >= ENOUGH_TOKENS
         assert share.mean > 0.9
         assert not engine.cache["main"].num_published_tokens
+        assert engine._registry._store is not None
+        assert not engine._registry._store._answers
     engine, said = load(tiny_pair, monkeypatch)
     with engine:
         assert not any("Short answers are drafted" in line for line in said)
