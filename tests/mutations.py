@@ -82,10 +82,13 @@ class FirstNoticed:
 
 
 def _run_tests(folder: Path, mutation: Mutation, noticed_by: str | None) -> None:
-    """Runs in a process of its own, in the copy of the product that is in `folder`."""
+    """Runs in a process of its own, with one processor, in the copy of the product that is in `folder`."""
     tree = folder / "tree"
     os.chdir(tree)
     sys.dont_write_bytecode = False
+    if hasattr(os, "sched_setaffinity"):  # see `pytest_configure` in conftest.py
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[int(folder.name) % len(processors)]})
     halves = [str(tree / half) for half in ("runtime", "export", "bench")]
     sys.path[:0] = halves
     os.environ["PYTHONPATH"] = os.pathsep.join(halves)
