@@ -604,9 +604,11 @@ def test_arguments_in_a_syntax_follow_their_schema(tmp_path: Path, form: ToolFor
     ((name, arguments),) = [(call.name, call.arguments) for call in form.parse(written())[1]]
     assert (name, json.loads(arguments)) == ("f", value)
     assert allowed(written(short=..., any=..., tree=...))
-    wrong = [{"color": "green"}, {"flags": [1]}, {"flags": [True] * 3}, {"place": {}}, {"short": "12345"},
-             {"text": ...}, {"map": {"a": "b"}}, {"tree": {"of": [1]}}]  # fmt: skip
-    for each in [*wrong, *([{"day-of": "x"}] if form is LFM else [])]:
+    wrong: list[dict[str, Any]] = [
+        {"color": "green"}, {"flags": [1]}, {"flags": [True] * 3}, {"place": {}}, {"short": "12345"}, {"text": ...},
+        {"map": {"a": "b"}}, {"tree": {"of": [1]}}, *([{"day-of": "x"}] if form is LFM else []),
+    ]  # fmt: skip
+    for each in wrong:
         assert not allowed(written(**each)), each
 
 
