@@ -14,6 +14,7 @@ from outrider.errors import RequestError
 from outrider.inputs.text import Tokenizer, template_limits
 from outrider.inputs.text.chat_template import ChatTemplates
 from outrider.inputs.text.special_tokens import CUT, without_special
+from outrider.inputs.tools.formats import HERMES, ToolFormat
 
 ASKING = [{"role": "user", "content": "Hi"}]
 DOUBLED = (
@@ -153,12 +154,14 @@ def test_tools_are_told_where_a_template_has_none() -> None:
         ("gemma2", "<start_of_turn>user\nYou can call", "<end_of_turn>\n<start_of_turn>user\n"),
     ):
         templates = ChatTemplates({"default": FAMILIES[family]}, {"bos_token": ""})
-        text = templates.render([SYSTEM, USER, call, *results], [tool], answering=True)
+        text = templates.render([SYSTEM, USER, call, *results, USER], [tool], answering=True)
+        own = f"{FAMILIES[family]}{{# <｜tool▁sep｜>{{ #}}"  # a sign of another format, as DeepSeek-R1's has
+        assert ToolFormat.of_template(ChatTemplates({"default": own}).with_tools) is HERMES
         assert text.startswith(begin)
         assert json.dumps(tool) in text
         called = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
         said = "\n".join(f"<tool_response>\n{result['content']}\n</tool_response>" for result in results)
-        assert f"{called}{between}{said}" in text
+        assert f"{called}{between}{said}\nu<" in text
         assert "You can call" not in templates.render([SYSTEM, USER], (), answering=True)
 
 

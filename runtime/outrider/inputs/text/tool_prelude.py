@@ -19,12 +19,11 @@ TOOL_PRELUDE = r"""
         {%- endfor -%}
         {%- set turn = {'role': 'assistant', 'content': written.text} -%}
     {%- elif message.role == 'tool' -%}
-        {%- set result = '<tool_response>\n' ~ message.content ~ '\n</tool_response>' -%}
-        {%- if made.turns and loop.previtem.role == 'tool' -%}
-            {%- set result = made.turns[-1].content ~ '\n' ~ result -%}
-            {%- set made.turns = made.turns[:-1] -%}
-        {%- endif -%}
-        {%- set turn = {'role': 'user', 'content': result} -%}
+        {%- set turn = {'role': 'user', 'content': '<tool_response>\n' ~ message.content ~ '\n</tool_response>'} -%}
+    {%- endif -%}
+    {%- if made.turns and loop.previtem.role == 'tool' and turn.role == 'user' and turn.content is string -%}
+        {%- set turn = {'role': 'user', 'content': made.turns[-1].content ~ '\n' ~ turn.content} -%}
+        {%- set made.turns = made.turns[:-1] -%}
     {%- endif -%}
     {%- if loop.first and (message.role == 'system' or told_by_user) -%}
         {%- set is_text, is_system = message.content is string, message.role == 'system' -%}
