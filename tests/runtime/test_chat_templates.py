@@ -145,13 +145,13 @@ def test_messages_are_joined_where_a_template_refuses_them(messages: Any, turns:
 
 
 def test_tools_are_told_where_a_template_has_none() -> None:
-    """As a system message, or before the user's; calls and results of earlier turns become texts."""
+    """In a system message, or the user's where there is none; calls and results of earlier turns become texts."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 1}'}}]}
     results = [{"role": "tool", "content": text} for text in ("one", "two")]
     for family, begin, between in (
         ("chatml", "<|im_start|>system\ns\n\nYou can call", "<|im_end|>\n<|im_start|>user\n"),
-        ("gemma2", "<start_of_turn>user\nYou can call", "<end_of_turn>\n<start_of_turn>user\n"),
+        ("gemma2", "<start_of_turn>user\ns\n\nYou can call", "<end_of_turn>\n<start_of_turn>user\n"),
     ):
         templates = ChatTemplates({"default": FAMILIES[family]}, {"bos_token": ""})
         text = templates.render([SYSTEM, USER, call, *results, USER], [tool], answering=True)
@@ -161,7 +161,7 @@ def test_tools_are_told_where_a_template_has_none() -> None:
         assert json.dumps(tool) in text
         called = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
         said = "\n".join(f"<tool_response>\n{result['content']}\n</tool_response>" for result in results)
-        assert f"{called}{between}{said}\nu<" in text
+        assert f"{called}{between}{said}" in text
         assert "You can call" not in templates.render([SYSTEM, USER], (), answering=True)
 
 

@@ -149,9 +149,10 @@ def test_turns_with_calls_reach_the_template(caller: Any) -> None:
     assert raised.value.param == "messages[0].content"
 
 
-def test_a_model_without_a_format_for_calls_says_so(client: Any, caller: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="known format"):
-        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
+def test_a_model_without_tools_in_its_template_is_told_of_them(client: Any, caller: Any) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "temperature": 1, "seed": 2}
+    called = client.chat.completions.create(**asked, tool_choice="required", max_tokens=300).choices[0].message
+    assert {call.function.name for call in called.tool_calls} <= {"look", "stop"}
     client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="none")
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
     assert caller.chat.completions.create(model="tiny", messages=MESSAGES, tools=strict).choices

@@ -14,8 +14,7 @@ from typing import Any
 from outrider.errors import RequestError, one_line
 from outrider.inputs.text.template_limits import TemplateLimit
 from outrider.inputs.text.template_sandbox import compiled, render
-from outrider.inputs.text.tool_prelude import TOLD, TOLD_BY_USER, TOOL_PRELUDE
-from outrider.inputs.text.turns import joined_turns, without_system
+from outrider.inputs.text.turns import TOLD, TOLD_OF_TOOLS, joined_turns, told_of_tools, without_system
 
 TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -64,9 +63,9 @@ class ChatTemplates:
 
     @property
     def with_tools(self) -> str:
-        """The same; one that has no tools begins with what tells the model of them."""
+        """The same, with a sign that the model is told of tools in messages if the template has none."""
         own = self.own_with_tools
-        return own if "tools" in own or not own else TOOL_PRELUDE + own
+        return own if "tools" in own or not own else TOLD_OF_TOOLS + own
 
     def render(
         self,
@@ -93,6 +92,8 @@ class ChatTemplates:
                 f"The model has no default chat template, but one for other requests: {names}. Give the prompt as text "
                 "with chat_template=False."
             )
+        if source.startswith(TOLD_OF_TOOLS):
+            messages, tools = told_of_tools(_with_arguments(messages, dict), tools), ()
         if any(message.get("tool_calls") for message in messages):
             messages = _with_arguments(messages, self._form_of_arguments(source))
             messages = _with_short_ids(messages) if _SHORT_IDS.search(source) else messages
@@ -115,17 +116,16 @@ class ChatTemplates:
         Raises:
             RequestError: also when the template leaves out messages of a role that it does not know.
         """
-        by_user = {**(given or {}), TOLD_BY_USER: True}
         try:
             text = self._rendered(source, messages, tools, answering, given)
-            if tools and source.startswith(TOOL_PRELUDE) and TOLD not in text:  # system messages are left out
-                text = self._rendered(source, without_system(messages), tools, answering, by_user)
+            if source.startswith(TOLD_OF_TOOLS) and TOLD not in text:  # system messages are left out
+                text = self._rendered(source, joined_turns(without_system(messages)), tools, answering, given)
         except RefusedMessages as refused:
             joined = joined_turns(messages)
-            for other, variables in ((joined, given), (joined_turns(without_system(joined)), by_user)):
-                if other != messages or (tools and variables is by_user):
+            for other in (joined, joined_turns(without_system(joined))):
+                if other != messages:
                     with suppress(RefusedMessages):
-                        return self._rendered(source, other, tools, answering, variables)
+                        return self._rendered(source, other, tools, answering, given)
             raise refused
         for message in messages:
             content = message.get("content")

@@ -158,7 +158,7 @@ MINIMAX = ToolFormat(
     tags=INVOKE_TAGS,
 )
 _SIGNS = {  # the first that is found
-    "You can call functions. These are described by": HERMES,  # `outrider.inputs.text.tool_prelude`
+    "{#- calls in <tool_call> tags, which the model is told of -#}": HERMES,  # `outrider.inputs.text.turns`
     "<minimax:tool_call>": MINIMAX,  # MiniMax M2
     "<|tool_call_argument_begin|>": KIMI,  # Kimi K2
     "<｜tool▁sep｜>{": DEEPSEEK,
