@@ -8,7 +8,7 @@ what they say means nothing, and their memory and speed are those of the real on
 - `--calculate` prints for each shape its weights, and bytes on disk and in the cache, as the conversion will lay them
   out. Nothing is written but a checkpoint without content.
 - `--sizes` writes a checkpoint in bf16 into FOLDER, exports it in int8 and in int4, and loads both in f32; the bundles
-  are deleted. Large ones are exported in int4 only.
+  are deleted. Large ones are exported in int4 only, from zeros, which take no room on the disk.
 - `--starts` measures two processes that load the checkpoint, the first with empty caches: it chooses the form of the
   weights, converts, compiles and measures the model. The second finds all of that. Both end with the first token.
 - `--drafts` compares drafts by kind with plain decoding, in what was started: greedy and with a seed, two prompts.
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 with (Path(__file__).parent / "published_shapes.toml").open("rb") as opened:
     SHAPES: dict[str, dict[str, Any]] = tomllib.load(opened)
 FORMATS = ("int8", "int4")
-LARGE = 6e9  # bytes of a checkpoint that is measured in int4 only
+LARGE = 3e8  # weights of one square matrix in each layer of a model that is measured in int4 only
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
 STEPS = ("--calculate", "--sizes", "--starts", "--drafts")
 # Measured by default: the smallest of each family, and some of 8 billion weights.
@@ -83,7 +83,7 @@ with outrider.load(sys.argv[1]) as engine:
         same, runs, drafted, accepted = 0, 0, 0, 0
         for prompt in ("Why is the sky blue?", drawn * 2):
             for options in ({}, {"temperature": 0.8, "seed": 1}):
-                options |= {"max_new_tokens": 48, "ignore_eos": True}
+                options |= {"max_new_tokens": 32, "ignore_eos": True}
                 plain = engine.generate(prompt, drafter=None, **options)
                 made = engine.generate(prompt, drafter=drafter, num_assistant_tokens=3, **options)
                 same, runs = same + (made.token_ids == plain.token_ids), runs + 1
@@ -231,7 +231,7 @@ def calculate(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
     from outrider_export.sources.source import read_config
 
     def room(_: Path, layouts: Iterable[tuple[Any, tuple[int, ...]]], __: Any) -> list[tuple[Any, int]]:
-        return [(np.empty(shape, dtype), 0) for dtype, shape in layouts]  # that nobody writes to
+        return [(np.broadcast_to(np.zeros((), dtype), shape), 0) for dtype, shape in layouts]
 
     with tempfile.TemporaryDirectory(dir=place) as made:
         folder = Path(made) / "empty"
@@ -263,9 +263,9 @@ def _numbers_of(state: Any) -> int:
 def measure_sizes(place: Path, tokenizer: Path, name: str) -> dict[str, Any]:
     """What does not depend on what else the machine does: disk, and the most memory of an export and of a load."""
     checkpoint, found = place / name, {}
+    is_large = SHAPES[name]["num_hidden_layers"] * SHAPES[name]["hidden_size"] ** 2 > LARGE
     if not checkpoint.exists():
-        write_checkpoint(checkpoint, tokenizer, SHAPES[name])
-    is_large = (checkpoint / "model.safetensors").stat().st_size > LARGE
+        write_checkpoint(checkpoint, tokenizer, SHAPES[name], empty=is_large)
     for form in ("int4",) if is_large else FORMATS:
         bundle = place / f"{name}-{form}"
         shutil.rmtree(bundle, ignore_errors=True)
