@@ -26,6 +26,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 
 from outrider.drafters import Ngram, Suffix
+from outrider.types import Draft, DraftRequest
 from virtual_time import Liar, World
 
 Noises = float | tuple[tuple[int, float], ...]
@@ -49,7 +50,8 @@ class Scenario:
 
     noise: of the draft model; None: there is none. answers: tokens of prompt and answer, one after the other.
     together: answers in a batch. strangers: whether each batch is the first one of a new controller. known: whether the
-    controller has the records of an earlier answer. options: of the world.
+    controller has the records of an earlier answer. ends: whether answers, one at a time, end by a token of their own,
+    so that nobody knows how many tokens they get. options: of the world.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Scenario:
     together: int = 1
     strangers: bool = False
     known: bool = False
+    ends: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, drafted: bool) -> list[tuple[list[list[int]], list[float]]]:
@@ -72,7 +75,11 @@ class Scenario:
                 world = self._world()
             batch = self.answers[begin : begin + self.together]
             prompts = [[(7 * (begin + i) + 5 * at) % 64 for at in range(size)] for i, (size, _) in enumerate(batch)]
-            done.append(world.decode_together(prompts, drafted, [num for _, num in batch]))
+            if self.ends:
+                text, seconds, _ = world.decode(prompts[0], drafted, batch[0][1], ends=True)
+                done.append(([text], [seconds]))
+            else:
+                done.append(world.decode_together(prompts, drafted, [num for _, num in batch]))
         return done
 
     def _world(self) -> World:
@@ -82,9 +89,19 @@ class Scenario:
         return World(noise, copies=copies, model=has_model, periods=self.periods, **options)
 
 
+class LateCopies(Ngram):
+    """Its copies are sure and wrong in answers to short prompts."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        is_short = requests[0].sequence.num_prompt_tokens < 5
+        return Liar().propose(requests) if is_short else super().propose(requests)
+
+
 SMALL = {"draft_cost": 0.35}  # a draft model that is eight times as fast as the main model
 GOOD, MEDIOCRE, BAD, WRONG = 0.2, 0.6, 1.5, 50.0  # noise of draft models
 STRANGERS = tuple((3 + i, 12 + 4 * i) for i in range(8))
+YES_OR_NO = ((100, 2), (110, 3), (120, 2))
+SOME_SHORT = (*YES_OR_NO, (100, 120))
 TURNS = tuple((40 * i, (0, 20)[i % 2]) for i in range(6))
 PARTLY = ((0, GOOD), (200, WRONG))  # the noise of a draft model that is wrong after long prompts
 LONG = ((3, 400), (5, 400))
@@ -114,12 +131,17 @@ SCENARIOS = [
     Scenario("copies: right for a few tokens", None, periods=SHORT_TURNS),
     Scenario("copies: right for a few tokens, prompt lookup", None, periods=SHORT_TURNS, copier=Ngram),
     Scenario("copies: sure and wrong", None, copier=Liar),
+    Scenario("copies: right in the second answer", None, periods=((0, 30),), copier=LateCopies),
     Scenario("copies and model: now copies", GOOD, periods=((0, 0), (60, 25), (150, 0)), options=SMALL),
     Scenario("copies and model: copies only", WRONG, periods=((0, 30),)),
     Scenario("copies and model: now long copies", GOOD, LONG, periods=((60, 40), (360, 0)), options=SMALL),
     Scenario("prompt: good model", GOOD, answers=((120, 60),) * 6, known=True),
     Scenario("prompt: mediocre model", MEDIOCRE, answers=((120, 60),) * 6, known=True),
     Scenario("prompt: good model, short answers", GOOD, answers=((120, 8),) * 6, known=True),
+    Scenario("prompt: good model, short answers that end", GOOD, answers=YES_OR_NO * 8, known=True, ends=True),
+    Scenario(
+        "prompt: good model, short and long ones", GOOD, answers=(*YES_OR_NO, (100, 120)) * 5, known=True, ends=True
+    ),
     Scenario("prompt: strangers, wrong model", WRONG, answers=((120, 40),) * 4, strangers=True),
     Scenario("long prompt: good model", GOOD, answers=((800, 200), (700, 200)), options=SMALL),
     Scenario("long prompt: short answers", GOOD, answers=((800, 16), (700, 16), (600, 20), (750, 12)), options=SMALL),

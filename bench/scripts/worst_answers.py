@@ -10,6 +10,10 @@ plain decoding's speed, or the mean of the worst hundred below 0.99 in one engin
 Then short answers to long prompts, with drafters that are right mostly and that nobody has tried: which answer is the
 first that is drafted, and how fast the last five of ten are. Exits with 1 if it is not among the first three. The
 engine is idle between answers; heads cannot use that, so that their answers are longer.
+
+Then answers to prompts of 100 tokens with a draft model that is known to be right mostly, where a part of the answers,
+or all, is short, and nobody knows which: each ends by a token of its own. Exits with 1 if all are short, and they are
+slower than SHORT_LOWEST.
 """
 
 import functools
@@ -30,7 +34,9 @@ NUM_ANSWERS, LEAST_TOKENS, MOST_TOKENS, MOST_PROMPT_TOKENS = 200, 24, 128, 60
 WRONG, GOOD = 50.0, 0.1  # noise of a drafter that is never right, and of one that is right mostly
 LONG_PROMPT_TOKENS, MOST_ANSWERS = 256, 3  # until a good drafter is found
 SHORT_TOKENS = {"head": 128}  # of answers that show it; 48 of the others
-LOWEST, LOWEST_MEAN = 0.97, {"one engine": 0.99, "strangers": 0.97}
+SHORT_ANSWERS, LONG_ANSWER, NUM_MIXED = ((2, 4), (2, 15)), (64, 200), 100  # least and most tokens; answers
+SHORT_SHARES, MIXED_PROMPT_TOKENS = (1.0, 0.9, 0.5, 0.1, 0.0), 100
+LOWEST, SHORT_LOWEST, LOWEST_MEAN = 0.97, 0.97, {"one engine": 0.99, "strangers": 0.97}
 HOST_SECONDS = 0.6e-3  # of a plain round
 DECIDE_SECONDS = {"_batch": 0.05e-3, "_copies": 0.15e-3, "_price": 0.2e-3}  # of the controller, by its functions
 
@@ -117,6 +123,27 @@ def discovery(world: HostedWorld, num: int) -> tuple[int, float]:
     return first, statistics.geometric_mean(found[-5:])
 
 
+def mixed(short: tuple[int, int], share: float) -> list[tuple[bool, float, float]]:
+    """Of answers of which this share is short: whether it is, and the seconds of plain decoding and with drafts."""
+    random_numbers, world, found = random.Random(3), HostedWorld(["draft"], GOOD, copies=Suffix()), []
+    for i in range(-3, NUM_MIXED):  # after the first three the model is known
+        is_short = i >= 0 and random_numbers.random() < share
+        num = random_numbers.randint(*(short if is_short else LONG_ANSWER))
+        prompt = [random_numbers.randrange(64) for _ in range(MIXED_PROMPT_TOKENS)]
+        expected, plain, _ = world.decode(prompt, drafted=False, num=num, ends=True)
+        drafted, seconds, _ = world.decode(prompt, num=num, ends=True)
+        if drafted != expected:
+            sys.exit("another text than that of plain decoding")
+        if i >= 0:
+            found.append((is_short, plain, seconds))
+    return found
+
+
+def speed_of(answers: Sequence[tuple[bool, float, float]]) -> float:
+    """Their speed together, where plain decoding's is 1; 0 if there are none."""
+    return sum(plain for _, plain, _ in answers) / sum(seconds for *_, seconds in answers) if answers else 0.0
+
+
 def main() -> None:
     """Decode the answers of all kinds, or of those whose names contain one of the arguments."""
     failed = False
@@ -136,6 +163,17 @@ def main() -> None:
             first, speed = discovery(new_model(GOOD), num)
             failed |= not 0 < first <= MOST_ANSWERS
             print(f"| {kind} | {num} | {first or 'none'} | {speed:.2f} |", flush=True)
+    if not sys.argv[1:] or any(word in "short answers" for word in sys.argv[1:]):
+        print(
+            "\n| tokens of short answers | their share | their speed | of long ones | of all |\n|---|---|---|---|---|"
+        )
+        for short in SHORT_ANSWERS:
+            for share in SHORT_SHARES:
+                answers = mixed(short, share)
+                alone = [speed_of([each for each in answers if each[0] == is_short]) for is_short in (True, False)]
+                failed |= share == 1.0 and alone[0] < SHORT_LOWEST
+                shown = " | ".join(f"{speed:.3f}" if speed else "" for speed in (*alone, speed_of(answers)))
+                print(f"| {short[0]} to {short[1]} | {share:.0%} | {shown} |", flush=True)
     sys.exit(failed)
 
 

@@ -25,6 +25,7 @@ DRAFT_MS = {1: 14.5, 2: 14.7, 4: 15.2, 8: 17.5, 32: 40.0, 128: 124.0}
 HEAD_MS = {1: 2.1, 2: 2.2, 4: 2.4, 8: 3.0, 32: 8.0, 128: 30.0}
 _PIECE = 2048  # tokens of prompts that are read in a round: all at once
 _COPIED = 0.85  # share of a repeated text's tokens that do not change, where some do
+_END, _FAR = 63, 1000  # the token that ends an answer, and the limit of one that ends by it
 
 
 def cost_of(milliseconds: dict[int, float], scale: float = 1.0, change: float = 0.0) -> PassCost:
@@ -37,8 +38,11 @@ class ClockedBackend(FakeBackend):
     """Its calls take the seconds of `cost`.
 
     noises: (position, the model's noise from there on). periods: (position, tokens after which the text repeats itself
-    from there on; 0: it does not; negative: with changes).
+    from there on; 0: it does not; negative: with changes). end: the position of the token that ends the answer; None:
+    nothing ends it.
     """
+
+    end: int | None = None
 
     def __init__(
         self,
@@ -65,7 +69,11 @@ class ClockedBackend(FakeBackend):
         period = next((period for begin, period in reversed(self.periods) if length >= begin), 0)
         if period and (period > 0 or length * 0.618 % 1 < _COPIED):
             length, last = 2 + length % abs(period), (0,) * self.memory
-        return _logits(self.vocab_size, self.seed, self.noise, self.memory, length, last)
+        logits = _logits(self.vocab_size, self.seed, self.noise, self.memory, length, last)
+        if self.end is not None:
+            logits = logits.copy()
+            logits[_END] = 1e3 if len(token_ids) >= self.end else -1e3
+        return logits
 
 
 @functools.lru_cache(maxsize=1 << 17)
@@ -136,10 +144,18 @@ class World:
         drafted: bool = True,
         num: int = 200,
         verifier: Any = None,
+        *,
+        ends: bool = False,
         **options: Any,
     ) -> tuple[list[int], float, Answer]:
-        """The answer, the seconds after its first token, and the request."""
-        request = self.request(prompt, drafted, num, verifier, **options)
+        """The answer, the seconds after its first token, and the request.
+
+        ends: whether it ends by a token of its own, so that nobody knows before that it has `num` tokens.
+        """
+        for backend in (self.main, self.draft, *self._others):
+            backend.end = len(prompt) + num - 1 if ends else None
+        fields = {"eos_token_ids": frozenset([_END])} if ends else {}
+        request = self.request(prompt, drafted, _FAR if ends else num, verifier, fields, **options)
         (seconds,) = self.run([request])
         return request.sequence.generated_token_ids, seconds, request
 
@@ -168,7 +184,16 @@ class World:
                 pass
         return [seconds - began for seconds in ended]
 
-    def request(self, prompt: Sequence[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Answer:
+    def request(
+        self,
+        prompt: Sequence[int],
+        drafted: bool,
+        num: int,
+        verifier: Any = None,
+        fields: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Answer:
+        """fields: of the request; see `new_request`."""
         config = GenerationConfig(max_new_tokens=num, **options)
         request = new_request(
             prompt,
@@ -178,6 +203,7 @@ class World:
             noise=Noise(config.seed or 0),
             max_new_tokens=num,
             num_assistant_tokens=15,
+            **fields or {},
         )
         assert admit(request, self.main)
         return request

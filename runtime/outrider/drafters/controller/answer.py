@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from outrider.types import Draft, DraftRequest, TokenSequence
 
 
+_OTHERS_TOKENS = 6.0  # of an answer's own, which all of other answers count for at most
+
+
 @dataclass(slots=True)
 class PricedTurn(Turn):
     """One answer's current round."""
@@ -34,13 +37,13 @@ class ModelAnswer:
     """How one model's drafts were accepted in one answer."""
 
     record: ModelRecord
-    share: Share  # the accepted share of its tokens
-    luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))
+    share: Share  # the accepted share of its last ten tokens or so
+    luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))  # with the last twenty or so
 
     @classmethod
     def of(cls, record: ModelRecord) -> ModelAnswer:
         """At the beginning of an answer, by what is known of others."""
-        return cls(record, Share(record.share.mean, weight=min(record.share.weight, 6.0), memory=0.9))
+        return cls(record, Share(record.share.mean, min(record.share.weight, _OTHERS_TOKENS), memory=0.9))
 
     def add(self, draft: Draft, path: Sequence[int]) -> None:
         """Take in the outcome of a draft. path: the indices of the accepted tokens."""
@@ -62,7 +65,7 @@ class AnswerRecord:
     account: Account
     models: dict[str, ModelAnswer] = field(default_factory=dict)  # by name
     turn: PricedTurn | None = None
-    luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies
+    luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with the last ten copied tokens or so
     copy: Draft = NO_DRAFT
     copied_at: int = 0
     goes_on: bool = False  # whether the last copy was right in all tokens that are committed since

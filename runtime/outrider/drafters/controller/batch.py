@@ -126,11 +126,6 @@ class Batch:
         """
         return self.steady.peek(self.least) if self.steady and self.together == 1 else self.least
 
-    @property
-    def num_idle(self) -> int:
-        """Draft tokens that have rows for nothing."""
-        return min(self._free - self.together, LONGEST) if self.steady else 0
-
     def _changes(self, rows: int, *, stays: bool) -> float:
         """How often such a call changes the number of rows, with the plain call after it."""
         return (rows != self.before) / _SHARED_ROUNDS if stays else (rows != self.before) + (rows != self.least)

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING
 from outrider.drafters.controller.answer import AnswerRecord, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch
 from outrider.drafters.controller.ledger import (
+    BOUND_ROUNDS,
     COPIES,
     CREDIT_ROUNDS,
-    FIRST_ROUNDS,
-    SHORT_TOKENS,
-    TRIAL_ROUNDS,
     Account,
     Ledger,
     LedgerEntry,
@@ -32,13 +30,12 @@ from outrider.drafters.controller.pricing import (
     affordable,
     best_length,
     is_known_to_pay,
-    row_prices,
     should_read,
     should_try,
 )
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.replay import ENOUGH_TOKENS, replay
-from outrider.drafters.controller.rules import WorthCopying, WorthIt
+from outrider.drafters.controller.rules import WorthIt
 from outrider.models.tuning.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT, DraftPolicy
 
@@ -92,7 +89,6 @@ class Controller(DraftPolicy):
         self._accounts: list[Account] = []  # of the answers of this round
         self._unlooked = 0  # rounds since copies were considered
         self._seconds: dict[int, dict[int, float]] = {}  # by context, and the rows of a call; see `Batch`
-        self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         self._version = main_cost.version  # for which these hold
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
@@ -108,7 +104,7 @@ class Controller(DraftPolicy):
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         if self._copier and looks:
             self._unlooked = 0
-            copies = self._copies(self._copier, requests, batch)
+            copies = self._copies(self._copier, requests)
             lengths = self._copy_lengths(requests, copies, batch)
         prices = {name: self._price(name, requests, batch) for name in considered}
         turns = [
@@ -204,7 +200,7 @@ class Controller(DraftPolicy):
             if model.replays and record.share.weight < ENOUGH_TOKENS:
                 yield from replay(model, record, ended, is_cancelled)
                 if record.share.weight >= ENOUGH_TOKENS:  # it is tried by what is known now
-                    self._ledger.restore(name)
+                    self._ledger.refill(name)
         self.records.save()
 
     def release(self, sequence: TokenSequence) -> None:
@@ -213,7 +209,7 @@ class Controller(DraftPolicy):
             if answer.request is not None:
                 self._ended = dataclasses.replace(answer.request, slot=None, observer=None, is_cancelled=lambda: False)
             self._ledger.end(counts=answer.length == len(sequence))
-            answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
+            answer.record.ended(len(sequence.generated_token_ids))
             self.records.save()
 
     def _batch(self, requests: Sequence[DraftRequest]) -> Batch:
@@ -231,22 +227,16 @@ class Controller(DraftPolicy):
         steady, change = self._main.capabilities.steady, cost.scale * (cost.change or 0.0)
         before = steady.current if steady else self._rows_before
         if cost.version != self._version:  # calls have shown other seconds
-            self._version, self._seconds, self._row_prices = cost.version, {}, {}
+            self._version, self._seconds = cost.version, {}
         seconds = self._seconds.setdefault(int(context) // _SIMILAR_TOKENS, {})
         return Batch(cost, together, context, plain, rate, least, before, change, steady, seconds)
 
-    def _copies(self, copier: Drafter, requests: Sequence[DraftRequest], batch: Batch) -> list[Draft]:
-        """A copy for each request, as far as a token could be worth its row."""
-        key = batch.together, int(batch.context) // NEAR
-        if key not in self._row_prices:
-            self._row_prices[key] = row_prices(batch)
-        prices = [batch.rate * self._main_cost.scale * seconds for seconds in self._row_prices[key]]
-        prices[: batch.num_idle] = [0.0] * batch.num_idle
-        answers, asked = [self._answers[request.sequence] for request in requests], []
+    def _copies(self, copier: Drafter, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """A copy for each request, of which a part may be worth its rows."""
+        answers = [self._answers[request.sequence] for request in requests]
         for answer, request in zip(answers, requests, strict=True):
             answer.observe_copy(request.sequence)
-            asked.append(dataclasses.replace(request, rule=WorthCopying(answer.copy_chances, prices)))
-        copies = copier.propose(asked)
+        copies = copier.propose([dataclasses.replace(request, rule=None) for request in requests])
         for answer, request, copy in zip(answers, requests, copies, strict=True):
             answer.copy, answer.copied_at = copy, len(request.sequence)
         return copies
@@ -256,9 +246,7 @@ class Controller(DraftPolicy):
         answers = [self._answers[request.sequence] for request in requests]
         confidences = [confidences_of(c)[: min(r.limit, LONGEST)] for c, r in zip(copies, requests, strict=True)]
         chances = [answer.copy_chances(each) for answer, each in zip(answers, confidences, strict=True)]
-        credit, plain = self._ledger.credit(COPIES), batch.plain / batch.together
-        known = [sum(answer.record.copies.seen) >= KNOWN_TOKENS for answer in answers]
-        most = sum(a.account.limit(credit if k else 0.0, plain) for a, k in zip(answers, known, strict=True))
+        most = sum(account.limit(0.0, batch.plain / batch.together) for account in self._accounts)
         best = batch.allot(chances, max(most, 0.0))  # rows that cost nothing are free
         if batch.together == 1:
             best = [batch.first_part(chances[0], best[0])]
@@ -273,9 +261,9 @@ class Controller(DraftPolicy):
         model, before = self._models[name], self._num_drafting[name]
         answers = [(self._answers[each.sequence].models[name], each) for each in requests]
         read = [(answer.share.mean, each.limit) for answer, each in answers if _is_read(model, each)]
-        for share in sorted({len(read), min(before, len(read))} - {0, 1}, reverse=True):
-            price = ModelPrice.of(model, batch, share)
-            if sum(price.pays(chance, limit, batch.rate) for chance, limit in read) >= share:
+        for count in sorted({len(read), min(before, len(read))} - {0, 1}, reverse=True):
+            price = ModelPrice.of(model, batch, count)
+            if sum(price.pays(chance, limit, batch.rate) for chance, limit in read) >= count:
                 break
         else:
             price = ModelPrice.of(model, batch, 1)
@@ -294,9 +282,9 @@ class Controller(DraftPolicy):
         chances = answer.copy_chances(confidences_of(copy)[:length])
         kept = sum(accumulate(chances, mul))
         best, tried = turn, None
-        share = prices[able[0]].num_sharing
+        count = prices[able[0]].num_sharing
         best_value = by_copy = (
-            kept - batch.rate * batch.added([length] * share + [0] * (batch.together - share)) / share
+            kept - batch.rate * batch.added([length] * count + [0] * (batch.together - count)) / count
         )
         # A model reads a prompt for what it gains over a copy, and once it is known, over models that have read it.
         for name in sorted(able, key=lambda name: not _is_read(self._models[name], request)):
@@ -309,11 +297,8 @@ class Controller(DraftPolicy):
         return tried if best is turn and tried is not None else best
 
     def _may_draft(self, name: str, account: Account) -> bool:
-        """Whether a model may draft for an answer.
-
-        One that has lost too much rests, but not where drafts save time, or where reading the prompt was granted.
-        """
-        return self._ledger.is_open(name) or account.balance > 0 or account.granted > 0
+        """Whether a model may draft for an answer. One that has lost too much rests, but not where drafts save time."""
+        return self._ledger.is_open(name) or account.balance > 0
 
     def _plan_model(
         self, name: str, request: DraftRequest, answer: AnswerRecord, batch: Batch, price: ModelPrice, others: float
@@ -333,23 +318,19 @@ class Controller(DraftPolicy):
         reading = max(first - price.call, 0.0) if not num_ahead else 0.0
         value, length = best_length([own.share.mean] * longest, costs)
         gain = (value - max(others, 0.0)) / rate / (1 + value + costs[length])  # seconds a token
-        # Reading the prompt pays later, if the answer goes on: estimated, as long again as so far, or as others do.
-        # So does the first call after a load, in all answers: as many tokens again as so far.
-        left = min(request.num_left, max(account.tokens, answer.record.length.mean))
+        # Reading the prompt pays later, if the answer goes on. So does the first call after a load, in all answers: as
+        # many tokens again as so far.
         first_call = max(model.first_seconds - gain * self._ledger.num_tokens, 0.0)
-        is_worth = value > others and should_read(gain, left, reading + first_call)
-        # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays, unless it is short.
+        is_quick = reading + model.first_seconds <= _QUICK_READING_ROUNDS * plain
+        left = answer.record.left(len(request.sequence.generated_token_ids), request.num_left)
+        is_worth = value > others and gain > 0 and (is_quick or should_read(gain, reading + first_call, left))
+        # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays.
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, KNOWN_TOKENS)
-        credit, granted = self._ledger.credit(name), 0.0
-        if not is_known:
-            credit = min(credit, TRIAL_ROUNDS * plain)
+        credit, granted = self._ledger.credit(name) if is_known else 0.0, 0.0
         most = account.limit(credit, plain, self._accounts)
-        if reading > _QUICK_READING_ROUNDS * plain:
-            if is_known and credit and is_worth:
-                granted = reading + CREDIT_ROUNDS * plain  # with a few drafts, or it was read in vain
-            elif account.tokens < SHORT_TOKENS:
-                return value, False, none
+        if credit and is_worth and not is_quick:
+            granted = reading + CREDIT_ROUNDS * plain  # with a few drafts, or it was read in vain
         losses = [reading + each for each in seconds[1:]]
         if not is_worth:
             cost = losses[0] + max(others, 0.0) / rate if losses else math.inf
@@ -375,9 +356,8 @@ class Controller(DraftPolicy):
         if answer is None:
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
-            for name in models:
-                self._ledger.open(name, FIRST_ROUNDS * plain)
-            self._ledger.open(COPIES, plain)
+            for name in (COPIES, *models):
+                self._ledger.open(name, BOUND_ROUNDS * plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
             answer = AnswerRecord(self.records.of(verifier, adapter), account, models, request=request)
             self._answers[request.sequence] = answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,9 @@ if TYPE_CHECKING:
 COPIES = "copies"  # the account of copies; a model's has the model's name
 ALLOWANCE = 0.0045  # share of all answers' time that a drafter may lose
 TRIAL_SHARE = 0.025  # share of an answer's time that may be lost
-TRIAL_ROUNDS = 0.45  # plain rounds that a new answer may lose to a model that is not known
 TRIAL_TOKENS = 100  # that an answer gets, at most, until a drafter that does not seem to pay is tried again
-SHORT_TOKENS = 16  # an answer of fewer tokens reads no prompt, unless that is known to pay
+LEAST_ROUNDS = 0.4  # plain rounds that an answer may lose at least
 BOUND_ROUNDS = 8.0  # plain rounds that an account is at most above or below 0
-FIRST_ROUNDS = 4.0  # plain rounds that a model may lose at first
 CREDIT_ROUNDS = 1.0  # plain rounds that a new answer may lose to a drafter that is known to pay
 _OUTLIER_FACTOR = 3.0  # times as long as expected: such a round has waited for other work, or has compiled kernels
 _LATEST_WEIGHT = 0.1  # weight of the latest plain round
@@ -31,7 +30,6 @@ class Account:
 
     rate_tokens: float  # of recent rounds
     rate_seconds: float
-    tokens: int = 0  # generated since the account was opened
     spent: float = 0.0  # seconds
     balance: float = 0.0  # seconds saved against plain rounds
     granted: float = 0.0  # seconds that it may lose besides: for a prompt that a model which is known to pay has read
@@ -48,8 +46,8 @@ class Account:
         credit: of the drafter's account, as far as the answer may use it. plain: seconds of a plain round, for one
         answer. others: of the same batch. They wait for the draft too, so what they may lose is there for it.
         """
-        share = TRIAL_SHARE * max(self.spent, SHORT_TOKENS * plain)
-        own = self.balance + self.granted + max(share, min(credit, CREDIT_ROUNDS * plain))
+        least = max(LEAST_ROUNDS * plain, min(credit, CREDIT_ROUNDS * plain))
+        own = self.balance + self.granted + max(TRIAL_SHARE * self.spent, least)
         return own + max(sum(other.limit(0.0, plain) for other in others if other is not self), 0.0)
 
 
@@ -102,18 +100,16 @@ class Ledger:
         self._clock = clock
         self._ratio, self._num_rounds, self._num_plain = 1.0, 0, 0
         self._saved: dict[str, float] = {}
-        self._first: dict[str, float] = {}
         self._round: _Round | None = None
         self.num_tokens = 0  # of all answers
 
     def open(self, drafter: str, seconds: float) -> None:
         """Open a drafter's account, unless it has one. seconds: in it at first."""
-        self._first.setdefault(drafter, seconds)
         self._saved.setdefault(drafter, seconds)
 
-    def restore(self, drafter: str) -> None:
-        """Give a drafter that has new records the account of a new one, if it has less."""
-        self._saved[drafter] = max(self._saved[drafter], self._first.get(drafter, 0.0))
+    def refill(self, drafter: str) -> None:
+        """Give a drafter that has new records as much as an account holds."""
+        self._saved[drafter] = math.inf  # until the next round, which bounds it
 
     def begin(self, plain: float, together: int, *, counts: bool = True) -> None:
         """Begin a round, and end the one before.
@@ -198,7 +194,6 @@ class Ledger:
 def _post(entry: LedgerEntry, spent: float, gain: float, plain: float) -> None:
     """Enter the seconds of one answer's round, and what it has gained against a plain one."""
     account = entry.account
-    account.tokens += entry.num_tokens
     account.spent += spent
     account.balance = min(account.balance + gain, BOUND_ROUNDS * plain)
     account.granted += entry.granted

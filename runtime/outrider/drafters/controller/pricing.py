@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.ledger import TRIAL_SHARE, TRIAL_TOKENS
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from outrider.drafters.controller.acceptance import Share
     from outrider.drafters.controller.batch import Batch
     from outrider.types import Drafter
-
-READING_MARGIN = 1.5  # times the seconds of reading a prompt that drafts have to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +61,6 @@ class ModelPrice:
         return best_length([chance] * (len(costs) - 1), costs)[1] > 0
 
 
-def row_prices(batch: Batch) -> list[float]:
-    """Seconds of the rows of one answer's 1, 2, … draft tokens, where the machine's scale is 1; no more than they cost.
-
-    A row's price is the average of its own and of those after it that make that least: padding is free.
-    """
-    cost, others = batch.cost, [1] * (batch.together - 1)
-    seconds = [cost.together([k + 1, *others], batch.context) / cost.scale for k in range(LONGEST + 1)]
-    return [
-        max(min((seconds[n] - seconds[k]) / (n - k) for n in range(k + 1, LONGEST + 1)), 0.0) for k in range(LONGEST)
-    ]
-
-
 def best_length(chances: Sequence[float], costs: Sequence[float]) -> tuple[float, int]:
     """The largest value of a draft, in tokens, and the length that has it.
 
@@ -94,12 +81,19 @@ def is_known_to_pay(share: Share, costs: Sequence[float], known_tokens: float) -
     return share.weight >= known_tokens and best_length([share.mean] * (len(costs) - 1), costs)[0] > 0
 
 
-def should_read(gain: float, left: float, price: float) -> bool:
-    """Whether to read a prompt. gain: seconds a token that drafts save. left: tokens. price: seconds of reading.
+def should_read(gain: float, price: float, left: Sequence[float]) -> bool:
+    """Whether to read a prompt now: that saves time, and no less than to wait whether the answer ends soon.
 
-    Drafts have to save more than reading takes: an answer may end early, and its drafts may be worse than others'.
+    gain: seconds a token that drafts save. price: seconds of reading. left: tokens that the answer may still get, one
+    of these numbers as likely as another.
     """
-    return gain > 0 and gain * left >= READING_MARGIN * price
+    longest_first = sorted(left, reverse=True)
+    waits = [*longest_first[1:], 0]  # tokens; if so many are waited for, those before are still not ended
+    saved = [
+        gain * (total - n * wait) - n * price
+        for n, (total, wait) in enumerate(zip(accumulate(longest_first), waits, strict=True), 1)
+    ]
+    return saved[-1] > 0 and saved[-1] >= max(saved)
 
 
 def should_try(cost: float, idle: float, plain: float, *, leads: bool) -> bool:

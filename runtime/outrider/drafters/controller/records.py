@@ -12,6 +12,8 @@ from outrider.types import Draft, Verifier
 
 _SAVE_INTERVAL_SECONDS = 5.0  # between two writes of the file
 _MAX_GREEDY_COUNT = 10.0  # most observations that greedy decoding's share counts for in sampling
+_NUM_LENGTHS = 16  # answers whose lengths are kept
+_FIRST_LENGTH_TOKENS = 64  # of an answer, as long as none has ended
 _DEFAULT_CONFIDENCE = 0.5  # the confidence of a drafter that gives none
 
 
@@ -20,7 +22,8 @@ class ModelRecord:
     """One model's acceptance over all answers.
 
     by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence. branches: the
-    accepted share of second candidates where the first was rejected.
+    accepted share of second candidates where the first was rejected. An unknown model counts as one of which seven of
+    ten tokens were accepted, and three of ten second candidates.
     """
 
     by_confidence: Acceptance = field(default_factory=Acceptance)
@@ -52,14 +55,23 @@ class Record:
     """The drafters' acceptance over all answers.
 
     copies: acceptance by confidence. first_copies: the same for the first token of a copy after a token that was not
-    copied, where most wrong copies go wrong. models: by the names of the drafters that call a model. length: tokens of
-    an answer.
+    copied, where most wrong copies go wrong. models: by the names of the drafters that call a model. lengths: tokens of
+    the last answers.
     """
 
     copies: Acceptance = field(default_factory=Acceptance)
     first_copies: Acceptance = field(default_factory=Acceptance)
     models: dict[str, ModelRecord] = field(default_factory=dict)
-    length: Share = field(default_factory=lambda: Share(64.0, weight=0.25, memory=0.9))
+    lengths: list[int] = field(default_factory=list)
+
+    def ended(self, num_tokens: int) -> None:
+        """Note how many tokens an answer had."""
+        self.lengths[:] = [*self.lengths[1 - _NUM_LENGTHS :], num_tokens]
+
+    def left(self, num_tokens: int, most: int) -> list[int]:
+        """Tokens that an answer of so many may still get, `most` at most: as the last answers did, or as many again."""
+        lengths = self.lengths or [_FIRST_LENGTH_TOKENS]
+        return [min(each - num_tokens, most) for each in lengths if each > num_tokens] or [min(num_tokens, most)]
 
     def of_model(self, name: str) -> ModelRecord:
         """The record of a model, which is empty at first."""

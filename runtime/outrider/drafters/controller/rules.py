@@ -36,22 +36,6 @@ class ConfidenceThreshold(_Chain):
 
 
 @dataclass(frozen=True, slots=True)
-class WorthCopying(_Chain):
-    """Wants more of a copy while a next token could be worth its row, if it were right. Considering it takes time.
-
-    chances: of tokens with these confidences to be accepted, each if those before it are. prices: of each token's row.
-    """
-
-    chances: Callable[[Sequence[float]], Sequence[float]]
-    prices: Sequence[float]
-
-    def wants_more(self, confidences: Sequence[float]) -> bool:
-        """Whether a next token could be worth its row."""
-        k = len(confidences)
-        return k < len(self.prices) and prod(self.chances(confidences)) > self.prices[k]
-
-
-@dataclass(frozen=True, slots=True)
 class WorthIt:
     """Wants more while the next token is worth its cost: its probability of acceptance against its seconds.
 
