@@ -36,7 +36,7 @@ LONG_PROMPT_TOKENS, MOST_ANSWERS = 256, 3  # until a good drafter is found
 SHORT_TOKENS = {"head": 128}  # of answers that show it; 48 of the others
 SHORT_ANSWERS, LONG_ANSWER, NUM_MIXED = ((2, 4), (2, 15)), (64, 200), 100  # least and most tokens; answers
 SHORT_SHARES, MIXED_PROMPT_TOKENS = (1.0, 0.9, 0.5, 0.1, 0.0), 100
-LOWEST, SHORT_LOWEST, LOWEST_MEAN = 0.97, 0.97, {"one engine": 0.99, "strangers": 0.97}
+LOWEST, SHORT_LOWEST, LOWEST_MEAN = 0.97, 0.95, {"one engine": 0.99, "strangers": 0.97}
 HOST_SECONDS = 0.6e-3  # of a plain round
 DECIDE_SECONDS = {"_batch": 0.05e-3, "_copies": 0.15e-3, "_price": 0.2e-3}  # of the controller, by its functions
 

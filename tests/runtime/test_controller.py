@@ -159,7 +159,7 @@ def test_considering_copies_takes_a_hundredth_of_the_time_unless_they_gain_it_ba
         _, drafted = world.decode_together(texts, True, 160)
         looks.append(len(copier.proposed))
     assert fewest <= looks[0] <= most
-    assert sum(plain) > 1.15 * sum(drafted)  # of the text that repeats itself
+    assert sum(plain) > 1.4 * sum(drafted)  # of the text that repeats itself
 
 
 def rounds_of(seconds: Sequence[float], num_tokens: int = 1, drafter: str | None = COPIES) -> tuple[Ledger, Account]:

@@ -356,8 +356,9 @@ class Controller(DraftPolicy):
         if answer is None:
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
-            for name in (COPIES, *models):
+            for name in models:
                 self._ledger.open(name, BOUND_ROUNDS * plain)
+            self._ledger.open(COPIES, plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
             answer = AnswerRecord(self.records.of(verifier, adapter), account, models, request=request)
             self._answers[request.sequence] = answer
