@@ -144,7 +144,7 @@ def test_trees_of_a_drafter_that_a_controller_chooses_have_room(engine: outrider
             return [Draft([1, 2, 3], parents=[-1, -1, 0], confidences=[0.9, 0.9, 0.9]) for _ in requests]
 
     slow = (0.040, 0.041)  # rows cost little, whatever the toy's own calls take
-    engine.loaded["main"] = replace(engine.loaded["main"], cost=PassCost((2, 16), slow, slow))
+    engine.loaded["main"].cost = PassCost((2, 16), slow, slow)
     engine.add_drafter("branching", Branching())
     plain = engine.generate("hello", drafter=None, **OPTIONS)
     drafted = engine.generate("hello", drafter="branching", **OPTIONS)

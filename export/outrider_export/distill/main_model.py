@@ -61,7 +61,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
     return Teacher(
         shape,
         torch.from_numpy(_embedding(_path(bundle), shape)),
-        torch.from_numpy(_unpacked([graph.output_matrix])[0]),
+        torch.from_numpy(_unpacked(graph.output_matrix)),
         torch.from_numpy(graph.norm_before(graph.output_matrix)),
         [{name: torch.from_numpy(each) for name, each in layer.items()} for layer in layers],
         main.vocab_size,
@@ -109,8 +109,8 @@ class MainGraph:
         """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products."""
         named = self._products(index)
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
-        matrices = _unpacked(list(named.values()))
-        weights = {f"{name}.weight": matrix for name, matrix in zip(named, matrices, strict=True)}
+        rows = {name: slice(found.begin, found.begin + found.num_out) for name, found in named.items()}
+        weights = {f"{name}.weight": _unpacked(found.node)[..., rows[name], :] for name, found in named.items()}
         biases = {f"{name}.bias": _bias_after(found) for name, found in named.items()}
         weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
@@ -193,13 +193,11 @@ def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
     return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
 
 
-def _unpacked(products: list[Projection]) -> list[NDArray[np.float32]]:
-    """The matrices of products, float32 [out, in] each."""
-    matrices = [ops.result(ops.convert(each.node.input_value(1), np.float32)) for each in products]
-    found = new_core().compile_model(ov.Model(matrices, []), "CPU", _EXACT)({})
-    both = zip(found.to_tuple(), products, strict=True)
-    rows = [(matrix if each.node.get_attributes()["transpose_b"] else matrix.T, each) for matrix, each in both]
-    return [matrix[..., each.begin : each.begin + each.num_out, :].copy() for matrix, each in rows]
+def _unpacked(product: ov.Node) -> NDArray[np.float32]:
+    """The matrix of a product, float32 [out, in]."""
+    matrix = ops.result(ops.convert(product.input_value(1), np.float32))
+    found = new_core().compile_model(ov.Model([matrix], []), "CPU", _EXACT)({})[0]
+    return found.copy() if product.get_attributes()["transpose_b"] else found.T.copy()
 
 
 def _bias_after(product: Projection) -> NDArray[np.float32] | None:
