@@ -155,10 +155,23 @@ These architectures are refused before weights are downloaded or packages asked 
 |---|---|---|
 {refused}
 
-Ling and Ring (`bailing_moe` and its successors), MiMo (`mimo`) and openPangu are not refused and have no entry, because
-Transformers 5.5 has no code by which one could be judged. llama.cpp runs Ling, Ring and the dense openPangu, vLLM runs
-MiMo. Their publishers' code is exported with `.[export]` and `--trust-remote-code` if optimum-intel knows it, and is
-compared as above.
+These have no entry. `outrider inspect CONFIG.json` says what one would need; [a new architecture](new-architecture.md)
+is how to write it:
+
+| architectures | models | what an entry would need | what runs them |
+|---|---|---|---|
+| `apertus` (in the table through PyTorch), `apertus1p5` | Apertus without PyTorch, 1.5 | xIELU, whose two numbers each layer has of its own | llama.cpp |
+| `bailing_moe`, `mimo` | Ling and Ring 1.x, MiMo 7B | code in Transformers by which it could be judged | llama.cpp, vLLM |
+| `falcon`, `gpt_neox`, `gpt2`, `phi` without PyTorch | Falcon 7B, Pythia, GPT-2, Phi 2 | a norm for each of attention and feed-forward part beside each other; learned positions | llama.cpp |
+| `flint`, `kolibri1`, `lara_mini` | Flint, Kolibri 1, Lara 4 Mini | a bias of experts before the sigmoid; weights that are divided by their sum alone | Transformers |
+| `jais2`, `nanochat` | Jais 2, nanochat | a bias of norms with squared ReLU; norms without weights | llama.cpp, Transformers |
+| `laguna` | Laguna XS.2 | numbers of heads by layer, and a gate that is a softplus | llama.cpp |
+| `mimo_v2_flash`, `step3p7`, `muse_spark_text` | MiMo V2 Flash, Step 3.7 Flash, Muse Spark | values of another size than keys, limits of gates, experts of another width than the layer | llama.cpp, Transformers |
+| `minicpm`, `minicpm3` | MiniCPM 1, 3 | factors by depth (`scale_depth`), beside latent attention | llama.cpp |
+| `axk1`, `mistral4`, `sarvam_mla` | A.X K1, Mistral Small 4, Sarvam 105B | entries with latent attention that nobody has tried; growing queries beside it | llama.cpp, Transformers |
+
+Their publishers' code is exported with `.[export]` and `--trust-remote-code` if optimum-intel knows it, and is compared as
+above.
 
 ## Layers with a state
 

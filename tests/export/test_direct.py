@@ -463,7 +463,7 @@ def write_gguf(
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
     decoder, form = found.decoder, FORMS[name]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    in_gguf = form.gguf or {"granitemoe_swa": "granite-swa"}.get(name, "llama")  # Mixtral's
+    in_gguf = form.gguf or {"granitemoe_swa": "granite_swa"}.get(name, "llama")  # Mixtral's
     in_gguf += "_moe" if decoder.blocks and decoder.experts else ""
     known = _LIKE_IN_GGUF.get(in_gguf, in_gguf)
     architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == known))
@@ -540,7 +540,7 @@ def write_gguf(
     if "logit_scale" in config:
         writer.add_logit_scale(config["logit_scale"])
     if "layer_rope_theta" in config:
-        writer.add_array("granite-swa.attention.rope_pattern", [base > 0 for base in config["layer_rope_theta"]])
+        writer.add_array("granite_swa.attention.rope_pattern", [base > 0 for base in config["layer_rope_theta"]])
     if name == "mellum":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
     if name == "muse_glimmer_text":
@@ -589,9 +589,11 @@ def write_gguf(
 
 
 # Whose files say which layers have windows.
-_WITH_PATTERN = ("exaone4", "exaone_moe", "granite_swa", "granitemoe_swa", "mellum", "muse_glimmer_text", "olmo3")
+_WITH_PATTERN = (
+    "cohere2_moe", "exaone4", "exaone_moe", "granite_swa", "granitemoe_swa", "mellum", "muse_glimmer_text", "olmo3",
+)  # fmt: skip
 # Those that the package gguf does not have, or only from 0.20 on, and others with such tensors.
-_LIKE_IN_GGUF = {"granite-swa": "granite", "mellum": "qwen3moe", "muse-glimmer": "afmoe"}
+_LIKE_IN_GGUF = {"cohere2moe": "glm4moe", "granite_swa": "granite", "mellum": "qwen3moe", "muse-glimmer": "afmoe"}
 _NOT_IN_GGUF = {
     "self_attn.sinks": "attn_sinks", "shared_mlp.input_linear": "ffn_up_shexp", "shared_mlp.output_": "ffn_down_shexp",
     "moe.experts.gate_up_proj": "ffn_gate_up_exps", "moe.experts.down_proj": "ffn_down_exps",

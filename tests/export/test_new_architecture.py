@@ -85,7 +85,7 @@ def test_a_key_that_nothing_reads_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG | {"layer_rope_theta": [1e4] * 4, "hash_layers": 2}), encoding="utf-8")
     report = report_of(path)
-    assert report.elsewhere["layer_rope_theta"] == "muse_glimmer_text"
+    assert report.elsewhere["layer_rope_theta"] == "granite_swa"
     assert report.unread == ("hash_layers",)
 
 

@@ -95,6 +95,9 @@ def add_grouped_experts(
         return
     if decoder.blocks is None:
         writer.add_leading_dense_block_count([layer.experts is None for layer in decoder.layers].count(True))
+    if decoder.form.name == "cohere2_moe":
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
+        return
     shared = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts")
     writer.add_expert_shared_count(next(config[key] for key in shared if config.get(key)))
     if decoder.form.name == "ernie4_5_moe":  # of which its converter writes no more

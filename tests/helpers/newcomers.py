@@ -10,6 +10,7 @@ Transformers, which has the same parts, are followed.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.cohere2 import Cohere2Config, Cohere2ForCausalLM
 from transformers.models.glm4_moe import Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 from transformers.models.granite import GraniteConfig, GraniteForCausalLM
@@ -118,6 +120,32 @@ def _normed(norm: Any, made: Any) -> Any:
     return (norm(made[0]), *made[1:]) if isinstance(made, tuple) else norm(made)
 
 
+class Mixture(nn.Module):  # type: ignore[misc]
+    """Experts of which the best by sigmoid are added, by their shares."""
+
+    def __init__(self, config: Any, part: Any) -> None:
+        super().__init__()
+        self.active = config.num_experts_per_tok
+        self.gate = nn.Linear(config.hidden_size, config.num_experts, bias=False)
+        self.experts = nn.ModuleList([type(part)(config) for _ in range(config.num_experts)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        best, chosen = self.gate(x).sigmoid().topk(self.active, -1)
+        shares = torch.zeros_like(self.gate(x)).scatter(-1, chosen, best / best.sum(-1, keepdim=True))
+        return sum(share[..., None] * each(x) for share, each in zip(shares.unbind(-1), self.experts, strict=True))
+
+
+def with_mixtures(model: Any) -> None:
+    """North Mini Code: all layers but the first have experts, and the first rotates, whose attention is full."""
+    first, *others = model.model.layers
+    first.self_attn.sliding_window = model.config.sliding_window
+    wide = copy.copy(model.config)
+    wide.intermediate_size = model.config.prefix_dense_intermediate_size
+    first.mlp = type(first.mlp)(wide)
+    for layer in others:
+        layer.mlp = Mixture(model.config, layer.mlp)
+
+
 _EXAONE = {
     "model.layers.": "transformer.h.", "self_attn.o_proj": "attn.attention.out_proj", "self_attn": "attn.attention",
     "input_layernorm": "ln_1", "post_attention_layernorm": "ln_2", "gate_proj": "c_fc_0", "up_proj": "c_fc_1",
@@ -149,6 +177,7 @@ JUDGES = {
             "num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts",
         },
     ),
+    "cohere2_moe": Judge(Cohere2Config, Cohere2ForCausalLM, prepare=with_mixtures),
     "exaone": Judge(LlamaConfig, LlamaForCausalLM, {}, _EXAONE, _KEYS_OF_EXAONE),
     "granite_swa": Judge(GraniteConfig, GraniteForCausalLM, _SINKS, prepare=with_sinks),
     "granitemoe_swa": Judge(

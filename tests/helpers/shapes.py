@@ -87,6 +87,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},
     "cohere": _LLAMA | {"logit_scale": 0.5, "tie_word_embeddings": True},
     "cohere2": _MIXED | {"logit_scale": 0.5, "head_dim": 16, "tie_word_embeddings": True},
+    "cohere2_moe": _MIXED
+    | _EXPERTS
+    | {
+        "logit_scale": 0.5, "head_dim": 16, "tie_word_embeddings": True, "intermediate_size": 48,
+        "prefix_dense_intermediate_size": 96, "num_shared_experts": 0, "expert_selection_fn": "sigmoid",
+        "layer_types": [_FULL, _SLIDE, _SLIDE, _FULL], "mlp_layer_types": ["dense", *["sparse"] * 3],
+    },
     "deepseek_v2": _LATENT | {"q_lora_rank": None, "routed_scaling_factor": 1.5, "rope_parameters": _MSCALE},
     "deepseek_v3": _LATENT
     | {"n_group": 2, "topk_group": 1, "rope_parameters": _MSCALE | {"mscale": 1.0, "mscale_all_dim": 1.0}},

@@ -46,6 +46,7 @@ _ALL = (
     Architecture("bloom", "BLOOM"),
     Architecture("cohere", "Command R, Aya 23", features=False),
     Architecture("cohere2", "Command R7B, Command A, Tiny Aya", "mixed", features=False),
+    Architecture("cohere2_moe", "North Mini Code 30B-A3B", "mixed", experts=True, features=False),
     Architecture("deepseek_v2", "DeepSeek V2, V2-Lite", experts=True),
     Architecture("deepseek_v3", "DeepSeek V3, Moonlight 16B-A3B", experts=True),
     Architecture("dots1", "dots.llm1", experts=True),

@@ -35,6 +35,9 @@ _MINIMAL = {
     "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 96,
     "max_position_embeddings": 512,
 }  # fmt: skip
+_MINIMAL_EXPERTS = {
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32,
+}  # fmt: skip
 # Other names of the keys that an entry needs: `keys` of the entry maps them.
 _SYNONYMS = {
     "hidden_size": ("n_embd", "d_model", "dim"), "num_attention_heads": ("n_head", "num_heads", "n_heads"),
@@ -43,7 +46,9 @@ _SYNONYMS = {
 }  # fmt: skip
 # What changes the computation in a way that no entry has, by the key that says so.
 _MISSING = {
-    "index_topk": "sparse attention with an indexer",
+    "index_topk": "sparse attention with an indexer", "index_topk_blocks": "sparse attention with an indexer",
+    "hc_mult": "several residual streams", "hc_count": "several residual streams",
+    "moe_latent_size": "experts that read a shorter row", "d_rel": "learned biases of positions",
     "attention_chunk_size": "attention within chunks", "alibi": "position biases",
     "mamba_expand": "states of Mamba",
     "parallel_attn": "attention beside the feed-forward part",
@@ -59,7 +64,7 @@ _HARMLESS = re.compile(
     r"_name_or_path|architectures|model_type|auto_map|transformers_version|(torch_)?dtype|vocab_size|use_cache|"
     r"initializer_range|attn_implementation|(attention|mlp|qkv|use|conv|proj)_bias|bias|use_qkv_bias|use_qk_norm|"
     r"pretraining_tp|output_.*|return_dict.*|.*_token_id|.*_token_index|.*dropout.*|.*_pdrop|.*_coef|"
-    r"max_window_layers|cache_implementation|is_.*|tie_encoder_decoder|bos_token|eos_token|_.*|unsloth.*|"
+    r"max_window_layers|cache_implementation|chunk_size_feed_forward|id2label|label2id|problem_type|is_.*|tie_encoder_decoder|bos_token|eos_token|_.*|unsloth.*|"
     r".*jitter_noise|altup_coef_clip|altup_lr_multiplier"
 )
 _ALWAYS = (
@@ -144,6 +149,11 @@ class _Asked(dict[str, Any]):
         self.keys_asked.add(str(key))
         return super().__contains__(key)
 
+    def __or__(self, other: Any) -> Any:
+        made = _Asked({**self, **other})
+        made.keys_asked = self.keys_asked
+        return made
+
 
 def has_no_entry(folder: Path) -> bool:
     """Whether a folder is a checkpoint of a decoder that no list here has, and nothing else may convert it."""
@@ -206,7 +216,12 @@ def _like(name: str) -> Form:
 def _asked_by(name: str) -> frozenset[str]:
     """The keys that an entry reads."""
     form = FORMS[name]
-    config = _Asked(settled(form, _MINIMAL))
+    minimal = _MINIMAL | (_MINIMAL_EXPERTS if form.experts.router else {})
+    if form.layers == "blocks":
+        minimal |= {"layers_block_type": ["mamba", "mlp", "attention", "moe"]}
+    elif form.varied or form.attention.windows == "named":
+        minimal |= {"layer_types": ["full_attention"] * 4}
+    config = _Asked(settled(form, minimal))
     with contextlib.suppress(NotDirect):
         describe_as(form, config)
     return frozenset({*config.keys_asked, *form.keys.values()})
@@ -219,6 +234,8 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
         for key, names in _SYNONYMS.items()
         if key not in config and key not in form.keys
     }
+    if lacking.get("intermediate_size") == "" and "moe_intermediate_size" in config:  # all layers have experts
+        lacking["intermediate_size"] = "moe_intermediate_size"
     said = [f"{key} {config[key]}" for key in _SYNONYMS if key in config]
     said += [f"no {key}" + (f", but {other}: map it in `keys`" if other else "") for key, other in lacking.items()]
     yield DecoderPart("sizes", ", ".join(said), all(lacking.values()))
@@ -233,8 +250,9 @@ def _parts(config: Mapping[str, Any], form: Form) -> Iterator[DecoderPart]:
     yield _rotation(config)
     yield _attention(config)
     yield from _layers(config, form)
-    activation = str(config.get("hidden_activation") or config.get("hidden_act") or config.get("activation_function"))
-    yield DecoderPart("activation", activation, activation in ACTIVATIONS)
+    keys = ("hidden_activation", "hidden_act", "activation_function", "mlp_hidden_act")
+    activation = next((str(config[key]) for key in keys if config.get(key)), "")
+    yield DecoderPart("activation", activation or "none named, so silu", activation in ("", *ACTIVATIONS))
     yield from _experts(config)
     if factors := ", ".join(key for key in _MULTIPLIERS if key in config):
         yield DecoderPart("multipliers and caps", factors, True)

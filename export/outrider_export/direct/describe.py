@@ -86,7 +86,7 @@ def settled(form: Form, config: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def describe_as(form: Form, config: Mapping[str, Any]) -> Decoder:
+def describe_as(form: Form, config: dict[str, Any]) -> Decoder:
     """The decoder of an architecture, as `describe`. config: as `settled` makes it."""
     activations = ACTIVATIONS | _UNGATED if form.ungated else ACTIVATIONS
     for switch in _SWITCHES:
@@ -136,7 +136,7 @@ def _settle_chunks(config: dict[str, Any]) -> None:
         config |= {"decoder_sparse_step": 1, "num_experts": 0}
 
 
-def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
+def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
     growth, step, offset = _query_growth(form, config)
     chunk = int(config.get("attention_chunk_size", 0)) if form.attention.chunked else 0
     blocks, of_experts = None, set[int]()
@@ -148,17 +148,18 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         if unknown := [kind for kind in kinds if kind not in (*STATES, *_ATTENTION, MLP, MOE)]:
             raise ValueError(f"layers of the kind {unknown[0]!r}")
         size = config.get("head_dim", config.get("attention_head_dim"))
-        config = {**config, "layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
+        config = config | {"layer_types": mixing, "num_hidden_layers": len(mixing), "head_dim": size}
+    form = _as_configured(form, config)
     if form.experts.shared == "added" and config.get("shared_intermediate_size") == 0:
         form = replace(form, experts=replace(form.experts, shared=""))
-        config = {**config, "intermediate_size": config["moe_intermediate_size"]}
+        config = config | {"intermediate_size": config["moe_intermediate_size"]}
     hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     latent = latent_of(config) if form.attention.latent else None
-    config = {**config, **dense_layers(config)} if form.experts.router else config
+    config = config | dense_layers(config) if form.experts.router else config
     if latent is None:
         head_size, kv_heads = int(config.get("head_dim") or hidden // heads), config.get("num_key_value_heads") or heads
     else:
-        config = {**config, "attention_multiplier": scale_of(latent, config)}
+        config = config | {"attention_multiplier": scale_of(latent, config)}
         head_size, kv_heads = latent.head_size, heads
     sizes = LayerSizes(int(kv_heads), head_size, _mlp_size(config), latent=latent)
     full_size = int(config.get("global_head_dim") or head_size) if form.varied else head_size
@@ -191,12 +192,9 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
     eps = float(config.get("rms_norm_eps", 1e-6) if form.norms.kind == "rms" else config["layer_norm_eps"])
     if chunk < int(config["max_position_embeddings"]):
         limit = chunk or limit
-    if form.attention.chunked and not config.get("use_qk_norm", True):
-        form = replace(form, attention=replace(form.attention, normed_after_rope=False, normed_heads=False))
-    if not config.get("use_sandwich_norm", True):
-        form = replace(form, norms=replace(form.norms, after_attention="", after_mlp=""))
-    if not config.get("use_attention_gate", True):
-        form = replace(form, attention=replace(form.attention, gate=""))
+    rotations = _rotations(form, config, windows)
+    if config.get("prefix_dense_sliding_window_pattern") == 1:  # the first layers, which are dense, rotate, too
+        rotations = [rope if mixture else FULL for rope, mixture in zip(rotations, experts, strict=True)]
     return Decoder(
         form=form,
         hidden_size=hidden,
@@ -212,7 +210,7 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
             Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds, cutoff)
             for window, rope, state, mixture, each, feeds, cutoff in zip(
                 windows,
-                _rotations(form, config, windows),
+                rotations,
                 states,
                 experts,
                 of_layers,
@@ -238,6 +236,23 @@ def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
         layer_vocabulary=int(config.get("vocab_size_per_layer_input", 0)) if form.layers == "streams" else 0,
         streams=streams,
     )
+
+
+def _as_configured(form: Form, config: Mapping[str, Any]) -> Form:
+    """An entry without the parts that a configuration turns off."""
+    if form.attention.chunked and not config.get("use_qk_norm", True):
+        form = replace(form, attention=replace(form.attention, normed_after_rope=False, normed_heads=False))
+    if not config.get("use_sandwich_norm", True):
+        form = replace(form, norms=replace(form.norms, after_attention="", after_mlp=""))
+    if not config.get("use_attention_gate", True):
+        form = replace(form, attention=replace(form.attention, gate=""))
+    if form.layers == "parallel" and form.experts.router:
+        form = replace(form, norms=replace(form.norms, kind="rms" if "rms_norm_eps" in config else "layer"))
+        router = "top_softmax" if config["scoring_func"] == "softmax" else form.experts.router
+        how = {"average": "averaged", "sum": "added"}[config["shared_expert_combination_strategy"]]
+        shared = how if config["n_shared_experts"] else ""
+        form = replace(form, experts=replace(form.experts, router=router, shared=shared))
+    return form
 
 
 def _mlp_size(config: Mapping[str, Any]) -> int:

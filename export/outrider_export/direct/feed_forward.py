@@ -53,7 +53,10 @@ class FeedForward:
         if layer.experts.shared == "beside":
             return self._beside(i, layer.experts, x, stream)
         made = self._mixture(i, layer.experts, x)
-        return ops.add(made, self._shared(i, layer.experts, x)) if layer.experts.shared else made
+        if not layer.experts.shared:
+            return made
+        made = ops.add(made, self._shared(i, layer.experts, x))
+        return ops.multiply(made, ops.constant(np.float32(0.5))) if layer.experts.shared == "averaged" else made
 
     def activated(self, gate: ov.Node) -> ov.Node:
         """The decoder's activation."""
@@ -103,7 +106,7 @@ class FeedForward:
     def _shared(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
         """What the expert gives that all tokens have."""
         made = self._dense(i, x)
-        if experts.shared == "added":
+        if experts.shared in ("added", "averaged"):
             return made
         gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
         return ops.multiply(made, ops.sigmoid(ops.matmul(x, floats(gate.reshape(1, -1)), False, True)))

@@ -278,6 +278,16 @@ _COHERE: dict[str, Any] = {
     "keys": {"output_multiplier": "logit_scale"},
 }  # fmt: skip
 _OF_COHERE = {"layer_norm_eps": 1e-5, "output_multiplier": 0.0625, "tie_word_embeddings": True}
+_KEYS_OF_COHERE_MOE = {
+    "output_multiplier": "logit_scale", "moe_intermediate_size": "intermediate_size",
+    "intermediate_size": "prefix_dense_intermediate_size", "n_shared_experts": "num_shared_experts",
+    "scoring_func": "expert_selection_fn", "num_dense_layers": "first_k_dense_replace",
+}  # fmt: skip
+_OF_COHERE_MOE = _OF_COHERE | {
+    "head_dim": 128, "sliding_window": 4096, "num_dense_layers": 0, "n_shared_experts": 0, "norm_topk_prob": True,
+    "scoring_func": "softmax", "shared_expert_combination_strategy": "average",
+    "prefix_dense_sliding_window_pattern": 1,
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5 (LFM3, Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's
@@ -300,6 +310,12 @@ FORMS: dict[str, Form] = {
         Form(
             "cohere2", "cohere2", **_COHERE, attention=AttentionForm(windows=4, rotated="sliding"),
             defaults=_OF_COHERE | {"sliding_window": 4096},
+        ),
+        Form(
+            "cohere2_moe", "cohere2moe", **_COHERE | {"keys": _KEYS_OF_COHERE_MOE},
+            attention=AttentionForm(windows="named", rotated="sliding"),
+            experts=ExpertsForm("sigmoid", "averaged", grouped=True), names=_NAMES_OF_DEEPSEEK,
+            defaults=_OF_COHERE_MOE,
         ),
         Form(
             "deepseek_v2", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
@@ -390,7 +406,7 @@ FORMS: dict[str, Form] = {
             defaults=_OF_GRANITE_HYBRID,
         ),
         Form(
-            "granite_swa", "granite-swa", matrices=_GGUF_PAIRS, attention=_BY_NAME, names=_SINKS,
+            "granite_swa", "granite_swa", matrices=_GGUF_PAIRS, attention=_BY_NAME, names=_SINKS,
             defaults=_OF_GRANITE_SWA | {"tie_word_embeddings": True},
         ),
         Form(

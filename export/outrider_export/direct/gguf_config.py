@@ -93,9 +93,10 @@ _RECURRENCES = {
 }  # fmt: skip
 # Whose weights of experts llama.cpp divides by their sum always.
 _NORMALISED = ("qwen3_moe", "ernie4_5_moe", "hunyuan_v1_moe", "mellum", "minimax_m2")
-_FACTORS = ("cohere", "cohere2", "muse_glimmer_text")  # whose `logit_scale` multiplies, and does not divide
+# Whose `logit_scale` multiplies, and does not divide.
+_FACTORS = ("cohere", "cohere2", "cohere2_moe", "muse_glimmer_text")
 # By the architecture of a file, that of files with experts which has another name in config.json.
-_WITH_EXPERTS = {"llama": "mixtral", "granite-swa": "granitemoe_swa"}
+_WITH_EXPERTS = {"llama": "mixtral", "granite_swa": "granitemoe_swa"}
 _NO_NORMS = 128  # experts of the Llama 4 that has no norms of queries and keys
 _LARGEST_GEMMA = (("gemma2", 46), ("gemma3_text", 62))  # 27B, whose scale is not of the head's size
 
@@ -168,6 +169,9 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         config["use_qk_norm"] = config["num_experts"] != _NO_NORMS
         config["intermediate_size_mlp"] = config["intermediate_size"]
         config["intermediate_size"] = config["moe_intermediate_size"]
+    if form.name == "cohere2_moe":
+        sizes = {"intermediate_size": config["moe_intermediate_size"], "expert_selection_fn": "sigmoid"}
+        config |= {"prefix_dense_intermediate_size": config["intermediate_size"], **sizes}
     if form.name == "olmo2" and config["sliding_window"]:
         form = FORMS["olmo3"]
     config |= _windows_of(header)

@@ -34,8 +34,8 @@ class Experts:
     active: experts of a token. size: numbers between an expert's products. router: how scores become weights:
     "softmax" of all experts and then the best ones, "top_softmax" of the best ones alone, or "sigmoid" of each; with
     "input", the sigmoid of the best one multiplies what the expert reads, not what it gives. shared: what a dense part,
-    the shared expert, gives beside them: "" if there is none, "added", "gated" by a sigmoid, or "beside": it and the
-    experts have norms of their own around them, and the router reads a row before any norm.
+    the shared expert, gives beside them: "" if there is none, "added", "averaged" with them, "gated" by a sigmoid, or
+    "beside": it and the experts have norms of their own around them, and the router reads a row before any norm.
     normalised: whether the weights of a token are divided by their sum, to which `eps` is added. scale: of weights.
     clamped: between its products, an expert computes (up + 1) · gate · sigmoid(1.702 · gate), both limited, as gpt-oss.
     gated: whether an expert has a gate; one without computes down(relu(up)²), see `STEEPNESS`.
