@@ -35,7 +35,7 @@ _ERRORS = {
     404: "There is no such model.",
     408: "The body arrived too slowly.",
     413: "The body is too large.",
-    415: "The body is not declared as JSON.",
+    415: "The body is compressed, or a page's and not declared as JSON.",
     429: "The queue is full; Retry-After says when to come back.",
     500: "A model failed.",
     504: "The answer took longer than this server allows.",
@@ -51,7 +51,6 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
     message = schemas["ChatMessage"]["properties"]
     parts = next(kind["items"] for kind in message["content"]["anyOf"] if "items" in kind)
     parts["anyOf"].append({"type": "string"})
-    message["role"]["enum"].append("function")
     message["function_call"] = {"description": "A call from before there were tools."}
     for encoding, name in ((EmbeddingRequest, "embedding"), (RerankRequest, "rerank")):
         schemas[encoding.__name__]["properties"]["model"] = {"type": "string", "examples": list(encoders[name])}
