@@ -122,7 +122,7 @@ What a row lacks, and what has it (llama.cpp's `src/llama-arch.cpp`, vLLM's mode
 | lacks | architectures | why | what has it |
 |---|---|---|---|
 | conversion without PyTorch | {with_torch} | position biases, learned positions, attention beside the feed-forward part, or another activation, which the conversion's table of parts does not have; with `.[export]` they are converted | llama.cpp from GGUF files, but `gptj`, `opt` and `persimmon`, which vLLM runs |
-| GGUF files | {without_gguf} | nobody wrote down how their GGUF files name and order tensors | llama.cpp has `afmoe`, `olmo` and `stablelm`, and converts Solar Open |
+| GGUF files | {without_gguf} | nobody wrote down how their GGUF files name and order tensors | llama.cpp has `afmoe`, `hy_v3`, `olmo` and `stablelm`, and converts Solar Open |
 | heads | {without_heads} | hidden states are not found in their graphs: other norms, several residual streams, or parts that are numbered on their own | none of these has published heads that we know of |
 | ONNX | all whose formats are OpenVINO alone | sliding windows, states, experts or gates, as above | onnxruntime-genai has some with windows and experts |
 
