@@ -576,8 +576,8 @@ def write_gguf(
         )
         for part, numbers in parts:
             target = part if part.startswith("blk.") else names.get_name(part, try_suffixes=(".weight", ".bias"))
-            if found := next((theirs for ours, theirs in _NOT_IN_GGUF.items() if ours in part), ""):
-                target = f"blk.{part.split('.')[2]}.{found}.weight"
+            if other := next((theirs for ours, theirs in _NOT_IN_GGUF.items() if ours in part), ""):
+                target = f"blk.{part.split('.')[2]}.{other}.weight"
             if weight == "lm_head.weight":
                 target = "output.weight"  # the package gguf has none for lfm2moe
             assert target is not None, part

@@ -31,11 +31,11 @@ from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import architectures_of, configuring, name_in_text, read_json, text_part
 
 _FIRST = "llama"  # the entry that a new one is compared with, if no name is like its own
-_MINIMAL = {
+_MINIMAL: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "intermediate_size": 96,
     "max_position_embeddings": 512,
 }  # fmt: skip
-_MINIMAL_EXPERTS = {
+_MINIMAL_EXPERTS: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 32,
 }  # fmt: skip
 # Other names of the keys that an entry needs: `keys` of the entry maps them.
