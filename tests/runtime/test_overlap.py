@@ -25,6 +25,7 @@ from outrider.models.backends.common import BufferPending
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_step import PagedPending
+from outrider.models.tuning import loading
 from outrider.models.tuning.measure import Contention, PassCost, pays
 from outrider.models.tuning.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
@@ -350,8 +351,7 @@ def test_an_engine_that_overlaps_gives_plain_text(
 def test_models_on_one_device_overlap_only_if_that_is_wanted(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = "outrider.models.tuning.costs"
-    monkeypatch.setattr(f"{costs}.measure_contention", lambda *_: pytest.fail("nothing is measured"))
+    monkeypatch.setattr(loading, "measure_contention", lambda *_: pytest.fail("nothing is measured"))
     assert not load_toy(openvino_bundle).overlaps
 
 

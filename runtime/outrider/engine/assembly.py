@@ -34,7 +34,6 @@ from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
-from outrider.models.tuning.costs import contention_of
 from outrider.models.tuning.loading import LoadedModel, Placement, load_models
 from outrider.models.tuning.measure import pays
 from outrider.models.tuning.model_spec import specs_of
@@ -72,7 +71,7 @@ class EngineParts:
         main, draft = loaded["main"], able[0]
         if wanted == "auto" and main.backend.device == draft.backend.device:
             return False
-        contention = contention_of(main, draft)
+        contention = main.contention_with(draft)
         registry.expect(contention)
         return wanted is True or pays(main.cost, draft.cost, contention)
 

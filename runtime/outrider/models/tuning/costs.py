@@ -11,19 +11,16 @@ from outrider.models.tuning.learned_cost import LearnedCost
 from outrider.models.tuning.measure import (
     DRAFT_ROWS,
     MAIN_ROWS,
-    Contention,
     PassCost,
     check_pass,
     contexts_of,
     measure_change,
-    measure_contention,
     measure_pass,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from outrider.models.tuning.loading import LoadedModel
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.system.saved import SavedValue
     from outrider.types import Backend, CompiledModel
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 # Hidden states are given by calls that ask for them, and those that are timed do not. So a drafter that reads some does
 # not have the main model timed again.
-_UNMEASURED = ("features",)
+UNMEASURED = ("features",)
 
 
 def cost_of(
@@ -103,22 +100,8 @@ def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
-def contention_of(main: LoadedModel, draft: LoadedModel) -> Contention:
-    """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
-
-    The main model's calls must not run in the background before, and do not run there afterwards.
-    """
-    one, other = (model.spec.identity.compiled(model.backend) for model in (main, draft))
-    file = one.saved("costs", Contention, _UNMEASURED, beside=other.key(_UNMEASURED))
-    contention = file.read()
-    if contention is None:
-        contention = measure_contention(main.backend, draft.backend)
-        file.write(contention)
-    return contention
-
-
 def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:
-    return spec.identity.compiled(backend).saved("costs", PassCost, _UNMEASURED)
+    return spec.identity.compiled(backend).saved("costs", PassCost, UNMEASURED)
 
 
 def _can_be(known: PassCost, backend: CompiledModel, rows: Sequence[int], longest: int) -> bool:

@@ -20,7 +20,8 @@ from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
 from outrider.models.backends.devices import find_device, find_devices, resolve_auto
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.costs import UNMEASURED, cost_of
+from outrider.models.tuning.measure import Contention, measure_contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Job, Verdict, try_apart
 from outrider.models.tuning.settled import choice_of, compile_settled, is_settled
@@ -57,6 +58,19 @@ class LoadedModel:
     choice: Choice  # its setting, and the trials that it was chosen from
     backend: CompiledModel
     cost: PassCost = field(init=False)  # seconds of its calls
+
+    def contention_with(self, draft: LoadedModel) -> Contention:
+        """How much slower its calls and a draft model's are at the same time: saved, or measured now.
+
+        Its calls must not run in the background before, and do not run there afterwards.
+        """
+        one, other = (model.spec.identity.compiled(model.backend) for model in (self, draft))
+        file = one.saved("costs", Contention, UNMEASURED, beside=other.key(UNMEASURED))
+        contention = file.read()
+        if contention is None:
+            contention = measure_contention(self.backend, draft.backend)
+            file.write(contention)
+        return contention
 
     def time_again(self, repeats: int) -> None:
         """Measure and save the cost of its calls. Not while requests run."""
