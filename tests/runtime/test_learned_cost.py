@@ -17,13 +17,14 @@ from outrider.decoding.row_budget import RowBudget
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import release
 from outrider.drafters import DraftModel
-from outrider.drafters.controller import Controller
+from outrider.drafters.controller import Controller, Share
 from outrider.models.tuning import retiming
 from outrider.models.tuning.learned_cost import LearnedCost
 from outrider.models.tuning.measure import PassCost, measure_pass
 from outrider.models.tuning.retiming import Retiming
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
+from outrider.tokens.verifiers import Greedy
 from outrider.types import NO_PROMPT, Prompt, RowRule, SteadyRows
 from toys import load_toy
 from virtual_time import DRAFT_MS, MAIN_MS, ClockedBackend, World, cost_of
@@ -150,6 +151,8 @@ class Healing(World):
         self.costs = LearnedCost.of(main), LearnedCost.of(draft)
         model = DraftModel(self.draft, context_length=4000, cost=self.costs[1])
         self.controller = Controller(self.main, self.costs[0], models={"draft": model}, clock=lambda: self.seconds)
+        known = Share(0.75, weight=100.0, memory=0.999)  # as after answers with clean costs
+        self.controller.records.of_model(Greedy(), "draft").share = known
         self.budget = RowBudget(2048, cost=self.costs[0])
         self.retiming = retiming_of(self.main, self.costs[0], self.draft, self.costs[1])
         self.costs[0].told = self._price

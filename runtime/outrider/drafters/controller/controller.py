@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from outrider.drafters.controller.answer import AnswerRecord, ModelAnswer, PricedTurn
 from outrider.drafters.controller.batch import Batch
 from outrider.drafters.controller.ledger import (
-    BOUND_ROUNDS,
     COPIES,
     CREDIT_ROUNDS,
+    FIRST_ROUNDS,
+    TRIAL_ROUNDS,
     Account,
     Ledger,
     LedgerEntry,
@@ -200,7 +201,7 @@ class Controller(DraftPolicy):
             if model.replays and record.share.weight < ENOUGH_TOKENS:
                 yield from replay(model, record, ended, is_cancelled)
                 if record.share.weight >= ENOUGH_TOKENS:  # it is tried by what is known now
-                    self._ledger.refill(name)
+                    self._ledger.restore(name)
         self.records.save()
 
     def release(self, sequence: TokenSequence) -> None:
@@ -297,8 +298,11 @@ class Controller(DraftPolicy):
         return tried if best is turn and tried is not None else best
 
     def _may_draft(self, name: str, account: Account) -> bool:
-        """Whether a model may draft for an answer. One that has lost too much rests, but not where drafts save time."""
-        return self._ledger.is_open(name) or account.balance > 0
+        """Whether a model may draft for an answer.
+
+        One that has lost too much rests, but not where drafts save time, or where reading the prompt was granted.
+        """
+        return self._ledger.is_open(name) or account.balance > 0 or account.granted > 0
 
     def _plan_model(
         self, name: str, request: DraftRequest, answer: AnswerRecord, batch: Batch, price: ModelPrice, others: float
@@ -327,9 +331,11 @@ class Controller(DraftPolicy):
         # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays.
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, KNOWN_TOKENS)
-        credit, granted = self._ledger.credit(name) if is_known else 0.0, 0.0
+        credit, granted = self._ledger.credit(name), 0.0
+        if not is_known:
+            credit = min(credit, TRIAL_ROUNDS * plain)
         most = account.limit(credit, plain, self._accounts)
-        if credit and is_worth and not is_quick:
+        if is_known and credit and is_worth and not is_quick:
             granted = reading + CREDIT_ROUNDS * plain  # with a few drafts, or it was read in vain
         losses = [reading + each for each in seconds[1:]]
         if not is_worth:
@@ -357,7 +363,7 @@ class Controller(DraftPolicy):
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
             for name in models:
-                self._ledger.open(name, BOUND_ROUNDS * plain)
+                self._ledger.open(name, FIRST_ROUNDS * plain)
             self._ledger.open(COPIES, plain)
             account = Account(rate_tokens=1.0, rate_seconds=plain)
             answer = AnswerRecord(self.records.of(verifier, adapter), account, models, request=request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,11 @@ if TYPE_CHECKING:
 COPIES = "copies"  # the account of copies; a model's has the model's name
 ALLOWANCE = 0.0045  # share of all answers' time that a drafter may lose
 TRIAL_SHARE = 0.025  # share of an answer's time that may be lost
+TRIAL_ROUNDS = 0.45  # plain rounds that a new answer may lose to a model that is not known: a draft, and a short prompt
 TRIAL_TOKENS = 100  # that an answer gets, at most, until a drafter that does not seem to pay is tried again
 LEAST_ROUNDS = 0.4  # plain rounds that an answer may lose at least
 BOUND_ROUNDS = 8.0  # plain rounds that an account is at most above or below 0
+FIRST_ROUNDS = 4.0  # plain rounds that a model may lose at first
 CREDIT_ROUNDS = 1.0  # plain rounds that a new answer may lose to a drafter that is known to pay
 _OUTLIER_FACTOR = 3.0  # times as long as expected: such a round has waited for other work, or has compiled kernels
 _LATEST_WEIGHT = 0.1  # weight of the latest plain round
@@ -100,16 +101,18 @@ class Ledger:
         self._clock = clock
         self._ratio, self._num_rounds, self._num_plain = 1.0, 0, 0
         self._saved: dict[str, float] = {}
+        self._first: dict[str, float] = {}
         self._round: _Round | None = None
         self.num_tokens = 0  # of all answers
 
     def open(self, drafter: str, seconds: float) -> None:
         """Open a drafter's account, unless it has one. seconds: in it at first."""
+        self._first.setdefault(drafter, seconds)
         self._saved.setdefault(drafter, seconds)
 
-    def refill(self, drafter: str) -> None:
-        """Give a drafter that has new records as much as an account holds."""
-        self._saved[drafter] = math.inf  # until the next round, which bounds it
+    def restore(self, drafter: str) -> None:
+        """Give a drafter that has new records the account of a new one, if it has less."""
+        self._saved[drafter] = max(self._saved[drafter], self._first.get(drafter, 0.0))
 
     def begin(self, plain: float, together: int, *, counts: bool = True) -> None:
         """Begin a round, and end the one before.
