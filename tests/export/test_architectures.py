@@ -28,6 +28,7 @@ from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.tokenizers.job import add_tokenizer
 from shapes import (
     IN_ONNX,
+    NEMOTRON_EXPERTS,
     NUM_ACTIVE,
     NUM_EXPERTS,
     WINDOW,
@@ -112,7 +113,8 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
 
     One of each family is certified.
     """
-    architecture, model = ARCHITECTURES[name], make_model(name)
+    architecture = ARCHITECTURES[name]
+    model = make_model(name, **(NEMOTRON_EXPERTS if name == "nemotron_h" else {}))
     bundle, _ = convert(save_model(model, tmp_path / name), weights="fp32")
     shutil.copytree(bundle.folder, tmp_path / "bundle")
     engine = load(with_noisy_draft(type(bundle)(tmp_path / "bundle", bundle.manifest)))

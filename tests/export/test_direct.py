@@ -607,6 +607,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
     "qwen2": {"use_sliding_window": False},
     "smollm3": {"no_rope_layer_interval": 4},
+    "starcoder2": {"sliding_window": None},
     "mixtral": {"sliding_window": None},
     "muse_glimmer_text": {"post_norm_eps": 1e-8},
     "qwen2_moe": {"norm_topk_prob": False},

@@ -62,6 +62,8 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_llama4(shapes, config)
     if kind in ("qwen3_moe", "qwen3_vl_moe_text"):
         shapes = _of_qwen_moe(shapes, config)
+    if kind == "starcoder2":
+        shapes = _of_starcoder2(shapes)
     if kind == "exaone":
         shapes = {published_name("exaone", name): shape for name, shape in shapes.items()}
     if "kv_lora_rank" in config:
@@ -75,13 +77,27 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         return (drawn + added * (("norm" in name and name.endswith("weight")) or "scalar" in name)).astype(np.float32)
 
     made = {name: draw(name, shape) for name, shape in shapes.items()}
-    if config.get("tie_word_embeddings") or config.get("tie_embedding") or kind in ("cohere", "cohere2"):
+    untold = ("cohere", "cohere2", "starcoder2")  # whose files leave it to Transformers that they are tied
+    if config.get("tie_word_embeddings") or config.get("tie_embedding") or kind in untold:
         made["lm_head.weight"] = made["model.embed_tokens.weight"]
     return _by_columns(made) if kind == "qwen3_vl_moe_text" else made
 
 
 _Shapes = dict[str, tuple[int, ...]]
 _PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def _of_starcoder2(shapes: _Shapes) -> _Shapes:
+    """Those of a feed-forward part without a gate, with biases everywhere."""
+    made: _Shapes = {}
+    for name, shape in shapes.items():
+        target = name.replace("up_proj", "c_fc").replace("down_proj", "c_proj")
+        if "gate_proj" in name:
+            continue
+        made[target] = shape
+        if "layers." in name or name == "model.norm.weight":
+            made[target.replace(".weight", ".bias")] = shape[:1]
+    return made
 
 
 def _of_lfm2(shapes: _Shapes, config: dict[str, Any]) -> _Shapes:

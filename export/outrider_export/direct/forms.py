@@ -548,6 +548,11 @@ FORMS: dict[str, Form] = {
         ),
         Form("stablelm", norms=Norms(kind="layer"), defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
         Form(
+            "starcoder2", "starcoder2", norms=Norms(kind="layer"), attention=AttentionForm(windows="all"), ungated=True,
+            names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}, keys={"layer_norm_eps": "norm_epsilon"},
+            defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
+        ),
+        Form(
             "youtu", "deepseek2", matrices=_PAIRS, attention=AttentionForm(latent=True),
             defaults=_OF_LATENT | {"tie_word_embeddings": True},
         ),
