@@ -162,7 +162,7 @@ is how to write it:
 |---|---|---|---|
 | `apertus` (in the table through PyTorch), `apertus1p5` | Apertus without PyTorch, 1.5 | xIELU, whose two numbers each layer has of its own | llama.cpp |
 | `bailing_moe`, `mimo` | Ling and Ring 1.x, MiMo 7B | code in Transformers by which it could be judged | llama.cpp, vLLM |
-| `falcon`, `gpt_neox`, `gpt2`, `phi` without PyTorch | Falcon 7B, Pythia, GPT-2, Phi 2 | a norm for each of attention and feed-forward part beside each other; learned positions | llama.cpp |
+| `falcon`, `gpt_neox`, `gpt2` without PyTorch | Falcon 7B, Pythia, GPT-2 | a norm for each of attention and feed-forward part beside each other; learned positions | llama.cpp |
 | `flint`, `kolibri1`, `lara_mini` | Flint, Kolibri 1, Lara 4 Mini | a bias of experts before the sigmoid; weights that are divided by their sum alone | Transformers |
 | `jais2`, `nanochat` | Jais 2, nanochat | a bias of norms with squared ReLU; norms without weights | llama.cpp, Transformers |
 | `laguna` | Laguna XS.2 | numbers of heads by layer, and a gate that is a softplus | llama.cpp |

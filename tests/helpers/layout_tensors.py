@@ -62,8 +62,8 @@ def tensors_of(config: dict[str, Any], rng: np.random.Generator) -> dict[str, An
         shapes = _of_llama4(shapes, config)
     if kind in ("qwen3_moe", "qwen3_vl_moe_text"):
         shapes = _of_qwen_moe(shapes, config)
-    if kind == "starcoder2":
-        shapes = _of_starcoder2(shapes)
+    if kind in _UNGATED:
+        shapes = _of_ungated(shapes, _UNGATED[kind])
     if kind == "exaone":
         shapes = {published_name("exaone", name): shape for name, shape in shapes.items()}
     if "kv_lora_rank" in config:
@@ -87,15 +87,24 @@ _Shapes = dict[str, tuple[int, ...]]
 _PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
-def _of_starcoder2(shapes: _Shapes) -> _Shapes:
-    """Those of a feed-forward part without a gate, with biases everywhere."""
+# Published names where feed-forward parts have no gate.
+_UNGATED = {
+    "starcoder2": {"up_proj": "c_fc", "down_proj": "c_proj"},
+    "phi": {"up_proj": "fc1", "down_proj": "fc2", "o_proj": "dense", "model.norm": "model.final_layernorm"},
+}
+
+
+def _of_ungated(shapes: _Shapes, names: dict[str, str]) -> _Shapes:
+    """Those of feed-forward parts without a gate, with biases everywhere."""
     made: _Shapes = {}
     for name, shape in shapes.items():
-        target = name.replace("up_proj", "c_fc").replace("down_proj", "c_proj")
+        target = name
+        for ours, theirs in names.items():
+            target = target.replace(ours, theirs)
         if "gate_proj" in name:
             continue
         made[target] = shape
-        if "layers." in name or name == "model.norm.weight":
+        if "layers." in name or name == "model.norm.weight" or (name == "lm_head.weight" and "o_proj" in names):
             made[target.replace(".weight", ".bias")] = shape[:1]
     return made
 
@@ -276,6 +285,7 @@ _NORMS: dict[str, tuple[str, ...]] = {
     "olmo": (),
     "cohere": ("input_layernorm",),
     "cohere2": ("input_layernorm",),
+    "phi": ("input_layernorm",),
     "olmo2": _AFTER,
     "olmo3": _AFTER,
     "exaone4": _AFTER,

@@ -163,7 +163,7 @@ def _layouts() -> list[Layout]:
              more_eos=("<|endoftext|>",), tied_head=True),
         make("qwen3-saved-by-transformers-5", 2026, "qwen", "qwen3-v5", **_QWEN | {"template": "file"}, map=False,
              decoder=False),
-        make("phi-2", 2023, "codegen", "phi", **_GPT2, dtype="float16", shards=2, refused=_needs("phi")),
+        make("phi-2", 2023, "codegen", "phi", **_GPT2, dtype="float16", shards=2),
         make("phi-3-mini-4k-instruct", 2024, "llama2-rstrip", "phi3", {"auto_map": _CODE}, bos="<s>", eos="</s>",
              pad="</s>", unk="<unk>", template="text", generation="list", more_eos=("<|user|>",), shards=2),
         make("phi-3.5-mini-instruct", 2024, "llama2-rstrip", "phi3",

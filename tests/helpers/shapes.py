@@ -211,6 +211,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 512, "word_embed_proj_dim": 64,
     },
     "persimmon": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
+    "phi": _LLAMA | {"partial_rotary_factor": 0.5},
     "phi3": _SLIDING,
     "phimoe": _LOCAL_MOE,
     "qwen2": _SLIDING | {"use_sliding_window": True, "max_window_layers": 1},

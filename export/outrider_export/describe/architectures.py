@@ -104,6 +104,7 @@ _ALL = (
     Architecture("olmoe", "OLMoE", experts=True),
     Architecture("opt", "OPT", features=False),
     Architecture("persimmon", "Persimmon"),
+    Architecture("phi", "Phi 1, 1.5, 2", features=False),
     Architecture("phi3", "Phi 3, Phi 3.5, Phi 4", "sliding", onnx=True),
     Architecture("phimoe", "Phi 3.5 MoE", experts=True),
     Architecture("qwen2", "Qwen2, Qwen2.5", "mixed", onnx=True, real="Qwen2.5-Coder-0.5B and 1.5B"),

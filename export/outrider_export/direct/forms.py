@@ -288,6 +288,10 @@ _OF_COHERE_MOE = _OF_COHERE | {
     "scoring_func": "softmax", "shared_expert_combination_strategy": "average",
     "prefix_dense_sliding_window_pattern": 1,
 }  # fmt: skip
+_NAMES_OF_PHI = {
+    "self_attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
+    "model.norm": "model.final_layernorm",
+}  # fmt: skip
 _OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
 
 # Source: Transformers 5.5 (LFM3, Muse Glimmer: 5.24), modeling_*.py and configuration_*.py; llama.cpp's
@@ -503,6 +507,11 @@ FORMS: dict[str, Form] = {
         Form(
             "olmoe", "olmoe", experts=ExpertsForm("softmax"), names=_NAMES_OF_QWEN_MOE,
             keys={"moe_intermediate_size": "intermediate_size"}, defaults={"rms_norm_eps": 1e-5},
+        ),
+        Form(
+            "phi", "phi2", norms=Norms(before_mlp="", kind="layer"), ungated=True, layers="parallel",
+            names=_NAMES_OF_PHI,
+            defaults={"layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
         ),
         Form(
             "phi3", "phi3", matrices=MatrixForm(fused=True, fused_mlp=True), attention=AttentionForm(windows="all"),
