@@ -34,7 +34,7 @@ ACTIVATIONS = {
 _BY_BASE = ("layer_rope_theta", "bases")  # how layers that each name a base of their rotation are told
 _UNGATED = {"relu2": "relu2"}  # activations of feed-forward parts without a gate, too
 # Switches that change what is computed, in a way that the graph does not have.
-_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla")
+_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention", "use_cla", "norm_head")
 
 
 class NotDirect(Exception):

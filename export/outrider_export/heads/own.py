@@ -36,7 +36,12 @@ NAME = "mtp"  # of the drafter, and its kind
 _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _GGUF = {"qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}  # by `general.architecture`
-_OTHERS = ("exaone4",)  # whose modules have another form; by the model's `model_type`
+_OTHERS = (
+    "cohere2_moe",
+    "exaone4",
+    "mellum",
+    "nemotron_h",
+)  # whose modules have another form; by the model's `model_type`
 _GGUF_NAMES = {theirs: f"layers.0.{ours}" for theirs, ours in PARTS_OF_LAYER.items()} | {
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm", "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_head": "lm_head",
