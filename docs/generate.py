@@ -228,9 +228,9 @@ Kimi-Linear's layers forget each number of a key at a rate of its own; `PagedGat
 Nemotron-H numbers what mixes tokens and feed-forward parts each on their own. Here, a layer is one of the former with
 the feed-forward part after it, so `outrider inspect` shows fewer layers than `config.json` has. The experts of Nemotron 3
 Nano (`E` in `hybrid_override_pattern`, `nemotron_h_moe` in GGUF files) have no gate, down(ReLU(up)²), and OpenVINO computes
-the chosen experts alone only where there is one. So up is multiplied with SiLU(4096 · up) / 4096, which is
-ReLU(up)² but for 3e-8; a call reads the matrix up of an expert twice. Nemotron 3 Super's experts, which
-read a shorter row (`moe_latent_size`), are refused. Nemotron-H's text was compared with Transformers'
+the chosen experts alone only where there is one. So up is multiplied with SiLU(4096 · up) / 4096, which is ReLU(up)² but
+for 3e-8; a call reads the matrix up of an expert twice, and slices do not choose the form of its weights. Nemotron 3
+Super's experts, which read a shorter row (`moe_latent_size`), are refused. Nemotron-H's text was compared with Transformers'
 with the limits of time steps of `time_step_limit`, as in NVIDIA's kernels; Transformers without these kernels takes
 `time_step_min` as the least, and differs from its own text token by token beyond `chunk_size` tokens.
 

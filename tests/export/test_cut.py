@@ -53,6 +53,12 @@ def test_a_slice_has_the_tensors_of_its_layers(kind: str, tied: Path, make_gguf:
         np.testing.assert_allclose(tensor.numbers(), wanted, atol=1e-3, err_msg=name)
 
 
+def test_a_slice_says_its_layers_by_the_published_key(tmp_path: Path) -> None:
+    source = locate(save_model(make_model("exaone"), tmp_path / "whole"))
+    write_slice(source, 1, tmp_path / "slice")
+    assert len(open_weights(tmp_path / "slice", is_gguf=False).decoder.layers) == 1
+
+
 @pytest.mark.parametrize(
     "name", ["lfm2_moe", "qwen3_5_moe_text", "granitemoehybrid", "granitemoe", "gpt_oss", "nemotron_h"]
 )

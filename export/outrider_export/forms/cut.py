@@ -123,7 +123,8 @@ def _cut(config: dict[str, Any], decoder: Decoder, chosen: list[int]) -> dict[st
         kinds = (([STATE_KINDS.get(decoder.states[i], "attention")], decoder.layers[i].feeds) for i in chosen)
         cut["layers_block_type"] = [kind for mixing, feeds in kinds for kind in [*mixing, *([MLP] if feeds else [])]]
         cut.pop("layer_types")
-    return cut | {"num_hidden_layers": len(chosen)}
+    key = "num_hidden_layers"
+    return cut | dict.fromkeys((key, decoder.form.keys.get(key, key)), len(chosen))
 
 
 def _tensors(weights: Weights, chosen: list[int], token_ids: Indices | None) -> dict[str, NDArray[np.float16]]:
