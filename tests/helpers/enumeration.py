@@ -41,7 +41,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A random number, times `scale`: all that it may be asked is whether it is below something, and that once."""
+    """A random number, times `scale`: it serves one test, whether it is below something, or one draw."""
 
     way: Way
     key: tuple[int, str, int]
@@ -50,9 +50,12 @@ class Uniform:
     def __mul__(self, scale: float) -> "Uniform":
         return replace(self, scale=self.scale * scale)
 
-    def __lt__(self, bound: float) -> bool:
-        assert self.key not in self.way.used, "a random number serves two tests"
+    def take(self) -> None:
+        assert self.key not in self.way.used, "a random number serves twice"
         self.way.used.add(self.key)
+
+    def __lt__(self, bound: float) -> bool:
+        self.take()
         accepted = min(1.0, bound / self.scale)
         return not self.way.choose([accepted, 1 - accepted])
 
@@ -80,6 +83,7 @@ def ways(answer: Callable[[Noise], Any], *, drawn: bool = True) -> Iterator[tupl
         way = Way(script)
 
         def draw(left: Distribution, uniform: Uniform, way: Way = way) -> int:
+            uniform.take()
             if drawn:
                 return int(left.token_ids[way.choose(left.probs.tolist())])
             assert way.last is None
