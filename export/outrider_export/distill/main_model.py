@@ -196,7 +196,7 @@ def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
 def _unpacked(product: ov.Node) -> NDArray[np.float32]:
     """The matrix of a product, float32 [out, in]."""
     matrix = ops.result(ops.convert(product.input_value(1), np.float32))
-    found = new_core().compile_model(ov.Model([matrix], []), "CPU", _EXACT)({})[0]
+    found: NDArray[np.float32] = new_core().compile_model(ov.Model([matrix], []), "CPU", _EXACT)({})[0]
     return found.copy() if product.get_attributes()["transpose_b"] else found.T.copy()
 
 
