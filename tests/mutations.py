@@ -21,14 +21,17 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from py_compile import PycInvalidationMode
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from hypothesis import Phase
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 ROOT = Path(__file__).parents[1]
 RUNTIME = Path("runtime/outrider")
@@ -136,7 +139,7 @@ def check(folder: Path, mutation: Mutation, noticed_by: str | None) -> str | Non
     return (folder / "running").read_text(encoding="utf-8")
 
 
-def _context() -> SpawnContext | ForkServerContext:
+def _context() -> "SpawnContext | ForkServerContext":
     """Processes are forks of one that has imported `PACKAGES`; on Windows they import what they need."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
