@@ -318,7 +318,8 @@ All of this is with random weights in the shapes of published models (`bench/scr
 **Calculated**: the bytes of matrices as the conversion lays them out; of the keys and values of a token in f32, half of
 that in bf16; and of the states of a text in f32, where layers keep one. Of each architecture the smallest model, and
 one of some 8 billion weights if there is one. {num_measured} bundles were measured beside, and are {least_gap} to
-{largest_gap} % larger, by norms, biases and the graph.
+{largest_gap} % larger, by norms, biases and the graph. Loaded models count the same bytes for a token, and those with
+states more, for [states that are kept](cache.md#models-with-states): 28 kB in LFM2 350M, 49 kB in Qwen3.5 0.8B.
 
 | architecture | model | weights, billion | int8, GB | int4, GB | a token, kB | a text's states, MB |
 |---|---|---|---|---|---|---|
@@ -340,7 +341,7 @@ an idle machine is faster; Gemma 4 E2B's first start waited for the disk most of
 On two cores of an Intel Xeon with AMX, idle, the first and the second start took 26 and 3.9 s with Qwen3 0.6B, 38 and
 5.6 s with Granite 3.1 1B-A400M, 33 and 4.0 s with LFM2.5 1.2B, 39 and 12.3 s with Youtu-LLM 2B.
 
-**Measured: exactness and drafts** of these models there, in the setting that loading chose: 32 tokens (Qwen3: 48) from
+**Measured: exactness and drafts** of these models there, in the setting that loading chose: 32 tokens (Qwen3, Qwen3.5: 48) from
 two prompts, greedy and with a seed at temperature 0.8, in chains of three. A cell shows how many texts are those of plain
 decoding, and how many of the drafted tokens were accepted; random weights repeat little. The slow tests compare draft
 models and heads of small models, see the table above.
