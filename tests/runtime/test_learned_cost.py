@@ -280,7 +280,7 @@ def test_what_is_doubtful_is_timed_again_while_nothing_else_runs(tmp_path: Path)
     assert timed.rest is None  # nothing is doubtful now
 
 
-def test_a_busy_machine_stays_in_doubt(tmp_path: Path) -> None:
+def test_a_busy_machine_stays_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     actual = cost_of(DRAFT_MS)
     cost = LearnedCost.of(times(actual, lambda rows: 2.0 if rows > 1 else 1.0))
     cost.file = SavedValue(tmp_path, {}, PassCost)
@@ -296,6 +296,8 @@ def test_a_busy_machine_stays_in_doubt(tmp_path: Path) -> None:
     found = cost.file.read()
     assert found is not None
     assert max(found.doubt) > 0.15
+    monkeypatch.setattr(SavedValue, "write", lambda *_: pytest.fail("what is there is not written again"))
+    cost.save()
 
 
 def test_rows_of_answers_calls_are_padded_to_learn_what_they_take() -> None:

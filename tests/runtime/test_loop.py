@@ -483,8 +483,10 @@ class Narrow(FakeBackend):
     def __init__(self, **options: Any) -> None:
         super().__init__(VOCAB_SIZE, **options)
         self.slots: list[Any] = []
+        self.num_asked = 0
 
     def open(self, max_tokens: int, prompt: Any = NO_PROMPT) -> Any:
+        self.num_asked += 1
         if any(not slot.closed for slot in self.slots):
             return None
         self.slots.append(super().open(max_tokens, prompt))
@@ -493,12 +495,13 @@ class Narrow(FakeBackend):
 
 def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
     """In one thread, too: the second stream begins before the first one is read to its end."""
-    queue = RequestQueue(Narrow(), RowBudget(512))
+    queue = RequestQueue(backend := Narrow(), RowBudget(512))
     first, second = make_request([1], max_new_tokens=20), make_request([2], max_new_tokens=20)
     stream = queue.run(first)
     begun = next(stream).text
     finish(queue, second)
     assert second.finish_reason == "length"
+    assert backend.num_asked == 3, "it is asked for room again when the first has ended, not in each round"
     assert begun + "".join(chunk.text for chunk in stream) == first.result().text
     alone = finish(RequestQueue(Narrow(), RowBudget(512)), make_request([1], max_new_tokens=20))
     assert first.sequence.token_ids == alone.sequence.token_ids
