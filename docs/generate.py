@@ -331,8 +331,8 @@ states more, for [states that are kept](cache.md#models-with-states): 28 kB in L
 empty caches that loads the checkpoint, from its start to the first token of an answer: it chooses the form of the
 weights, converts, compiles and measures the model. The second start finds that. Memory is the most of each start over
 all its processes, without and with mapped files, and at last that of the model after 64 tokens. Tokens per second are
-those of 64 tokens with the default options. Other programs took what the last column says of both cores meanwhile, so
-an idle machine is faster; Gemma 4 E2B's first start waited for the disk most of the time, which others used, too.
+those of 64 tokens with the default options. Other programs took what the last column says of both cores meanwhile. With
+half of both cores taken, first starts took twice as long.
 
 | family | model | form | disk, GB | first start, s | memory, GB | second start, s | memory, GB | after 64 tokens, GB | tokens per second | others |
 |---|---|---|---|---|---|---|---|---|---|---|
@@ -341,7 +341,7 @@ an idle machine is faster; Gemma 4 E2B's first start waited for the disk most of
 On two cores of an Intel Xeon with AMX, idle, the first and the second start took 26 and 3.9 s with Qwen3 0.6B, 38 and
 5.6 s with Granite 3.1 1B-A400M, 33 and 4.0 s with LFM2.5 1.2B, 39 and 12.3 s with Youtu-LLM 2B.
 
-**Measured: exactness and drafts** of these models there, in the setting that loading chose: 32 tokens (Qwen3, Qwen3.5: 48) from
+**Measured: exactness and drafts** of these models there, in the setting that an earlier load chose (Qwen3 in ONNX): 32 tokens (Qwen3, Qwen3.5: 48) from
 two prompts, greedy and with a seed at temperature 0.8, in chains of three. A cell shows how many texts are those of plain
 decoding, and how many of the drafted tokens were accepted; random weights repeat little. The slow tests compare draft
 models and heads of small models, see the table above.
