@@ -50,7 +50,7 @@ CUTS = (65_536, 32_768)  # sizes of a draft model's output matrix, in tokens
 # whose tokens are accepted as often as this.
 DRAFT_SHARE, ACCEPTANCE = 0.25, 0.6
 _MOST_SECONDS = 40.0  # of calls that are timed
-_VOCABULARY, _MORE_TOKENS = 8_192, 24_576  # tokens of the slices, and those that one of them has more
+_VOCABULARY, _MORE_TOKENS = 8_192, 57_344  # tokens of the slices, and those that one of them has more
 _MOST_MORE = 4  # layers that the large slice has more than the small one
 _MORE_WEIGHTS = 160_000_000  # that these have at least; in small models, where they are fewer, all `_MOST_MORE`
 
