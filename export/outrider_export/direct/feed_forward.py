@@ -13,10 +13,9 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
-from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.mixture import Router, clamped_mixture, mixture
-from outrider.models.backends.taps import ints
+from outrider.models.backends.taps import ints, silu
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import (
     BESIDE,
@@ -61,7 +60,7 @@ class FeedForward:
     def activated(self, gate: ov.Node) -> ov.Node:
         """The decoder's activation."""
         if self.decoder.activation == "silu":
-            return _silu(gate)
+            return silu(gate)
         if self.decoder.activation == "relu2":
             return ops.multiply(ops.relu(gate), ops.relu(gate))
         return ops.gelu(gate, "TANH" if self.decoder.activation == "gelu_tanh" else "ERF")
@@ -98,7 +97,7 @@ class FeedForward:
             return self.matrix(layer_name(i, part), experts.count, 1.0)
 
         if not experts.clamped:
-            return mixture(experts, x, router, matrix, self.activated if experts.gated else _silu)
+            return mixture(experts, x, router, matrix, self.activated if experts.gated else silu)
         return clamped_mixture(
             experts, x, router, matrix, lambda part: self.weights.bias_of_experts(layer_name(i, part), experts)
         )
@@ -110,10 +109,6 @@ class FeedForward:
             return made
         gate = self.weights.numbers(f"{layer_name(i, SHARED_GATE)}.weight", experts.hidden)
         return ops.multiply(made, ops.sigmoid(ops.matmul(x, floats(gate.reshape(1, -1)), False, True)))
-
-
-def _silu(gate: ov.Node) -> ov.Node:
-    return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
 
 
 def _largest(gate: ov.Node, cutoff: float) -> ov.Node:

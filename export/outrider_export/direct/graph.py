@@ -28,7 +28,7 @@ from outrider_export.direct.norms import floats, rank_of, rms_norm
 from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.pack import PackedMatrix
 from outrider_export.direct.recurrences import States
-from outrider_export.direct.recurrent_layers import Parts, state_layer
+from outrider_export.direct.recurrent_layers import Parts, split, state_layer
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.rotation import angles_of
 from outrider_export.direct.save import Stored, share_constants
@@ -254,8 +254,7 @@ class _Builder:
         if len(parts) == 1:
             return self._product(name, x)
         if name not in self.parts:  # all of them have the same x
-            split = ops.variadic_split(self._product(name, x), integer(2), ints(*parts.values()))
-            self.parts |= zip(parts, split.outputs(), strict=True)
+            self.parts |= zip(parts, split(self._product(name, x), [*parts.values()]), strict=True)
         return self.parts[name]
 
     def _product(self, name: str, x: ov.Node) -> ov.Node:

@@ -57,7 +57,7 @@ def state_layer(state: State, parts: Parts, x: ov.Node) -> ov.Node:
 
 def short_convolution_layer(state: ShortConvolution, parts: Parts, x: ov.Node) -> ov.Node:
     """C · conv(B · u), with B, C and u of one projection."""
-    gate, out_gate, u = _split(parts.project("conv.in_proj", x), [state.width] * 3)
+    gate, out_gate, u = split(parts.project("conv.in_proj", x), [state.width] * 3)
     mixed = parts.convolved("conv.conv", ops.multiply(gate, u), state.width, state.kernel)
     return parts.project("conv.out_proj", ops.multiply(out_gate, mixed))
 
@@ -67,7 +67,7 @@ def delta_net_layer(state: GatedDeltaNet, parts: Parts, x: ov.Node) -> ov.Node:
     count, size = state.num_heads, state.head_size
     mixed = parts.project("linear_attn.in_proj_qkv", x)
     mixed = ops.swish(parts.convolved("linear_attn.conv1d", mixed, state.conv_width, state.kernel))
-    q, k, v = _split(mixed, (state.key_width, state.key_width, state.value_width))
+    q, k, v = split(mixed, (state.key_width, state.key_width, state.value_width))
     q, k = (_heads(each, state.num_key_heads, state.key_size) for each in (q, k))
     beta = ops.sigmoid(parts.project("linear_attn.in_proj_b", x))
     rate, bias = (parts.numbers(f"linear_attn.{name}", count) for name in ("A_log", "dt_bias"))
@@ -83,9 +83,9 @@ def delta_net_layer(state: GatedDeltaNet, parts: Parts, x: ov.Node) -> ov.Node:
 def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
     """Mamba-2, whose output is gated and then normed, as a whole or by group of heads."""
     count, width = state.num_heads, state.inner_width
-    gate, mixed, steps = _split(parts.project("mamba.in_proj", x), (width, state.conv_width, count))
+    gate, mixed, steps = split(parts.project("mamba.in_proj", x), (width, state.conv_width, count))
     mixed = ops.swish(parts.convolved("mamba.conv1d", mixed, state.conv_width, state.kernel))
-    inner, b, c = _split(mixed, (width, state.group_width, state.group_width))
+    inner, b, c = split(mixed, (width, state.group_width, state.group_width))
     inner = _heads(inner, count, state.head_size)
     b, c = (_heads(each, state.num_groups, state.state_size) for each in (b, c))
     rate, bias, skip = (parts.numbers(f"mamba.{name}", count) for name in ("A_log", "dt_bias", "D"))
@@ -104,7 +104,7 @@ def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
     return parts.project("mamba.out_proj", ops.multiply(normed, _row(weight)))
 
 
-def _split(x: ov.Node, sizes: Sequence[int]) -> list[ov.Output]:
+def split(x: ov.Node, sizes: Sequence[int]) -> list[ov.Output]:
     """Parts of the last axis of float32 [batch, tokens, all sizes]."""
     return list(ops.variadic_split(x, ops.constant(np.int64(2)), ints(*sizes)).outputs())
 

@@ -14,10 +14,9 @@ import numpy as np
 import openvino as ov
 from numpy.typing import ArrayLike, NDArray
 from openvino import opset13 as ops
-from openvino.utils.node_factory import NodeFactory
 
 from outrider.errors import ExportError
-from outrider.models.backends.taps import ints, parameter
+from outrider.models.backends.taps import ints, parameter, silu
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.norms import floats, rms_norm
 from outrider_export.sources.safetensors import Tensor
@@ -110,7 +109,7 @@ class VisionGraph(ABC):
         if kind == "quick_gelu":
             return ops.multiply(x, ops.sigmoid(ops.multiply(x, floats([[1.702]]))))
         if kind == "silu":
-            return NodeFactory("opset4").create("Swish", [x.output(0)], {})
+            return silu(x)
         if kind in ("gelu", "gelu_pytorch_tanh"):
             return ops.gelu(x, "ERF" if kind == "gelu" else "TANH")
         raise ExportError(f"{self.folder} has a vision encoder with the activation {kind!r}, which is not known.")

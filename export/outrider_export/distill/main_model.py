@@ -61,7 +61,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
     return Teacher(
         shape,
         torch.from_numpy(_embedding(_path(bundle), shape)),
-        torch.from_numpy(_unpacked(graph.output_matrix)),
+        torch.from_numpy(_unpacked([graph.output_matrix])[0]),
         torch.from_numpy(graph.norm_before(graph.output_matrix)),
         [{name: torch.from_numpy(each) for name, each in layer.items()} for layer in layers],
         main.vocab_size,
@@ -109,8 +109,12 @@ class MainGraph:
         """A decoder layer's weights by the names of Llama's checkpoints, and the biases of its products."""
         named = self._products(index)
         norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
+        nodes = {found.node.get_name(): found.node for found in named.values()}  # one may be of several products
+        matrices = dict(zip(nodes, _unpacked([*nodes.values()]), strict=True))
         rows = {name: slice(found.begin, found.begin + found.num_out) for name, found in named.items()}
-        weights = {f"{name}.weight": _unpacked(found.node)[..., rows[name], :] for name, found in named.items()}
+        weights = {
+            f"{name}.weight": matrices[found.node.get_name()][..., rows[name], :] for name, found in named.items()
+        }
         biases = {f"{name}.bias": _bias_after(found) for name, found in named.items()}
         weights |= {name: bias for name, bias in biases.items() if bias is not None}
         return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
@@ -193,11 +197,12 @@ def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
     return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
 
 
-def _unpacked(product: ov.Node) -> NDArray[np.float32]:
-    """The matrix of a product, float32 [out, in]."""
-    matrix = ops.result(ops.convert(product.input_value(1), np.float32))
-    found: NDArray[np.float32] = new_core().compile_model(ov.Model([matrix], []), "CPU", _EXACT)({})[0]
-    return found.copy() if product.get_attributes()["transpose_b"] else found.T.copy()
+def _unpacked(products: list[ov.Node]) -> list[NDArray[np.float32]]:
+    """The matrices of products, float32 [out, in] each."""
+    matrices = [ops.result(ops.convert(each.input_value(1), np.float32)) for each in products]
+    found = new_core().compile_model(ov.Model(matrices, []), "CPU", _EXACT)({})
+    both = zip(found.to_tuple(), products, strict=True)
+    return [matrix.copy() if node.get_attributes()["transpose_b"] else matrix.T.copy() for matrix, node in both]
 
 
 def _bias_after(product: Projection) -> NDArray[np.float32] | None:

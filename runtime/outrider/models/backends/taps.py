@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
+from openvino.utils.node_factory import NodeFactory
 
 from outrider.errors import BundleError, one_line
 
@@ -131,6 +132,11 @@ def rows_of(state: ov.Output) -> ov.Node:
     part = ops.reshape(state, ints(-1, size), special_zero=False)
     same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
     return ops.convert(ops.reshape(same, ints(-1, width), special_zero=False), "f32")
+
+
+def silu(x: ov.Node) -> ov.Node:
+    """x · sigmoid(x), as one operator without a factor: `ops.swish` adds one of 1."""
+    return NodeFactory("opset4").create("Swish", [x.output(0)], {})
 
 
 def ints(*numbers: int) -> ov.Node:

@@ -12,10 +12,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
-from openvino.utils.node_factory import NodeFactory
 
 from outrider.models.backends.mixture import GATE, Experts, Router, mixture
-from outrider.models.backends.taps import ints, parameter
+from outrider.models.backends.taps import ints, parameter, silu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,10 +109,7 @@ def _mixed(rows: ov.Node, weights: HeadWeights, layer: str) -> ov.Node:
     def matrix(name: str) -> ov.Node:
         return weights[f"{layer}.{name}.weight"]
 
-    def activate(gate: ov.Node) -> ov.Node:
-        return NodeFactory("opset4").create("Swish", [gate.output(0)], {})  # ops.swish adds a β of 1
-
-    return mixture(experts, rows, Router(weights[f"{layer}.mlp.{ROUTER}.weight"]), matrix, activate)
+    return mixture(experts, rows, Router(weights[f"{layer}.mlp.{ROUTER}.weight"]), matrix, silu)
 
 
 def normed_if(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
