@@ -326,8 +326,10 @@ class Controller(DraftPolicy):
         # many tokens again as so far.
         first_call = max(model.first_seconds - gain * self._ledger.num_tokens, 0.0)
         is_quick = reading + model.first_seconds <= _QUICK_READING_ROUNDS * plain
-        left = answer.record.left(len(request.sequence.generated_token_ids), request.num_left)
-        is_worth = value > others and gain > 0 and (is_quick or should_read(gain, reading + first_call, left))
+        is_worth = value > others and gain > 0
+        if is_worth and not is_quick:
+            left = answer.record.left(len(request.sequence.generated_token_ids), request.num_left)
+            is_worth = should_read(gain, reading + first_call, left)
         # What is known to pay may use the drafter's credit, and read prompts. Else the answer pays.
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, KNOWN_TOKENS)
