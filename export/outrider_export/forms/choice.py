@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 PORTABLE: tuple[Format, str] = ("openvino", "int8")  # a main model's form for any machine
+_LIBRARY = {"openvino": "OpenVINO", "onnx": "ONNX"}
 # Smaller models keep the portable form: in 4 bits they are no faster, and lose more.
 LEAST_WEIGHTS = SMALL_DRAFT
 # Nats of `FormSpeed.slice_kl`, at most. Of Qwen2.5-Coder-1.5B's slice, int4 has 0.05 to 0.07, and 0.035 of the whole
@@ -41,6 +42,10 @@ _GAIN = 0.8
 # Of a draft model's tokens that are accepted, int4 loses this share against int8: 85 % became 83 % with the 0.5B of
 # the Qwen2.5-Coder pair.
 _LOST_IN_INT4 = 0.025
+# How many times as fast decoding is at least, for a draft model in another library than the main model's: it computes
+# the drafts of simultaneous requests one after another, or reads prompts slower.
+_OTHER_LIBRARY = 1.02
+_CUT = SIZES[-1]  # tokens of the output matrix that draft models are compared with: most get one of this size
 
 
 @dataclass(frozen=True)
@@ -138,23 +143,35 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
 
 
 def _choose_draft(plan: Plan, main: Plan, of_main: FormChoice, tokenizer: Path, progress: Progress) -> Plan:
-    """The plan of a draft model with the weights that make decoding fastest here, in the format that it has."""
+    """The plan of a draft model in the form that makes decoding fastest here; see `_OTHER_LIBRARY`."""
+    other: Format = "onnx" if plan.format == "openvino" else "openvino"
+    forms: list[tuple[Format, str]] = [(plan.format, "int8"), (plan.format, "int4")]
+    if machine_key()["onnx"] == "True" and _may_have(plan, other, None):
+        forms.append((other, "int4"))  # int8 was slower there, on every processor that was measured
 
     def find() -> FormChoice:
         with FormTrial(plan, Config(), tokenizer) as trial:
-            eight, four = trial.measure([(plan.format, "int8"), (plan.format, "int4")], (1,), SIZES)
+            made = trial.measure(forms, (1,), SIZES)
             _check(trial)
         known = FormSpeed(main.format, main.weights, of_main.seconds, {}, 0, "")
-        kept = {"int8": ACCEPTANCE, "int4": ACCEPTANCE * (1 - _LOST_IN_INT4)}
-        speeds = {each.weights: known.auto(each.seconds[1], kept[each.weights]) for each in (eight, four)}
-        best = four if speeds["int4"] >= speeds["int8"] else eight
-        shares = [each.seconds[1] / of_main.seconds[1] for each in (eight, four)]
-        why = "a token takes {:.2f} of a call of the main model in int8, {:.2f} in int4".format(*shares)
         width = plan.geometry.logits_width
-        draft = {size: seconds for size, seconds in best.cut.items() if size < width} | {width: best.seconds[1]}
-        return FormChoice(plan.format, best.weights, why, {}, draft)
 
-    key = {"role": "draft", "main": _stamps(main), "form": [main.format, main.weights, plan.format]}
+        def seconds(form: FormSpeed) -> float:
+            return form.cut[_CUT] if width > _CUT else form.seconds[1]
+
+        def speed(form: FormSpeed) -> float:
+            kept = ACCEPTANCE * (1 - _LOST_IN_INT4 if form.weights == "int4" else 1)
+            return known.auto(seconds(form), kept) / (1 if form.format == plan.format else _OTHER_LIBRARY)
+
+        best = max(made, key=speed)
+        shares = (
+            f"{seconds(each) / of_main.seconds[1]:.2f} in {each.weights} in {_LIBRARY[each.format]}" for each in made
+        )
+        why = f"a token takes this part of a call of the main model: {', '.join(shares)}"
+        draft = {size: seconds for size, seconds in best.cut.items() if size < width} | {width: best.seconds[1]}
+        return FormChoice(best.format, best.weights, why, {}, draft)
+
+    key = {"role": "draft", "main": _stamps(main), "form": [main.format, main.weights, *forms]}
     choice = _chosen(plan, key, find, progress)
     if choice is None:
         return plan
@@ -193,8 +210,7 @@ def _chosen(plan: Plan, key: dict[str, Any], find: Callable[[], FormChoice], pro
             progress.note(f"The form of {plan.source.id} is not chosen by this machine: {one_line(error)}")
             return None
         file.write(choice)
-    name = {"openvino": "OpenVINO", "onnx": "ONNX"}[choice.format]
-    progress.note(f"{plan.source.id} in {choice.weights} in {name}: {choice.why}.")
+    progress.note(f"{plan.source.id} in {choice.weights} in {_LIBRARY[choice.format]}: {choice.why}.")
     return choice
 
 
