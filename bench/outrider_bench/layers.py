@@ -233,8 +233,9 @@ class _Reader:
         part.allocate(0)
         num_right = 0
         for slot, (prompt, answer) in zip(self._slots, self._answers, strict=True):
-            step = part.submit([Chunk(slot, [prompt[-1], *answer[:-1]], len(answer), generated=True)]).wait()
-            num_right += sum(int(np.argmax(step.row(i).full())) == token for i, token in enumerate(answer))
+            chunk = Chunk(slot, [prompt[-1], *answer[:-1]], len(answer), generated=True)
+            rows = part.submit([chunk]).wait().rows(chunk)
+            num_right += sum(int(np.argmax(row.full())) == token for row, token in zip(rows, answer, strict=True))
             slot.trim(len(prompt) - 1)
         return num_right / sum(len(answer) for _, answer in self._answers)
 

@@ -44,8 +44,8 @@ def distributions(bundle: Path, texts: Any) -> Iterator[Any]:
         for text in texts:
             slot = backend.open(SCORED + 1)
             for begin in range(0, SCORED, PIECE):
-                step = backend.submit([Chunk(slot, text[begin : begin + PIECE].tolist(), PIECE)]).wait()
-                logits = np.stack([step.row(i).full() for i in range(PIECE)]).astype(np.float32)
+                chunk = Chunk(slot, text[begin : begin + PIECE].tolist(), PIECE)
+                logits = np.stack([row.full() for row in backend.submit([chunk]).wait().rows(chunk)]).astype(np.float32)
                 logits -= logits.max(-1, keepdims=True)
                 yield logits - np.log(np.exp(logits).sum(-1, keepdims=True))
             slot.close()

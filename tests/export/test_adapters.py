@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from adapters import changes_of, write_adapter
+from calls import rows_of_call
 from exports import content
 from outrider.bundle import Bundle
 from outrider.cli import run
@@ -208,8 +209,8 @@ def rows_of(bundle: Bundle, adapter: str | None = None) -> np.ndarray:
         return read(backend, TOKENS, [len(TOKENS)], len(TOKENS))
     slot = backend.open(64, Prompt((), adapter=adapter))
     assert slot is not None
-    step = backend.submit([Chunk(slot, TOKENS, len(TOKENS))]).wait()
-    return np.array([step.row(i).full().copy() for i in range(len(TOKENS))])
+    rows: np.ndarray = rows_of_call(backend, Chunk(slot, TOKENS, len(TOKENS)))
+    return rows
 
 
 def test_merged_and_at_run_time_are_the_reference(make_checkpoint: Any, convert: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 import outrider
 from assistants import Assistant, config_of, write_assistant
+from calls import rows_of_call
 from gemma4_unified import unify
 from outrider.bundle import VisionEntry
 from outrider.drafters import AssistantModel
@@ -182,8 +183,8 @@ def check_pieces(engine: Any, prompt: Prompt) -> None:
         assert bool(slot.length) == is_cached
         while slot.length < length:
             token_ids, _ = sequence.next_piece(slot.length, most)
-            step = main.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        rows.append(step.row(0).full().copy())
+            (row,) = rows_of_call(main, Chunk(slot, token_ids, num_rows=1))
+        rows.append(row)
         slot.publish(prompt.token_ids)
         slot.close()
     assert all((row == rows[0]).all() for row in rows)

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
+from calls import rows_of_call
 from heads import (
     DECODER,
     KINDS,
@@ -67,10 +68,6 @@ def check(found: Sequence[Any] | Any, expected: Any, least: float = 0.9999) -> N
     sizes = np.linalg.norm(found, axis=-1), np.linalg.norm(expected, axis=-1)
     assert ((found * expected).sum(-1) / sizes[0] / sizes[1]).min() >= least
     np.testing.assert_allclose(*sizes, rtol=1e-3)
-
-
-def rows_of(step: Any, count: int, first: int = 0) -> Any:
-    return np.stack([step.row(i).full() for i in range(first, first + count)])
 
 
 def weights_of(kind: str) -> dict[str, Any]:
@@ -180,7 +177,7 @@ def test_modules(kind: str, rule: str, bundle: Bundle, shared: Any) -> None:
 
     whole = chunk(backend.open(100), 0, n, n)
     step = backend.submit([whole]).wait()
-    check(rows_of(step, n), logits)
+    check([row.full() for row in step.rows(whole)], logits)
     check(step.features(whole), following)
 
     first, second, third = (backend.open(100, Prompt(ids)) for _ in range(3))
@@ -190,16 +187,15 @@ def test_modules(kind: str, rule: str, bundle: Bundle, shared: Any) -> None:
         [(first, 40, 45, 5), (third, 1, 33, 0), (second, 34, 35, 1)],
     ):
         chunks = [chunk(*part, generated=part[2] - part[1] < 6) for part in parts]
-        step, row = backend.submit(chunks).wait(), 0
+        step = backend.submit(chunks).wait()
         for each, (_, begin, end, count) in zip(chunks, parts, strict=True):
             if count:
-                check(rows_of(step, count, row), logits[end - count : end])
+                check([row.full() for row in step.rows(each)], logits[end - count : end])
             check(step.features(each), following[begin:end])
-            row += count
     first.publish(ids)
     again = backend.open(100, Prompt([*ids[:40], 1]))
     assert again.length == 32
-    check(rows_of(backend.submit([chunk(again, 32, 45, 5)]).wait(), 5), logits[40:])
+    check(rows_of_call(backend, chunk(again, 32, 45, 5)), logits[40:])
 
 
 def test_a_residual_after_the_norm(tiny: Path, shared: Any, tmp_path: Path) -> None:
@@ -209,8 +205,8 @@ def test_a_residual_after_the_norm(tiny: Path, shared: Any, tmp_path: Path) -> N
     bundle = add_drafter(tmp_path / "bundle", variant, weights="fp32")
     backend, (token_ids, hidden, read) = load(bundle, "eagle3"), module_case("eagle3")
     logits, _ = eagle3(torch.tensor(token_ids), torch.tensor(hidden), shared, norm_first=True)
-    step = backend.submit([Chunk(backend.open(100), token_ids.tolist(), len(token_ids), hidden_states=read)]).wait()
-    check(rows_of(step, len(token_ids)), logits)
+    chunk = Chunk(backend.open(100), token_ids.tolist(), len(token_ids), hidden_states=read)
+    check(rows_of_call(backend, chunk), logits)
 
 
 @pytest.mark.parametrize("kind", MODULES)
@@ -225,7 +221,7 @@ def test_modules_read_their_own_hidden_states(kind: str, bundle: Bundle, shared:
         chunk = Chunk(slot, token_ids[first:i].tolist(), 1, ("next_hidden",), hidden_states=rows)
         step = backend.submit([chunk]).wait()
         logits, following = REFERENCES[kind](torch.tensor(token_ids[:i]), states, shared)
-        check(rows_of(step, 1), logits[-1:])
+        check([row.full() for row in step.rows(chunk)], logits[-1:])
         own = step.features(chunk)[-1:].copy()
         check(own, following[-1:])
         rows = np.pad(own, ((0, 0), (192 if kind == "eagle3" else 0, 0)))
@@ -265,25 +261,22 @@ def test_dflash(bundle: Bundle, dflash: Any) -> None:
         states = hidden[begin:end] if end > begin else None
         return Chunk(slot, [*context[begin:end], *block], rows, hidden_states=states)
 
-    step = backend.submit([chunk(first, 0, 45, blocks[0])]).wait()
+    check(rows_of_call(backend, chunk(first, 0, 45, blocks[0])), dflash(hidden, blocks[0]))
     assert first.length == 45
-    check(rows_of(step, 3), dflash(hidden, blocks[0]))
     backend.submit([chunk(second, 0, 30, [MASK], 0), chunk(third, 0, 10, blocks[1], 0)]).wait()
-    step = backend.submit([chunk(third, 10, 20, blocks[1]), chunk(second, 30, 45, blocks[2])]).wait()
-    check(rows_of(step, 3), dflash(hidden[:20], blocks[1]))
-    check(rows_of(step, 3, 3), dflash(hidden, blocks[2]))
-    step = backend.submit(
-        [chunk(second, 45, 45, blocks[0]), chunk(third, 20, 33, blocks[0]), chunk(first, 9, 9, blocks[1])]
-    )
-    step = step.wait()
+    rows = rows_of_call(backend, chunk(third, 10, 20, blocks[1]), chunk(second, 30, 45, blocks[2]))
+    check(rows[:3], dflash(hidden[:20], blocks[1]))
+    check(rows[3:], dflash(hidden, blocks[2]))
+    chunks = [chunk(second, 45, 45, blocks[0]), chunk(third, 20, 33, blocks[0]), chunk(first, 9, 9, blocks[1])]
+    rows = rows_of_call(backend, *chunks)
     for i, (states, block) in enumerate([(hidden, blocks[0]), (hidden[:33], blocks[0]), (hidden, blocks[1])]):
-        check(rows_of(step, 3, 3 * i), dflash(states, block))
+        check(rows[3 * i : 3 * i + 3], dflash(states, block))
     second.trim(38)
-    check(rows_of(backend.submit([chunk(second, 38, 41, blocks[1])]).wait(), 3), dflash(hidden[:41], blocks[1]))
+    check(rows_of_call(backend, chunk(second, 38, 41, blocks[1])), dflash(hidden[:41], blocks[1]))
     first.publish(context)
     again = backend.open(60, Prompt([*context[:40], 0]))
     assert again.length == 32
-    check(rows_of(backend.submit([chunk(again, 32, 45, blocks[2])]).wait(), 3), dflash(hidden, blocks[2]))
+    check(rows_of_call(backend, chunk(again, 32, 45, blocks[2])), dflash(hidden, blocks[2]))
 
 
 def places(kind: str, hidden: Any, token_ids: Sequence[int], shared: tuple[Any, Any]) -> Any:
@@ -322,14 +315,14 @@ def test_places(kind: str, count: int, bundle: Bundle, shared: Any) -> None:
         chunks = [
             Chunk(slot, [1], NUM_PLACES, hidden_states=row[None]) for slot, row in zip(slots, hidden, strict=True)
         ]
-        check(rows_of(backend.submit(chunks).wait(), count * NUM_PLACES), torch.cat(expected))
+        check(rows_of_call(backend, *chunks), torch.cat(expected))
         return
     for place in range(NUM_PLACES):
         before = backend.seconds
         chunks = [
             Chunk(slots[i], token_ids[i, : place + 1].tolist(), 1, hidden_states=hidden[[i]]) for i in range(count)
         ]
-        check(rows_of(backend.submit(chunks).wait(), count), torch.stack([each[place] for each in expected]))
+        check(rows_of_call(backend, *chunks), torch.stack([each[place] for each in expected]))
         assert backend.seconds > before
 
 

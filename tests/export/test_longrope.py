@@ -50,10 +50,9 @@ def read(backend: OpenVINOPaged, texts: list[list[int]], lengths: list[int]) -> 
     found: list[list[Any]] = [[] for _ in texts]
     for begin, end in ((0, 24), (24, None)):
         chunks = [Chunk(slot, text[begin:end], len(text[begin:end])) for slot, text in zip(slots, texts, strict=True)]
-        step, row = backend.submit(chunks).wait(), 0
+        step = backend.submit(chunks).wait()
         for chunk, rows in zip(chunks, found, strict=True):
-            rows.extend(step.row(i).full().copy() for i in range(row, row + chunk.num_rows))
-            row += chunk.num_rows
+            rows.extend(row.full().copy() for row in step.rows(chunk))
     for slot in slots:
         slot.close()
     return [np.stack(rows) for rows in found]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from calls import rows_of_call
 from outrider.bundle import Bundle, read_bundle
 from outrider.errors import BundleError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -111,8 +112,7 @@ def test_no_bit_of_the_logits_changes(both: tuple[Bundle, Any, float], precision
         backend = load(bundle, features, precision)
         slot, rows = backend.open(80), []
         for begin, end in itertools.pairwise((0, 30, 31, 36, 50)):
-            step = backend.submit([Chunk(slot, token_ids[begin:end], 2 if end - begin > 1 else 1, features)]).wait()
-            rows += [step.row(i).full().copy() for i in range(2 if end - begin > 1 else 1)]
+            rows += [*rows_of_call(backend, Chunk(slot, token_ids[begin:end], 2 if end - begin > 1 else 1, features))]
         made.append(np.stack(rows))
     np.testing.assert_array_equal(made[0], made[1])
     np.testing.assert_array_equal(made[0], made[2])

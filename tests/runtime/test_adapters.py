@@ -14,6 +14,7 @@ import pytest
 
 import outrider
 from adapters import changes_of, write_adapter
+from calls import rows_of_call
 from heads import write_head
 from layered import make_layered, with_layers
 from outrider.bundle import Bundle
@@ -96,8 +97,7 @@ def logits(
     for size in sizes:
         begin = slot.length
         piece = Chunk(slot, TOKENS[begin : begin + size], size, generated=begin > 0)
-        step = backend.submit([piece]).wait()
-        rows += [step.row(i).full().copy() for i in range(size)]
+        rows += [*rows_of_call(backend, piece)]
     slot.close()
     return np.array(rows)[first:]
 
@@ -162,9 +162,8 @@ def test_rows_with_different_adapters_share_calls_bit_for_bit(every: OpenVINOPag
     for slot in slots:
         backend.submit([Chunk(slot, TOKENS[:20], 0)]).wait()
     for i in range(20, 48):
-        step = backend.submit([Chunk(slot, TOKENS[i : i + 1], 1, generated=True) for slot in slots]).wait()
-        for row, name in enumerate(who):
-            np.testing.assert_array_equal(step.row(row).full(), alone[name][i - 20])
+        rows = rows_of_call(backend, *(Chunk(slot, TOKENS[i : i + 1], 1, generated=True) for slot in slots))
+        np.testing.assert_array_equal(rows, [alone[name][i - 20] for name in who])
     for slot in slots:
         if slot is not None:
             slot.close()
@@ -178,9 +177,7 @@ def test_branches_of_a_tree_have_their_sequence_s_adapter(every: OpenVINOPaged) 
     backend.submit([Chunk(slot, TOKENS[:20], 0)]).wait()
     assert slot.fork(1, 4) == 1
     tree = Chunk(slot, [TOKENS[20], 7, TOKENS[21]], 3, parents=[-1, -1], generated=True)
-    step = backend.submit([tree]).wait()
-    np.testing.assert_array_equal(step.row(0).full(), expected[20])
-    np.testing.assert_array_equal(step.row(2).full(), expected[21])
+    np.testing.assert_array_equal(rows_of_call(backend, tree)[[0, 2]], expected[20:22])
     slot.close()
 
 

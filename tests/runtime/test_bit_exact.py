@@ -13,6 +13,7 @@ import openvino as ov
 import pytest
 
 import outrider
+from calls import rows_of_call
 from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -75,9 +76,9 @@ def answer(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
     """The rows of an answer to the first 90 tokens, read in one call: float32 [LENGTH - 90, vocab_size]."""
     slot = open_slot(backend, LENGTH)
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
-    step = backend.submit([Chunk(slot, token_ids[90:], LENGTH - 90, generated=True)]).wait()
+    rows: np.ndarray = rows_of_call(backend, Chunk(slot, token_ids[90:], LENGTH - 90, generated=True))
     slot.close()
-    return np.array([step.row(i).full() for i in range(LENGTH - 90)])
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,8 @@ def test_rejected_tokens_leave_no_trace(
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
     wrong = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19][:num_draft]
     for i in range(90, 110):
-        step = backend.submit([Chunk(slot, [token_ids[i], *wrong], num_draft + 1, generated=True)]).wait()
-        np.testing.assert_array_equal(step.row(0).full(), answer[i - 90])
+        rows = rows_of_call(backend, Chunk(slot, [token_ids[i], *wrong], num_draft + 1, generated=True))
+        np.testing.assert_array_equal(rows[0], answer[i - 90])
         slot.trim(i + 1)
     slot.close()
 
@@ -114,15 +115,13 @@ def test_sequences_in_one_call_do_not_touch(
     backend.submit(
         [Chunk(first, token_ids[:50], 0), Chunk(second, token_ids[:90], 0), Chunk(third, [9] * 33, 0)]
     ).wait()
-    step = backend.submit(
-        [
-            Chunk(first, token_ids[50:60], 2),
-            Chunk(second, token_ids[90:92], 2, generated=True),
-            Chunk(third, [8], 1, generated=True),
-        ]
-    ).wait()
-    for i, row in enumerate((whole[58], whole[59], answer[0], answer[1])):
-        np.testing.assert_array_equal(step.row(i).full(), row)
+    rows = rows_of_call(
+        backend,
+        Chunk(first, token_ids[50:60], 2),
+        Chunk(second, token_ids[90:92], 2, generated=True),
+        Chunk(third, [8], 1, generated=True),
+    )
+    np.testing.assert_array_equal(rows[:4], [whole[58], whole[59], answer[0], answer[1]])
     for slot in (first, second, third):
         slot.close()
 
@@ -150,8 +149,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
         found = slot.length
         assert found == (min(num_common, num_read - 1) if num_read < LENGTH else max(num_common, LENGTH - 10))
         for _ in range(2):  # it does not write into published blocks
-            step = backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=num_read - found)]).wait()
-            rows = np.array([step.row(i).full() for i in range(num_read - found)])
+            rows = rows_of_call(backend, Chunk(slot, token_ids[found:num_read], num_rows=num_read - found))
             np.testing.assert_array_equal(rows, whole[found:num_read])
             slot.trim(found)
         backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=0)]).wait()
@@ -180,9 +178,8 @@ def test_an_answer_in_the_cache_is_found_as_an_answer(
         found = slot.length
         assert found == (130 if answers or not backend.capabilities.rows.separate else 90)
         if answers == ((90, LENGTH),):
-            step = backend.submit([Chunk(slot, token_ids[130:], LENGTH - 130, generated=True)]).wait()
-            for i in range(LENGTH - 130):
-                np.testing.assert_array_equal(step.row(i).full(), answer[40 + i])
+            rows = rows_of_call(backend, Chunk(slot, token_ids[130:], LENGTH - 130, generated=True))
+            np.testing.assert_array_equal(rows, answer[40:])
         slot.close()
 
 
@@ -230,8 +227,7 @@ def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, 
                 for slot, count in zip(slots, counts, strict=True)
                 if slot
             ]
-            step = made.submit(chunks).wait()
-            found += [step.row(i).full().copy() for i in range(sum(counts))]
+            found += [*rows_of_call(made, *chunks)]
             if made is padded:
                 seen = np.diff(made._bound["subsequence_begins"]).tolist()
                 assert made._bound["input_ids"].size == sum(seen) == rule.call(sum(seen))

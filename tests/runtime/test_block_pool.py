@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from openvino import opset13 as ops
 
 import outrider
+from calls import rows_of_call
 from outrider.models.backends import paged_cache
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_tensors import HostTensor
@@ -257,8 +258,8 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
             slot = model.open(len(text) + 1, Prompt(text))
             assert slot
             while slot.length < len(text):
-                step = model.submit([Chunk(slot, text[slot.length : slot.length + 100], 1)]).wait()
-            found.append(step.row(0).full().copy())
+                rows = rows_of_call(model, Chunk(slot, text[slot.length : slot.length + 100], 1))
+            found.append(rows[0])
             slot.publish(text)
             slot.close()
         assert model.cache.num_cached_tokens == 200 + 300
@@ -359,11 +360,10 @@ def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.Monk
             shape = request.get_tensor("value_cache.0").get_shape()
             assert shape == first._request.get_tensor("value_cache.0").get_shape()
         first.submit([Chunk(slot, token_ids[:40], 0)]).wait()
-        row = second.submit([Chunk(slot, token_ids[40:60], 1)]).wait().row(0).full().copy()
-        last = first.submit([Chunk(slot, token_ids[60:], 1)]).wait().row(0).full().copy()
-        step = first.submit([Chunk(whole, token_ids, 11)]).wait()
-        np.testing.assert_allclose(row, step.row(0).full(), atol=1e-4)
-        np.testing.assert_allclose(last, step.row(10).full(), atol=1e-4)
+        (row,) = rows_of_call(second, Chunk(slot, token_ids[40:60], 1))
+        (last,) = rows_of_call(first, Chunk(slot, token_ids[60:], 1))
+        rows = rows_of_call(first, Chunk(whole, token_ids, 11))
+        np.testing.assert_allclose([row, last], rows[[0, 10]], atol=1e-4)
         part.infer()
         held = part.get_output_tensor(0).data[slot.blocks[0]]
         assert held.any()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import outrider
+from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.decoding import prefix_check
 from outrider.errors import DeviceError
@@ -90,7 +91,7 @@ def test_a_failed_call_leaves_its_slot_as_it_was_or_shorter(
             engine.main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait()
         failing.clear()
         assert slot.length == left
-        row = engine.main.submit([Chunk(slot, ids[left:], num_rows=1)]).wait().row(0).full().copy()
+        (row,) = rows_of_call(engine.main, Chunk(slot, ids[left:], num_rows=1))
         slot.close()
         assert cache_precision != "f32" or np.array_equal(row, read(engine.main, ids, [len(ids)], num_rows=1)[0])
 

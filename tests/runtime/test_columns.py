@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append
 from outrider.models.backends.paged_graph import read_decoder
@@ -144,8 +145,7 @@ def test_a_model_in_this_setting_says_so_and_has_its_logits(openvino_bundle: Bun
         backend.allocate(64)
         slot = backend.open(16)
         assert slot is not None
-        step = backend.submit([Chunk(slot, [5, 6, 7], num_rows=3)]).wait()
-        logits.append(np.array([step.row(i).full() for i in range(3)]))
+        logits.append(rows_of_call(backend, Chunk(slot, [5, 6, 7], num_rows=3)))
         loaded = LoadedModel(part, Choice(setting), backend)
         said.append(loaded.setting)
         identities.append(loaded.identity)

@@ -40,7 +40,7 @@ def test_rows_and_hidden_states_are_those_of_one_call_and_no_call_has_more_rows(
             for call in divide(chunks, rule):
                 assert len(PagedCall.of([_readable(each) for each in call], rule, 32).token_ids) <= rule.most
         step = backend.submit(chunks).wait()
-        rows = [step.row(i).full() for i in range(sum(wanted))]
+        rows = [row.full() for chunk in chunks for row in step.rows(chunk)]
         results.append((rows, [step.features(chunk) for chunk in chunks]))
         assert [chunk.slot.length for chunk in chunks] == sizes
     for one, other in zip(*results, strict=True):

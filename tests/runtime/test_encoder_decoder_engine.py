@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calls import rows_of_call
 from encoder_decoder_toy import START, VOCAB, save_encoder_decoder
 from outrider.config import Config
 from outrider.engine.engine import Engine
@@ -42,8 +43,7 @@ def logits_of(backend: EncoderDecoder, token_ids: list[int], sizes: list[int], s
     rows = []
     for size in sizes:
         chunk = token_ids[slot.length : slot.length + size]
-        step = backend.submit([Chunk(slot, chunk, len(chunk))]).wait()
-        rows += [step.row(i).full().copy() for i in range(len(chunk))]
+        rows += [*rows_of_call(backend, Chunk(slot, chunk, len(chunk)))]
     slot.close()
     return np.array(rows)
 
@@ -74,8 +74,7 @@ def test_trimmed_tokens_leave_no_trace(backend: EncoderDecoder) -> None:
     assert slot is not None
     backend.submit([Chunk(slot, [1, 2, *range(30), *range(30)], 1)]).wait()  # across the border at 64 keys
     slot.trim(2)
-    step = backend.submit([Chunk(slot, [3, 4], 2)]).wait()
-    assert np.array_equal([step.row(i).full() for i in range(2)], expected[2:])
+    assert np.array_equal(rows_of_call(backend, Chunk(slot, [3, 4], 2)), expected[2:])
     slot.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import outrider
+from calls import rows_of_call
 from onnx_decoder import decoder
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
@@ -54,8 +55,7 @@ def logits_of(backend: OnnxRuntime) -> Any:
     assert slot is not None
     rows = []
     for token_ids in ([*range(5, 25)], [*range(30, 40)]):
-        step = backend.submit([Chunk(slot, token_ids, num_rows=len(token_ids))]).wait()
-        rows += [step.row(i).full().copy() for i in range(len(token_ids))]
+        rows += [*rows_of_call(backend, Chunk(slot, token_ids, num_rows=len(token_ids)))]
     slot.close()
     return np.array(rows)
 

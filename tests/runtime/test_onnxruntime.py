@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import outrider
+from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.models.backends import onnx_providers
 from outrider.models.backends.onnx_cache import BufferCache
@@ -57,9 +58,8 @@ def test_sequences_run_one_after_another(model: Path) -> None:
     texts = [[1, 2, 3, 4, 5], [7, 8, 9], [11] * 6]
     alone = [read(backend, text, [len(text)], len(text)) for text in texts]
     slots = [backend.open(10) for _ in texts]
-    step = backend.submit([Chunk(slot, text, n) for slot, text, n in zip(slots, texts, (2, 0, 1), strict=True)]).wait()
-    for i, row in enumerate((alone[0][3], alone[0][4], alone[2][5])):
-        np.testing.assert_array_equal(step.row(i).full(), row)
+    rows = rows_of_call(backend, *(Chunk(slot, text, n) for slot, text, n in zip(slots, texts, (2, 0, 1), strict=True)))
+    np.testing.assert_array_equal(rows, [alone[0][3], alone[0][4], alone[2][5]])
 
 
 def test_room_is_given_back_once(model: Path) -> None:
@@ -119,7 +119,7 @@ def test_hidden_states_are_given_to_chunks_that_ask(tapped: tuple[Path, Any], in
             chunks[0] = dataclasses.replace(chunks[0], features=wanted)
             chunks[2] = dataclasses.replace(chunks[2], features=wanted[::-1])
             step = backend.submit(chunks).wait()
-            for chunk, first in ((chunks[0], 0), (chunks[2], 5)):
+            for chunk in (chunks[0], chunks[2]):
                 if not wanted:
                     with pytest.raises(outrider.BundleError, match="Hidden states were asked for"):
                         step.features(chunk)
@@ -127,7 +127,7 @@ def test_hidden_states_are_given_to_chunks_that_ask(tapped: tuple[Path, Any], in
                 states = step.features(chunk)
                 assert states.shape == (len(chunk.token_ids), 16 * len(wanted))
                 begin = 16 * chunk.features.index(NAMES[0])
-                rows = [step.row(first + i).full() for i in range(len(chunk.token_ids))]
+                rows = [row.full() for row in step.rows(chunk)]
                 np.testing.assert_allclose(states[:, begin : begin + 16] @ matrix[:, :40], rows, atol=1e-4)
         for slot, text in zip(slots, texts, strict=True):
             slot.publish(text)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import outrider
+from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.models.backends.npu_sizes import find_sizes
 from outrider.models.backends.openvino_npu import OpenVINONpu
@@ -45,8 +46,7 @@ def rows_of(backend: CompiledModel, sizes: Sequence[int], wanted: Sequence[int])
     slot = open_slot(backend, sum(sizes))
     rows = []
     for size, num_rows in zip(sizes, wanted, strict=True):
-        step = backend.submit([Chunk(slot, TOKEN_IDS[slot.length : slot.length + size], num_rows)]).wait()
-        rows += [step.row(i).full().copy() for i in range(num_rows)]
+        rows += [*rows_of_call(backend, Chunk(slot, TOKEN_IDS[slot.length : slot.length + size], num_rows))]
     slot.close()
     return np.array(rows)
 
@@ -79,8 +79,8 @@ def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -
     backend.submit([Chunk(slot, TOKEN_IDS[:num_prompt], 1)]).wait()
     for i in range(num_prompt, count):
         for wrong in ([7] * 17, [3, 4], []):
-            step = backend.submit([Chunk(slot, [TOKEN_IDS[i], *wrong], len(wrong) + 1)]).wait()
-            np.testing.assert_array_equal(step.row(0).full(), whole[1 + i - num_prompt])
+            rows = rows_of_call(backend, Chunk(slot, [TOKEN_IDS[i], *wrong], len(wrong) + 1))
+            np.testing.assert_array_equal(rows[0], whole[1 + i - num_prompt])
             slot.trim(i)
         backend.submit([Chunk(slot, [TOKEN_IDS[i]], 1)]).wait()
     slot.close()
@@ -95,8 +95,7 @@ def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None
                 slot = open_slot(backend, 300)
                 backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
                 slot.trim(kept)
-                step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
-                np.testing.assert_array_equal(step.row(0).full(), expected[0])
+                np.testing.assert_array_equal(rows_of_call(backend, Chunk(slot, TOKEN_IDS[kept:count], 1)), expected)
                 slot.close()
 
 
@@ -120,8 +119,7 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
     # As many whole pieces as the prefill model would read. 270 is not where a window begins: it was read up to 265.
     assert slot.length == num_kept
     for i, token_ids in enumerate((TOKEN_IDS[num_kept:count], *([t] for t in TOKEN_IDS[count : count + 2]))):
-        step = backend.submit([Chunk(slot, token_ids, 1)]).wait()
-        np.testing.assert_array_equal(step.row(0).full(), fresh[i])
+        np.testing.assert_array_equal(rows_of_call(backend, Chunk(slot, token_ids, 1))[0], fresh[i])
     slot.close()
 
 

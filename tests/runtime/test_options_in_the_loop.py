@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from calls import rows_of_call
 from outrider.drafters import DraftModel
 from outrider.testing import TOY_ALPHABET, FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
@@ -174,14 +175,13 @@ def test_logprobs_are_those_of_the_rows(toy_engine: outrider.Engine, kind: str, 
     sampler = LogitsSampler(outrider.GenerationConfig(**options), prompt)
     slot = toy_engine.main.open(64)
     assert slot is not None
-    rows = toy_engine.main.submit([Chunk(slot, [*prompt, *result.token_ids], 26)]).wait()
+    rows = rows_of_call(toy_engine.main, Chunk(slot, [*prompt, *result.token_ids], 26))
     for i, made in enumerate(result.logprobs):
-        logits = rows.row(i).full()
         if kind == "processed" and temperature:
-            row = sampler.distribution(rows.row(i), result.token_ids[:i])
+            row = sampler.distribution(LogitsRow.of(rows[i]), result.token_ids[:i])
             expected = {int(k): float(np.log(p)) for k, p in zip(row.token_ids, row.probs, strict=True)}
         else:
-            scores = logits.astype(np.float64)
+            scores = rows[i].astype(np.float64)
             if kind == "processed":
                 for k in {*prompt, *result.token_ids[:i]}:
                     scores[k] = scores[k] / 1.3 if scores[k] > 0 else scores[k] * 1.3

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
+from calls import rows_of_call
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import write_manifest
@@ -94,8 +94,7 @@ def test_a_bundle_says_which_token_is_the_mask(toy_bundle: Bundle, tmp_path: Pat
             assert slot is not None
             count = min(request.limit, NUM_PLACES)
             text = [*request.sequence.token_ids, *[7] * (count - 1)]
-            found = model.backend.submit([Chunk(slot, text, count)]).wait()
-            rows = [np.array(found.row(i).full()) for i in range(count)]
+            rows = [*rows_of_call(model.backend, Chunk(slot, text, count))]
             slot.close()
             *whole, last = expected(rows, request)
             assert draft.token_ids == [*whole, last][: len(draft)]

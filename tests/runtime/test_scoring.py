@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from calls import rows_of_call
 from outrider.engine.scoring import PIECE_TOKENS
 from outrider.types import Chunk, Prompt
 
@@ -33,8 +34,7 @@ def test_any_tokens_are_scored_as_by_a_softmax(openvino_engine: outrider.Engine,
     whole = [*PROMPT, *token_ids]
     slot = main.open(len(whole))
     assert slot is not None
-    step = main.submit([Chunk(slot, whole, len(whole))]).wait()
-    rows = np.stack([step.row(i).full() for i in range(len(PROMPT) - 1, len(whole) - 1)]).astype(np.float64)
+    rows = rows_of_call(main, Chunk(slot, whole, len(whole)))[len(PROMPT) - 1 : -1].astype(np.float64)
     slot.close()
     expected = rows[np.arange(len(token_ids)), token_ids] - np.log(np.exp(rows).sum(1))
     np.testing.assert_allclose(found, expected, atol=1e-5)

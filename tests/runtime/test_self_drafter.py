@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import rows_of_call
+
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
 
 from pathlib import Path
@@ -87,7 +89,7 @@ def read(backend: OpenVINOPaged, rule: RowRule, features: tuple[str, ...] = ()) 
             for slot, text in zip(slots, texts, strict=True)
         ]
         step = backend.submit(chunks).wait()
-        rows += [step.row(i).full().copy() for i in range(2 * count)]
+        rows += [row.full().copy() for chunk in chunks for row in step.rows(chunk)]
         rows += [step.features(chunk).copy() for chunk in chunks if features]
     return rows
 
@@ -138,8 +140,7 @@ def test_what_is_left_is_the_model_without_those_layers(layered: Bundle, kept: t
     slots = [main.open(80) for _ in text]
     for begin, end in itertools.pairwise((0, 30, 31, 32, 36, 50)):
         count = min(2, end - begin)
-        step = part.submit([Chunk(s, t[begin:end], count) for s, t in zip(slots, text, strict=True)]).wait()
-        found += [step.row(i).full().copy() for i in range(2 * count)]
+        found += [*rows_of_call(part, *(Chunk(s, t[begin:end], count) for s, t in zip(slots, text, strict=True)))]
     np.testing.assert_allclose(found, read(small, RULES[0]), atol=1e-4)
     assert np.abs(np.array(found) - whole).max() > 0.1
 

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from calls import rows_of_call
 from layered import make_layered
 from outrider.config import DeviceConfig
 from outrider.models.backends.paged_graph import read_decoder
@@ -74,8 +75,7 @@ def logits_of(backend: CompiledModel) -> NDArray[np.float32]:
     backend.allocate(256)
     slot = backend.open(64)
     assert slot is not None
-    step = backend.submit([Chunk(slot, [*range(5, 45)], num_rows=40)]).wait()
-    rows = np.array([step.row(i).full() for i in range(40)])
+    rows = rows_of_call(backend, Chunk(slot, [*range(5, 45)], num_rows=40))
     slot.close()
     return rows
 

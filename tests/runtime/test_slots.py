@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calls import rows_of_call
 from hybrids import save_hybrid
 from outrider.bundle import Format
 from outrider.models.tuning.model_spec import ModelSpec
@@ -41,9 +42,8 @@ def opened(backend: Any, num_prompt: int = 40, prompt: Prompt = NO_PROMPT) -> An
 
 def ends(backend: Any, slot: Any) -> bytes:
     """The rows of the rest of TEXT, which a slot reads as an answer."""
-    rest = TEXT[slot.length :]
-    step = backend.submit([Chunk(slot, rest, 3, generated=True)]).wait()
-    return b"".join(step.row(i).full().tobytes() for i in range(3))
+    rows: bytes = rows_of_call(backend, Chunk(slot, TEXT[slot.length :], 3, generated=True)).tobytes()
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -169,12 +169,11 @@ class Checked:
         slot = self.backend.open(200, NO_PROMPT)
         if slot is None:
             return []
-        step = self.backend.submit([Chunk(slot, text[:num_prompt], int(num_prompt == len(text)))]).wait()
+        rows = rows_of_call(self.backend, Chunk(slot, text[:num_prompt], int(num_prompt == len(text))))
         if num_prompt < len(text):
-            step = self.backend.submit([Chunk(slot, text[num_prompt:], count, generated=True)]).wait()
-        rows = [step.row(i).full().tobytes() for i in range(count)]
+            rows = rows_of_call(self.backend, Chunk(slot, text[num_prompt:], count, generated=True))
         slot.close()
-        return rows
+        return [row.tobytes() for row in rows]
 
     def begin(self) -> None:
         """Open a slot, read its prompt in pieces, and sometimes publish it."""
@@ -187,9 +186,8 @@ class Checked:
         self.num_hits += slot.length > 0
         while slot.length < len(text):
             piece = text[slot.length :][: int(self.rng.integers(1, 50))]
-            step = self.backend.submit([Chunk(slot, piece, int(slot.length + len(piece) == len(text)))]).wait()
-        row = step.row(0).full().tobytes()
-        assert self.fresh(text, len(text), 1) in ([], [row])
+            rows = rows_of_call(self.backend, Chunk(slot, piece, int(slot.length + len(piece) == len(text))))
+        assert self.fresh(text, len(text), 1) in ([], [rows[0].tobytes()])
         if self.rng.random() < 0.7:
             slot.publish(text)
         self.open.append((slot, text, len(text)))
@@ -209,13 +207,12 @@ class Checked:
             halves.append(half if parents else 0)
             text.append(newest[-1])
         step: Any = self.backend.submit(chunks).wait() if chunks else None
-        begin, checks = 0, []
-        for (slot, text, num_prompt), draft, half in zip(chosen, drafts, halves, strict=True):
+        checks = []
+        for (slot, text, num_prompt), draft, half, chunk in zip(chosen, drafts, halves, chunks, strict=True):
             branches = [range(half), range(half, len(draft))] if half else [range(len(draft))]
             branch = branches[int(self.rng.integers(len(branches)))]
             path = [*branch[: int(self.rng.integers(len(branch) + 1))]]
-            rows = [step.row(begin + i).full().tobytes() for i in (0, *(i + 1 for i in path))]
-            begin += len(draft) + 1
+            rows = [step.rows(chunk)[i + 1].full().tobytes() for i in (-1, *path)]
             if half:
                 slot.keep(path)
             text.extend(draft[i] for i in path)

@@ -17,6 +17,7 @@ import pytest
 from openvino import opset13 as ops
 
 import outrider
+from calls import rows_of_call
 from hybrids import KINDS, save_hybrid
 from outrider.bundle import Bundle, Format, read_bundle
 from outrider.bundle.hashes import list_files
@@ -212,7 +213,7 @@ def test_dummy_rows_change_no_bit_and_most_states_leave_them_out(engine: outride
             assert len(inputs["input_ids"]) == 1 + num_dummies
             is_ssm = "selective_ssm" in engine.bundle.manifest.main.geometry.layer_states
             assert inputs["la.subsequence_begins"].tolist() == ([0, 1, 1 + num_dummies] if is_ssm else [0, 1])
-            found.add(backend.submit([chunk]).wait().row(0).full().tobytes())
+            found.add(rows_of_call(backend, chunk).tobytes())
             slot.trim(40)
     backend.use(known)
     assert len(found) == 1
@@ -494,14 +495,14 @@ def test_prompts_and_drafts_in_one_call(engine: outrider.Engine) -> None:
             Chunk(slots[2], texts[2][begin : begin + 1], 1),
         ]
         step = main.submit(chunks).wait()
-        for i, row in enumerate((0, 1, 4)):
-            rows[i].append(step.row(row).full().tobytes())
+        for i, chunk in enumerate(chunks):
+            rows[i].append(step.rows(chunk)[0].full().tobytes())
         slots[1].trim(begin + 1)
     for i, text in enumerate(texts):
         with_one = main.open(80, Prompt(()))
         main.submit([Chunk(with_one, text[:20], 0)]).wait()
-        step = main.submit([Chunk(with_one, text[20:], 20, generated=i == 1)]).wait()
-        assert [step.row(k).full().tobytes() for k in range(20)] == rows[i]
+        alone = rows_of_call(main, Chunk(with_one, text[20:], 20, generated=i == 1))
+        assert [row.tobytes() for row in alone] == rows[i]
         with_one.close()
     for slot in slots:
         slot.close()

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.drafters.controller import Share
 from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -73,8 +74,7 @@ def test_rows_have_the_same_bits(openvino_bundle: Bundle, *, separate: bool) -> 
                 for slot, count in zip(slots, counts, strict=True)
                 if count
             ]
-            step = made.submit(chunks).wait()
-            found += [step.row(i).full().copy() for i in range(sum(counts))]
+            found += [*rows_of_call(made, *chunks)]
             sizes[-1].append(made._bound["input_ids"].size)
         rows.append(np.array(found))
     assert sizes == [[11, 4, 7, 2, 8, 42, 4, 6], [11, 11, 11, 11, 11, 42, 4, 6]]

@@ -15,7 +15,7 @@ from outrider.drafters import DraftModel, Ngram
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
-from outrider.types import Draft, Drafter, Noise, Outcome, Rows, TokenSequence
+from outrider.types import Draft, Drafter, LogitsRow, Noise, Outcome, Rows, TokenSequence
 from outrider_bench.modes.ours import Shuffled
 
 VOCAB_SIZE = 6
@@ -121,8 +121,8 @@ def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
             seen.append(list(prefix))
             return super().logprobs(row, prefix, token_id)
 
-    step = FakeBackend.Step([np.zeros(VOCAB_SIZE, dtype=np.float32)] * 5)
-    rows = DraftRows.of(step, 1, RecordingSampler(CONFIG, []), Draft([3, 4, 5]))
+    row = LogitsRow.of(np.zeros(VOCAB_SIZE, dtype=np.float32))
+    rows = DraftRows(lambda _: row, RecordingSampler(CONFIG, []), Draft([3, 4, 5]))
     for i in range(4):
         rows.best(i)
         rows.distribution(i)

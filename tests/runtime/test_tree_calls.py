@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import outrider
+from calls import rows_of_call
 from in_the_loop import new_request, run
 from outrider.bundle import Bundle
 from outrider.models.tuning.measure import measure_pass
@@ -59,22 +60,18 @@ def test_rows_of_trees_have_the_bits_of_chains(engine: outrider.Engine, rule: st
         main.submit([Chunk(forked, text, 0), Chunk(chain, text, 0)]).wait()
         assert forked.fork(len(draft.branches) - 1, 9) == len(draft.branches) - 1
         tree = Chunk(forked, [newest, *draft.token_ids], len(draft) + 1, parents=draft.parents, generated=True)
-        step = main.submit([Chunk(beside, other, 1), tree]).wait()
-        rows = [step.row(1 + i).full().copy() for i in range(len(draft) + 1)]
+        _, *rows = rows_of_call(main, Chunk(beside, other, 1), tree)
         for leaf in draft.branches:
             token_ids = [newest, *(draft.token_ids[i] for i in leaf)]
-            step = main.submit([Chunk(chain, token_ids, len(token_ids), generated=True)]).wait()
+            alone = rows_of_call(main, Chunk(chain, token_ids, len(token_ids), generated=True))
             chain.trim(length)
             for k, i in enumerate([-1, *leaf]):
-                assert bool((rows[i + 1] == step.row(k).full()).all()), (length, draft, i)
+                assert bool((rows[i + 1] == alone[k]).all()), (length, draft, i)
         path = draft.path_to(int(rng.integers(-1, len(draft))))
         forked.keep(path)
         assert forked.length == length + 1 + len(path)
         main.submit([Chunk(chain, [newest, *(draft.token_ids[i] for i in path)], 1, generated=True)]).wait()
-        ends = [
-            main.submit([Chunk(slot, [5, 6], 2, generated=True)]).wait().row(1).full().copy()
-            for slot in (forked, chain)
-        ]
+        ends = [rows_of_call(main, Chunk(slot, [5, 6], 2, generated=True))[1] for slot in (forked, chain)]
         assert bool((ends[0] == ends[1]).all()), (length, draft, path)
         for slot in (forked, chain, beside):
             slot.close()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 import outrider
 from adapters import write_adapter
+from calls import rows_of_call
 from heads import write_head
 from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
@@ -105,8 +106,7 @@ def read(
     assert slot is not None
     for length in (*pieces, len(token_ids) - sum(pieces)):
         done = slot.length
-        step = backend.submit([Chunk(slot, token_ids[done : done + length], num_rows=2)]).wait()
-    rows = np.stack([step.row(i).full().copy() for i in range(2)])
+        rows = rows_of_call(backend, Chunk(slot, token_ids[done : done + length], num_rows=2))
     slot.close()
     return rows
 
@@ -151,9 +151,8 @@ def test_a_call_of_several_sequences_reads_each_ones_embeddings(backend: OpenVIN
     spans = {seed: (Span(seed + 2, embedded(backend, ids_of(seed + 9, 8)), b"%d" % seed),) for seed in (0, 2)}
     alone = {seed: read(backend, texts[seed], spans.get(seed, ())) for seed in texts}
     slots = {seed: backend.open(60, Prompt((), embeds=spans.get(seed, ()))) for seed in texts}
-    step = backend.submit([Chunk(slots[seed], texts[seed], num_rows=2) for seed in texts]).wait()
-    for i, seed in enumerate(texts):
-        together = np.stack([step.row(2 * i + j).full() for j in range(2)])
+    rows = rows_of_call(backend, *(Chunk(slots[seed], texts[seed], num_rows=2) for seed in texts))
+    for seed, together in zip(texts, rows.reshape(len(texts), 2, -1), strict=True):
         assert (together == alone[seed]).all()
     for slot in slots.values():
         assert slot is not None
@@ -168,8 +167,7 @@ def test_branches_read_the_embeddings_of_their_positions(backend: OpenVINOPaged)
     backend.submit([Chunk(slot, text[:8], num_rows=1)]).wait()
     assert slot.fork(1, 4) == 1
     tree = [1, 2, 3, 4]
-    step = backend.submit([Chunk(slot, tree, num_rows=4, parents=[-1, 0, -1], generated=True)]).wait()
-    rows = [step.row(i).full().copy() for i in range(4)]
+    rows = rows_of_call(backend, Chunk(slot, tree, num_rows=4, parents=[-1, 0, -1], generated=True))
     slot.keep([])
     slot.close()
     for path in ([0, 1, 2], [0, 3]):
@@ -177,9 +175,7 @@ def test_branches_read_the_embeddings_of_their_positions(backend: OpenVINOPaged)
         assert alone is not None
         backend.submit([Chunk(alone, text[:8], num_rows=1)]).wait()
         chunk = Chunk(alone, [tree[i] for i in path], num_rows=len(path), generated=True)
-        step = backend.submit([chunk]).wait()
-        for j, i in enumerate(path):
-            assert (step.row(j).full() == rows[i]).all()
+        assert (rows_of_call(backend, chunk) == rows[path]).all()
         alone.close()
 
 

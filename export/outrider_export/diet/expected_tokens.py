@@ -75,12 +75,12 @@ def _read(
     """The sums of the next token's probabilities and of their squares, float64 [2, num_tokens], in each half."""
     sums, squares = np.zeros((2, 2, num_tokens))
     with closing(open_slot(backend, len(token_ids))) as slot:
-        step = backend.submit([Chunk(slot, token_ids, num_rows=len(token_ids))]).wait()
-        for row in range(len(token_ids)):
-            logits = step.row(row).full()[:num_tokens]
+        chunk = Chunk(slot, token_ids, num_rows=len(token_ids))
+        for i, row in enumerate(backend.submit([chunk]).wait().rows(chunk)):
+            logits = row.full()[:num_tokens]
             probabilities = np.exp(logits - logits.max())
             probabilities /= probabilities.sum(dtype=np.float64)
-            half = int(2 * row >= len(token_ids))
+            half = int(2 * i >= len(token_ids))
             sums[half] += probabilities
             squares[half] += np.square(probabilities)
     return sums, squares

@@ -167,16 +167,14 @@ class Writer(TextWriter):
         """One call of the model: the next token of each running text, and pieces of new ones' prompts."""
         parts = list(_chunks(running, self.features))
         step = self._backend.submit([chunk for _, chunk in parts]).wait()
-        row = 0
         for each, chunk in parts:
             if self.features:
                 states = step.features(chunk)
                 each.keep(states.clip(-LARGEST_HALF, LARGEST_HALF, out=states).astype(np.float16))
             each.unread = each.unread[len(chunk.token_ids) :]
-            if chunk.num_rows:
-                each.go_on(step.row(row).full(), ends)
-                row += 1
-        return row
+            for row in step.rows(chunk):
+                each.go_on(row.full(), ends)
+        return sum(chunk.num_rows for _, chunk in parts)
 
     def _allocate(self, sizes: Sequence[int], memory: float | None) -> int:
         """Allocate the cache for the fastest of these batch sizes that fit, and return it."""

@@ -103,8 +103,8 @@ def _compare_text(
     try:
         for begin in range(0, len(token_ids), PIECE):
             piece = list(token_ids[begin : begin + PIECE])
-            step = backend.submit([Chunk(slot, piece, num_rows=len(piece))]).wait()
-            ours = np.array([step.row(i).full() for i in range(len(piece))])
+            chunk = Chunk(slot, piece, num_rows=len(piece))
+            ours = np.array([row.full() for row in backend.submit([chunk]).wait().rows(chunk)])
             theirs = _same_columns(reference.rows(begin, begin + len(piece)), ours.shape[1], columns)
             cosines += cosine(ours, theirs).tolist()
             same += (ours.argmax(-1) == theirs.argmax(-1)).tolist()

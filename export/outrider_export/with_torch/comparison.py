@@ -53,8 +53,8 @@ class Comparison:
         slot = backend.open(count)
         if slot is None:
             raise AssertionError("no other slot is open")
-        step = backend.submit([Chunk(slot, self._token_ids.tolist(), num_rows=count)]).wait()
-        found = np.array([step.row(i).full() for i in range(count)])
+        chunk = Chunk(slot, self._token_ids.tolist(), num_rows=count)
+        found = np.array([row.full() for row in backend.submit([chunk]).wait().rows(chunk)])
         slot.close()
         lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(self._logits, axis=1)
         cosine = float(np.percentile((found * self._logits).sum(axis=1) / lengths, _PERCENTILE))

@@ -135,5 +135,6 @@ def _read(main: Backend, slot: Slot, text: TokenSequence, most: int) -> Logits |
     """Read up to `most` tokens; the last one's row when the text is read to its end."""
     token_ids, generated = text.next_piece(slot.length, most)
     is_last = slot.length + len(token_ids) == len(text)
-    step = main.submit([Chunk(slot, token_ids, int(is_last), generated=generated)]).wait()
-    return step.row(0).full().copy() if is_last else None
+    chunk = Chunk(slot, token_ids, int(is_last), generated=generated)
+    step = main.submit([chunk]).wait()
+    return step.rows(chunk)[0].full().copy() if is_last else None

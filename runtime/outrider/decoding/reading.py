@@ -19,17 +19,16 @@ class Reading:
     """Committed tokens that are not in the cache yet; after the newest one, the draft.
 
     chunk: these tokens, with rows from the newest committed token on; a prompt's piece before its end has none. begin:
-    the position of the first. first_row: the index of its rows among those of the call.
+    the position of the first.
     """
 
     answer: Answer
     turn: Turn | None
     chunk: Chunk
     begin: int
-    first_row: int
 
     @classmethod
-    def of(cls, answer: Answer, turn: Turn | None, num_tokens: int, first_row: int) -> Reading:
+    def of(cls, answer: Answer, turn: Turn | None, num_tokens: int) -> Reading:
         """num_tokens: most committed tokens to read."""
         begin, sequence = answer.slot.length, answer.sequence
         token_ids, generated = sequence.next_piece(begin, num_tokens)
@@ -38,7 +37,7 @@ class Reading:
             draft = draft_of(turn)
             num_rows, parents, token_ids = len(draft) + 1, draft.parents, token_ids + draft.token_ids
         chunk = Chunk(answer.slot, token_ids, num_rows, answer.features, parents, generated)
-        return cls(answer, turn, chunk, begin, first_row)
+        return cls(answer, turn, chunk, begin)
 
     @property
     def draft(self) -> Draft:
@@ -60,7 +59,7 @@ class Reading:
     def _verify(self, target: Step, observer: Observer | None) -> list[int]:
         """Verify the draft, and commit. Returns the accepted path."""
         answer, draft = self.answer, self.draft
-        rows = DraftRows.of(target, self.first_row, answer.sampler, draft)
+        rows = DraftRows(target.rows(self.chunk).__getitem__, answer.sampler, draft)
         outcome = verify(answer, draft, rows)
         if observer is not None:
             observer.verified(answer, draft, outcome)

@@ -152,13 +152,11 @@ class Scheduler:
             begun=time.perf_counter() - self._round_began,
         )
         readings: list[Reading] = []
-        row = 0
         for (answer, turn), count in zip(sound, counts, strict=True):
             if count and turn is not None and answer.request.waits:
                 turn.draft = turn.draft.cut(count - 1)
             if count:  # else it waits
-                readings.append(Reading.of(answer, turn, count, row))
-                row += readings[-1].chunk.num_rows
+                readings.append(Reading.of(answer, turn, count))
         return Round(readings, self.rows.num_prompt_rows)
 
     def took(self, done: Round, seconds: float) -> None:

@@ -192,10 +192,8 @@ class DraftModel(Drafter):
             learns = is_alone and max(counts) <= SHORT and not self.backend.capabilities.fixed
             took = self.backend.seconds - began
             self.cost.observe(counts if learns else (), context, took, steady.current if steady else 0)
-        first = 0
         for state, chunk in zip(states, chunks, strict=True):
-            rows = [step.row(i) for i in range(first, first + chunk.num_rows)]
-            first += chunk.num_rows
+            rows = step.rows(chunk)
             if self._subset:
                 rows = [self._subset.row(row) for row in rows]
             state.take(rows, step.features(chunk) if chunk.features else None)

@@ -162,8 +162,10 @@ class FakeBackend:
         if len(calls) == 1:
             return self._submit(chunks)
         step = DividedCall(self._submit, calls).wait()
-        rows = [step.row(i).full() for i in range(sum(chunk.num_rows for chunk in chunks))]
-        return FakeBackend.Step(rows, {each: step.features(each) for each in chunks if each.features})
+        return FakeBackend.Step(
+            {each: [row.full() for row in step.rows(each)] for each in chunks},
+            {each: step.features(each) for each in chunks if each.features},
+        )
 
     def _submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         """One call; the step is its own pending."""
@@ -177,7 +179,7 @@ class FakeBackend:
         of_call = self._kernels(num_rows) if self._kernels else 0
         if self._single_kernels and set(sequences) == {1}:
             of_call += 100_000 * self._single_kernels(len(sequences))
-        rows, features = [], {}
+        logits, features = {}, {}
         for chunk, count in zip(chunks, counts, strict=True):
             slot: FakeSlot = chunk.slot
             is_separate = rule.separate and chunk.generated
@@ -191,17 +193,18 @@ class FakeBackend:
             shifts = [1000 * of_call + of_sequence] * count
             before, before_shifts, branches = [*slot.token_ids], [*slot.shifts], chunk.layout.branches
             paths = {branch[k]: branch[: k + 1] for branch in branches for k in range(len(branch))}
-            of_chunk = []
+            rows, of_chunk = [], []
             for i in range(count):
                 text = before + [token_ids[j] for j in paths[i]]
                 if i >= count - chunk.num_rows:
                     rows.append(self.logits_after(text) + self._shift(before_shifts + shifts[: len(paths[i])]))
                 of_chunk.append([self.features_after(text, name) for name in chunk.features])
+            logits[chunk] = rows
             features[chunk] = np.array(of_chunk, dtype=np.float32).reshape(count, -1)
             slot.tree = len(before), chunk.layout, token_ids, shifts
             slot.token_ids += [token_ids[i] for i in branches[0]]
             slot.shifts += shifts[: len(branches[0])]
-        return FakeBackend.Step(rows, features)
+        return FakeBackend.Step(logits, features)
 
     def _sequences(self, chunks: Sequence[Chunk]) -> tuple[list[int], int]:
         """The rows of each sequence that the attention sees, and the rows of the call. Both with padding."""
@@ -247,20 +250,20 @@ class FakeBackend:
 
     @dataclass(frozen=True, slots=True)
     class Step:
-        """Rows in memory."""
+        """Rows and hidden states of each chunk, in memory."""
 
-        rows: list[NDArray[np.float32]]
-        of_chunks: dict[Chunk, NDArray[np.float32]] = field(default_factory=dict)
+        logits: dict[Chunk, list[NDArray[np.float32]]]
+        hidden: dict[Chunk, NDArray[np.float32]] = field(default_factory=dict)
         done = True
 
         def wait(self) -> FakeBackend.Step:
             """Return at once."""
             return self
 
-        def row(self, i: int) -> LogitsRow:
-            """Row i, without its largest logits."""
-            return LogitsRow.of(self.rows[i])
+        def rows(self, chunk: Chunk) -> list[LogitsRow]:
+            """The rows that the chunk asked for."""
+            return [LogitsRow.of(row) for row in self.logits[chunk]]
 
         def features(self, chunk: Chunk) -> NDArray[np.float32]:
             """The hidden states that the chunk asked for."""
-            return self.of_chunks[chunk]
+            return self.hidden[chunk]

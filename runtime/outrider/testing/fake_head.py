@@ -32,7 +32,7 @@ class FakeHead(FakeBackend):
     def submit(self, chunks: Sequence[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
-        rows: list[NDArray[np.float32]] = []
+        logits: dict[Chunk, list[NDArray[np.float32]]] = {}
         features: dict[Chunk, NDArray[np.float32]] = {}
         for chunk in chunks:
             chunk.check_chain(self)
@@ -41,12 +41,13 @@ class FakeHead(FakeBackend):
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
             row_ids = self._row_ids(chunk)
             if self.kind == "places":
-                rows += [self.logits_for(chunk.token_ids, row_ids, place=i) for i in range(chunk.num_rows)]
+                logits[chunk] = [self.logits_for(chunk.token_ids, row_ids, place=i) for i in range(chunk.num_rows)]
                 continue
             count = len(row_ids)
             slot.token_ids += chunk.token_ids[:count]
             slot.shifts += row_ids
             block = chunk.token_ids[count:]
+            rows = logits[chunk] = []
             for i in range(chunk.num_rows):
                 end = slot.length if block else slot.length - chunk.num_rows + 1 + i
                 rows.append(self.logits_for(slot.token_ids[:end], slot.shifts[:end], block, place=i if block else 0))
@@ -57,7 +58,7 @@ class FakeHead(FakeBackend):
             elif chunk.features:
                 ends = range(slot.length - count + 1, slot.length + 1)
                 features[chunk] = np.array([self.next_hidden(slot.token_ids[:n], slot.shifts[:n]) for n in ends])
-        return FakeBackend.Step(rows, features)
+        return FakeBackend.Step(logits, features)
 
     def logits_for(
         self, token_ids: Sequence[int], row_ids: Sequence[int], block: Sequence[int] = (), *, place: int = 0

@@ -35,7 +35,7 @@ class ListedLogits:
 class LogitsRow:
     """One row of a step.
 
-        row = step.row(i)
+        row, *others = step.rows(chunk)
         sampler.best(row, prefix)
 
     full: the whole row, float32 [vocab_size]. listed: its finite logits, if these are few, such as those of a cut
@@ -170,10 +170,10 @@ class Chunk:
 
 
 class Step(Protocol):
-    """The wanted rows of a call, chunk after chunk. Valid until the backend's next call."""
+    """The results of a call, by its chunks. Valid until the backend's next call."""
 
-    def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary."""
+    def rows(self, chunk: Chunk) -> Sequence[LogitsRow]:
+        """The rows that a chunk asked for, cut to the real vocabulary: those of its last `num_rows` tokens."""
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for, float32 [n, width], concatenated.

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.models.backends.features import WithoutFeatures
-from outrider.types import Capabilities, Chunk, Exactness, LogitsRow, RowRule
+from outrider.types import Capabilities, Chunk, Exactness, Logits, LogitsRow, RowRule
 
 
 class MeasuredBackend:
@@ -56,11 +57,12 @@ class MeasuredBackend:
 class BufferStep(WithoutFeatures):
     """Rows of logits, [rows, logits width], in the backend's memory. Valid until the next call.
 
-    _wanted: which of them were asked for. _hidden: the hidden states that a chunk asked for, float32 [n, width] each.
+    _wanted: which of them each chunk asked for. _hidden: the hidden states that a chunk asked for, float32 [n, width]
+    each.
     """
 
     _logits: NDArray[Any]
-    _wanted: Sequence[int]
+    _wanted: Mapping[Chunk, range]
     _vocab_size: int
     _hidden: Mapping[Chunk, Sequence[NDArray[np.float32]]]
     done = True
@@ -76,9 +78,12 @@ class BufferStep(WithoutFeatures):
         """The rows are there already."""
         return self
 
-    def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary, in host memory."""
-        return LogitsRow.of(self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False))
+    def rows(self, chunk: Chunk) -> list[LogitsRow]:
+        """The rows that a chunk asked for, cut to the real vocabulary, in host memory."""
+        return [LogitsRow(partial(self._row, i)) for i in self._wanted[chunk]]
+
+    def _row(self, i: int) -> Logits:
+        return self._logits[i, : self._vocab_size].astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,17 +106,17 @@ class DividedCall:
 class _JoinedStep:
     """The rows of several calls, in host memory."""
 
-    _rows: list[LogitsRow] = field(default_factory=list)
-    _features: list[tuple[Chunk, NDArray[np.float32]]] = field(default_factory=list)  # of each piece of a chunk
+    _rows: list[tuple[Chunk, list[LogitsRow]]] = field(default_factory=list)  # of each piece of a chunk
+    _features: list[tuple[Chunk, NDArray[np.float32]]] = field(default_factory=list)
 
     def add(self, chunks: Sequence[Chunk], step: Step) -> None:
         """Copy the rows of a call that has ended."""
-        self._rows += [step.row(i).copied() for i in range(sum(chunk.num_rows for chunk in chunks))]
+        self._rows += [(chunk, [row.copied() for row in step.rows(chunk)]) for chunk in chunks]
         self._features += [(chunk, step.features(chunk).copy()) for chunk in chunks if chunk.features]
 
-    def row(self, i: int) -> LogitsRow:
-        """Row i of all calls."""
-        return self._rows[i]
+    def rows(self, chunk: Chunk) -> list[LogitsRow]:
+        """The rows that a chunk asked for."""
+        return [row for piece, rows in self._rows if piece.slot is chunk.slot for row in rows]
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for; see `Step`."""

@@ -63,8 +63,9 @@ class EncoderDecoder(SequentialBackend):
         backend = EncoderDecoder(path, encoder_path, entry, vocab_size=32_100)
         backend.allocate(max_tokens=4_096)
         slot = backend.open(max_tokens=200, prompt=Prompt([0], source=Source.of_text(token_ids)))
-        step = backend.submit([Chunk(slot, [0], num_rows=1)]).wait()
-        step.row(0).full()    # float32 [vocab_size]
+        chunk = Chunk(slot, [0], num_rows=1)
+        (row,) = backend.submit([chunk]).wait().rows(chunk)
+        row.full()    # float32 [vocab_size]
 
     `open` runs the encoder, unless the source has its states already, and makes the cross-attention's keys and values.
     A prompt without a source, as measurements have it, gets random states. The decoder gets the past of one sequence in
@@ -214,11 +215,13 @@ class EncoderDecoder(SequentialBackend):
         if len(self._rows) < num_rows:
             self._rows = np.empty((num_rows, self.logits_width), dtype=np.float32)
         at = 0
+        wanted: dict[Chunk, range] = {}
         for chunk in chunks:
+            wanted[chunk] = range(at, at + chunk.num_rows)
             for part in self._parts(chunk):
                 self._rows[at : at + part.num_rows] = self._run(part)
                 at += part.num_rows
-        return BufferStep(self._rows, range(num_rows), self.vocab_size, dict.fromkeys(chunks, ()))
+        return BufferStep(self._rows, wanted, self.vocab_size, dict.fromkeys(chunks, ()))
 
     def _num_keys(self, position: int) -> int:
         """The number of keys in calls with a token at this position: the padding is after it."""

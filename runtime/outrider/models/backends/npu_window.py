@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.backends.openvino_npu import OpenVINONpu
+    from outrider.types import Chunk
 
 
 class WindowSlot(Unbranched):
@@ -59,14 +60,17 @@ class WindowSlot(Unbranched):
 
 @dataclass(frozen=True, slots=True)
 class WindowStep(WithoutFeatures):
-    """Rows of logits, each [logits width]. The last window's rows are device memory, valid until the next call."""
+    """Rows of logits, each [logits width], of the only chunk: one slot is open at a time.
+
+    The last window's rows are device memory, valid until the next call.
+    """
 
     _rows: Sequence[NDArray[Any]]
     _vocab_size: int
 
-    def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary. NPUW returns whole rows."""
-        return LogitsRow.of(self._rows[i][: self._vocab_size].astype(np.float32, copy=False))
+    def rows(self, chunk: Chunk) -> list[LogitsRow]:  # noqa: ARG002
+        """The rows that were asked for, cut to the real vocabulary. NPUW returns whole rows."""
+        return [LogitsRow.of(row[: self._vocab_size].astype(np.float32, copy=False)) for row in self._rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,9 @@ class OnnxRuntime(SequentialBackend):
         backend = OnnxRuntime(path, device="CPU", vocab_size=49_152)
         backend.allocate(max_tokens=8_192)
         slot = backend.open(max_tokens=200)
-        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        step.row(0).full()    # float32 [vocab_size]
+        chunk = Chunk(slot, token_ids, num_rows=1)
+        (row,) = backend.submit([chunk]).wait().rows(chunk)
+        row.full()    # float32 [vocab_size]
 
     GroupQueryAttention takes one sequence per call if it has several rows and a past. So the sequences of one `submit`
     run one after another. Where the system commits memory lazily, a cache takes none before it is written to.
@@ -199,14 +200,14 @@ class OnnxRuntime(SequentialBackend):
         sizes = [self.capabilities.rows.logits(chunk.num_rows) for chunk in chunks]
         if len(self._rows) < sum(sizes):
             self._rows = np.empty((sum(sizes), self.logits_width), dtype=self._logits_kind)
-        wanted: list[int] = []
+        wanted: dict[Chunk, range] = {}
         hidden: dict[Chunk, list[NDArray[np.float32]]] = {}
         at = 0
         for chunk, size in zip(chunks, sizes, strict=True):
             count = len(chunk.token_ids)
             begin = max(count - size, 0)
             hidden[chunk] = self._run(chunk, begin, self._rows[at : at + size])
-            wanted.extend(range(at + count - chunk.num_rows - begin, at + count - begin))
+            wanted[chunk] = range(at + count - chunk.num_rows - begin, at + count - begin)
             at += size
         return BufferStep(self._rows, wanted, self.vocab_size, hidden)
 
@@ -270,8 +271,8 @@ class OnnxRuntime(SequentialBackend):
     def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         """The logits of the last rows of a text of four tokens. Those before `token_ids` are in the cache."""
         slot.trim(4 - len(token_ids))
-        step = self.evaluate([Chunk(slot, token_ids, num_rows)])
-        return np.array([step.row(i).full() for i in range(num_rows)])
+        chunk = Chunk(slot, token_ids, num_rows)
+        return np.array([row.full() for row in self.evaluate([chunk]).rows(chunk)])
 
 
 _ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"

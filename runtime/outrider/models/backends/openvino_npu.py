@@ -34,8 +34,9 @@ class OpenVINONpu(MeasuredBackend):
         backend = OpenVINONpu(path, vocab_size=49_152, context_length=8_192, properties={"NPUW_DEVICES": "CPU"})
         backend.allocate(max_tokens=1_536)
         slot = backend.open(max_tokens=200)
-        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        step.row(0).full()    # float32 [vocab_size]
+        chunk = Chunk(slot, token_ids, num_rows=1)
+        (row,) = backend.submit([chunk]).wait().rows(chunk)
+        row.full()    # float32 [vocab_size]
 
     The prefill model reads prompts in pieces: tokens whose rows are not wanted. The decoding model evaluates all other
     tokens. Its calls have `window` rows, and one row costs as much as all. Windows begin at fixed positions. Each is

@@ -59,8 +59,9 @@ class OpenVINOPaged(MeasuredBackend):
         backend = OpenVINOPaged(path, device="CPU", vocab_size=49_152)
         backend.allocate(max_tokens=8_192)
         slot = backend.open(max_tokens=200)
-        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        step.row(0).full()    # float32 [vocab_size]
+        chunk = Chunk(slot, token_ids, num_rows=1)
+        (row,) = backend.submit([chunk]).wait().rows(chunk)
+        row.full()    # float32 [vocab_size]
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
 
@@ -361,7 +362,7 @@ class OpenVINOPaged(MeasuredBackend):
         if self._unpacked is not None:
             release_pages(self._unpacked)
             self._unpacked = None
-        return self._outputs.step(self._places)
+        return self._outputs.step(self._chunks, self._places)
 
 
 def _ports_with(compiled: Any, part: str) -> dict[str, Any]:

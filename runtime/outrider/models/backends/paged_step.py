@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class PagedStep(WithoutFeatures):
     """Rows of logits, in the output tensors of the request: valid until the next call.
 
-    rows: float32 [r, vocab_size]. hidden: hidden states float32 [n, width] of all rows of the call, by name.
-    places: the rows of each chunk's tokens among these.
+    chunks: those of the call. logits: float32 [r, vocab_size], the rows that they asked for in their order. hidden:
+    hidden states float32 [n, width] of all rows of the call, by name. places: the rows of each chunk's tokens among
+    these.
     """
 
-    rows: NDArray[np.float32]
-    hidden: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    places: Mapping[Chunk, Sequence[int]] = field(default_factory=dict)
+    chunks: Sequence[Chunk]
+    logits: NDArray[np.float32]
+    hidden: Mapping[str, NDArray[np.float32]]
+    places: Mapping[Chunk, Sequence[int]]
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for, float32 [n, width], concatenated."""
@@ -40,15 +42,16 @@ class PagedStep(WithoutFeatures):
         parts = [self.hidden[name][places] for name in chunk.features]
         return np.concatenate(parts, axis=1)
 
-    def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary."""
-        return LogitsRow.of(self.rows[i])
+    def rows(self, chunk: Chunk) -> list[LogitsRow]:
+        """The rows that a chunk asked for, cut to the real vocabulary."""
+        first = sum(each.num_rows for each in self.chunks[: self.chunks.index(chunk)])
+        return [LogitsRow.of(row) for row in self.logits[first : first + chunk.num_rows]]
 
 
 class Outputs:
     """The outputs of one infer request.
 
-    Outputs(request, vocab_size).step(places)
+    Outputs(request, vocab_size).step(chunks, places)
     """
 
     def __init__(self, request: ov.InferRequest, vocab_size: int, features: Sequence[str] = ()) -> None:
@@ -56,11 +59,11 @@ class Outputs:
         self._features = tuple(features)
         self._vocab_size = vocab_size
 
-    def step(self, places: Mapping[Chunk, Sequence[int]]) -> PagedStep:
-        """The rows of the call that has ended. places: as in `PagedStep`."""
+    def step(self, chunks: Sequence[Chunk], places: Mapping[Chunk, Sequence[int]]) -> PagedStep:
+        """The results of the call that has ended. chunks, places: as in `PagedStep`."""
         hidden = {name: self._request.get_tensor(name).data for name in self._features}
-        rows = self._request.get_tensor("logits").data[:, 0, : self._vocab_size]
-        return PagedStep(rows, hidden, places)
+        logits = self._request.get_tensor("logits").data[:, 0, : self._vocab_size]
+        return PagedStep(chunks, logits, hidden, places)
 
 
 class PagedPending:

@@ -22,6 +22,7 @@ from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import ModelEntry
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
+from outrider.models.tuning.measure.slots import copied_rows
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import children
 from outrider.system.files import FAULTS
@@ -104,8 +105,8 @@ def _try(job: Job) -> Verdict:
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:
             return Verdict(works=False, reason="it has no memory for a cache")
-        step = backend.submit([Chunk(slot, _TOKEN_IDS, num_rows=1)]).wait()
-        if not np.isfinite(step.row(0).full()).all():
+        chunk = Chunk(slot, _TOKEN_IDS, num_rows=1)
+        if not np.isfinite(copied_rows(backend.submit([chunk]).wait(), chunk)).all():
             return Verdict(works=False, reason="its logits are not numbers")
     except DeviceError as error:
         return Verdict(works=False, reason=one_line(error))

@@ -68,8 +68,8 @@ def _logprobs(backend: CompiledModel, token_ids: Sequence[int]) -> NDArray[np.fl
     """
     count = len(token_ids) - _NUM_LEFT_OUT
     with closing(open_slot(backend, len(token_ids))) as slot:
-        step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
-        logits = np.array(copied_rows(step, 0, count), dtype=np.float32)
+        chunk = Chunk(slot, token_ids, num_rows=count)
+        logits = np.array(copied_rows(backend.submit([chunk]).wait(), chunk), dtype=np.float32)
     logits -= logits.max(axis=1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
     return logits

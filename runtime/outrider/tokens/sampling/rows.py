@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outrider.errors import NoTokenLeft
-from outrider.types import Distribution, Draft, LogitsRow, Sampler, Step, TokenLogprobs
+from outrider.types import Distribution, Draft, LogitsRow, Sampler, TokenLogprobs
 
 _Made = TypeVar("_Made")
 
@@ -14,7 +14,7 @@ _Made = TypeVar("_Made")
 class DraftRows:
     """A model's rows for one draft, as `Rows`: row 0, and row i + 1 after token i. Processed when they are needed.
 
-        rows = DraftRows.of(step, first, sampler, draft)
+        rows = DraftRows(step.rows(chunk).__getitem__, sampler, draft)
         rows.distribution(2)    # after the draft's second token, and what that one follows
 
     row: returns row i; valid as long as its step. between: tokens between the committed ones and the draft. found:
@@ -31,11 +31,6 @@ class DraftRows:
         self.draft = draft
         self.found: dict[int, Distribution] = {}
         self._row, self._sampler, self._between = row, sampler, between
-
-    @classmethod
-    def of(cls, step: Step, first: int, sampler: Sampler, draft: Draft) -> DraftRows:
-        """The rows of a step from row `first` on."""
-        return cls(lambda i: step.row(first + i), sampler, draft)
 
     def depth(self, i: int) -> int:
         """The number of draft tokens before row i: i in a chain."""

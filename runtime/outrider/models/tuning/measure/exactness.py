@@ -156,7 +156,7 @@ def _most_rows(backend: Backend) -> int:
             with closing(open_slot(backend, count)) as other:
                 others = Chunk(other, random_tokens(backend, count - 1), num_rows=0)
                 chunks = [Chunk(slot, token_ids[-1:], num_rows=1), others]
-                return backend.submit(chunks).wait().row(0).full().tobytes()
+                return backend.submit(chunks).wait().rows(chunks[0])[0].full().tobytes()
 
         few = row_among(ROWS[-1])
         if row_among(_PIECE_ROWS[-1]) == few:
@@ -177,6 +177,6 @@ def _groups(backend: Backend, calls: Sequence[tuple[int, int]], *, generated: bo
         for count, num_rows in calls:
             slot.trim(_BEFORE)
             chunk = Chunk(slot, token_ids[_BEFORE : _BEFORE + count], num_rows, generated=generated)
-            row = backend.submit([chunk]).wait().row(0 if count == num_rows else num_rows - 1).full()
+            row = backend.submit([chunk]).wait().rows(chunk)[0 if count == num_rows else -1].full()
             groups.setdefault(row.tobytes(), []).append(num_rows)
     return [tuple(group) for group in groups.values()]

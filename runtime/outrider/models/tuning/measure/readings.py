@@ -139,8 +139,8 @@ def _read_whole(main: Backend, token_ids: list[int], num_generated: int) -> Rows
         for begin, end in ((0, count - num_generated), (count - num_generated, count)):
             if end > begin:
                 num_rows = min(TAIL, end - begin)
-                step = main.submit([Chunk(slot, token_ids[begin:end], num_rows, generated=begin > 0)]).wait()
-                rows += copied_rows(step, 0, num_rows)
+                chunk = Chunk(slot, token_ids[begin:end], num_rows, generated=begin > 0)
+                rows += copied_rows(main.submit([chunk]).wait(), chunk)
     return np.array(rows)
 
 
@@ -169,10 +169,10 @@ def read(
     rows = []
     with closing(open_slot(main, len(token_ids), Prompt((), source=source))) as slot:
         for size in sizes:
-            chunk = token_ids[slot.length : slot.length + size]
-            wanted = max(0, min(len(chunk), slot.length + len(chunk) - (len(token_ids) - num_rows)))
-            step = main.submit([Chunk(slot, chunk, num_rows=wanted)]).wait()
-            rows += copied_rows(step, 0, wanted)
+            piece = token_ids[slot.length : slot.length + size]
+            wanted = max(0, min(len(piece), slot.length + len(piece) - (len(token_ids) - num_rows)))
+            chunk = Chunk(slot, piece, num_rows=wanted)
+            rows += copied_rows(main.submit([chunk]).wait(), chunk)
     return np.array(rows)
 
 
@@ -192,7 +192,7 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int, *, generated: bo
                 Chunk(slot, token_ids[slot.length : slot.length + size], num_rows=size, generated=generated),
                 Chunk(shorter, [2, 3], num_rows=0, generated=slot.length % 2 == 0),
             ]
-            rows += copied_rows(main.submit(chunks).wait(), 1, 1 + size)
+            rows += copied_rows(main.submit(chunks).wait(), chunks[1])
     return np.array(rows)
 
 
@@ -212,7 +212,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int, num_ge
             if slot.length == num_common if num_generated else slot.length > 0:
                 num_rows = min(TAIL, count - slot.length)
                 chunk = Chunk(slot, token_ids[slot.length :], num_rows, generated=num_generated > 0)
-                return np.array(copied_rows(main.submit([chunk]).wait(), 0, num_rows))
+                return np.array(copied_rows(main.submit([chunk]).wait(), chunk))
         if not is_last:
             _publish(main, token_ids, begin, Prompt(token_ids, answers=answers))
     return np.array([])
@@ -236,8 +236,8 @@ def _among(main: Backend, token_ids: list[int], num_sequences: int, num_generate
         for i, slot in enumerate(slots):  # the others have different lengths, and are shorter
             main.submit([Chunk(slot, token_ids[: 5 + i if i else -num_generated], num_rows=0)]).wait()
         for token_id in token_ids[-num_generated:]:
-            step = main.submit([Chunk(slot, [token_id], num_rows=1, generated=True) for slot in slots]).wait()
-            rows += copied_rows(step, 0, 1)
+            chunks = [Chunk(slot, [token_id], num_rows=1, generated=True) for slot in slots]
+            rows += copied_rows(main.submit(chunks).wait(), chunks[0])
     return np.array(rows)
 
 
@@ -250,7 +250,7 @@ def _go_back(main: Backend, token_ids: list[int], num_drafted: int) -> Rows:
             right = token_ids[at : at + 1 + num_right]
             wrong = [(token_id + 1) % main.vocab_size for token_id in token_ids[: num_drafted - num_right]]
             chunk = Chunk(slot, right + wrong, num_rows=len(right) + len(wrong), generated=True)
-            rows += copied_rows(main.submit([chunk]).wait(), 0, len(right))
+            rows += copied_rows(main.submit([chunk]).wait(), chunk)[: len(right)]
             slot.trim(at + len(right))
             if slot.length < at + len(right):  # no row of this length was kept: it is read again
                 rows = rows[: slot.length - begin]
@@ -265,8 +265,7 @@ def _decode(main: Backend, token_ids: list[int], nums_drafts: Sequence[int]) -> 
         main.submit([Chunk(slot, token_ids[:begin], num_rows=0)]).wait()
         for i, num_drafts in enumerate(nums_drafts, begin):
             read = token_ids[slot.length : i + 1]  # more than one where the slot went back further
-            chunk = [*read, *token_ids[:num_drafts]]
-            step = main.submit([Chunk(slot, chunk, num_rows=len(chunk), generated=True)]).wait()
-            rows += copied_rows(step, len(read) - 1, len(read))
+            chunk = Chunk(slot, [*read, *token_ids[:num_drafts]], num_rows=1 + num_drafts, generated=True)
+            rows += copied_rows(main.submit([chunk]).wait(), chunk)[:1]
             slot.trim(i + 1)
     return np.array(rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from outrider.types import NO_PROMPT, Backend, BenchmarkSlot, Prompt, Slot, Step
+from outrider.types import NO_PROMPT, Backend, BenchmarkSlot, Chunk, Prompt, Slot, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,9 +31,9 @@ def open_slot(backend: Backend, max_tokens: int, prompt: Prompt = NO_PROMPT) -> 
     return cast("BenchmarkSlot", slot)  # each backend's own slots are
 
 
-def copied_rows(step: Step, begin: int, end: int) -> list[NDArray[np.float32]]:
-    """The logits of some rows of a step, float32 [vocab_size] each, which stay valid."""
-    return [step.row(i).full().copy() for i in range(begin, end)]
+def copied_rows(step: Step, chunk: Chunk) -> list[NDArray[np.float32]]:
+    """The logits of a chunk's rows, float32 [vocab_size] each, which stay valid."""
+    return [row.full().copy() for row in step.rows(chunk)]
 
 
 class Adapted:
