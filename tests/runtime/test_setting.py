@@ -311,16 +311,18 @@ def test_a_setting_that_seems_faster_is_timed_in_turns_with_the_first(
         return {call: taken * (2 if busy else 1) for call, taken in time_calls(backend, calls, patience).items()}
 
     monkeypatch.setattr(measured, "time_calls", slow_at_first)
-    search = trials._Search(part, None, [])
-    first, other = (Setting(name, name) for name in ("f32", "bf16"))
-    before, trial = search._timed(first, None, ""), search._timed(other, None, "")
-    search._kept[str(first)] = Measured(part, first)  # slices are kept
-    search._kept[str(first)].seconds(trials._MAIN_CALLS)
-    later, best = search._compared(trial, before)
-    assert trial.score < 0.9 * before.score
-    assert later.score == best.score == pytest.approx(before.score / 2)
+    search = trials._Search(part, None, [Setting(name, name) for name in ("f32", "bf16")])
+    first, other = search._candidates
+    for each in (first, other):
+        search._time_first(each, None, "")
+    before = first.trial.score
+    first.measured = Measured(part, first.setting)  # slices are kept
+    first.measured.seconds(trials._MAIN_CALLS)
+    assert other.trial.score < 0.9 * before
+    search._compare(other, first)
+    assert other.trial.score == first.trial.score == pytest.approx(before / 2)
     count = len(seen)
-    assert search._compared(later, best) == (later, best)
+    search._compare(other, first)
     assert len(seen) == count
 
 

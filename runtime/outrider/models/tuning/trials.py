@@ -48,7 +48,7 @@ _PLAIN = 1, 128  # rows of plain rounds' calls, and of prompts'
 _MOST_OF_PROMPTS = 1.05  # of the time of the setting before, that prompts take with more columns
 _TURNS = 4  # more measurements of two settings, before the second one is preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
-_EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
+_UNTRIED, _EXACT, _CLOSE, _INEXACT, _SLOWER = "not tried", "exact", "close to f32", "not exact", "slower"
 _AS_MANY_ROWS = "calls need as many rows"
 _USABLE = (_EXACT, _CLOSE)
 _RANK = {_EXACT: 0, _CLOSE: 0, _INEXACT: 1}
@@ -69,11 +69,25 @@ def choose(spec: ModelSpec) -> tuple[Choice, Measured | None]:
     best = search.preferred() or search.nearest()
     if best is not None:
         best = search.with_fewer_threads(search.with_columns(best), num_threads)
-    # If none is exact: the fastest that was examined. If there is none either: the first candidate.
     trials = search.trials
-    setting = (best or min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))).setting
-    report(f"{spec} will run in {setting}.")
-    return Choice(setting, tuple(trials)), search.kept(setting) if best is not None else None
+    # If none is exact: the fastest that was examined. If there is none either: the first candidate.
+    taken = best.trial if best else min(trials, key=lambda each: (_RANK.get(each.verdict, len(_RANK)), each.score))
+    report(f"{spec} will run in {taken.setting}.")
+    # A whole model takes too much memory to be kept.
+    return Choice(taken.setting, tuple(trials)), best.measured if best and slices else None
+
+
+class _Candidate:
+    """A setting that may be chosen, and what was found of it so far."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.trial = _untimed(setting, _UNTRIED)
+        self.examined: Trial | None = None  # whether it is exact, if that is known before its times
+        self.measured: Measured | None = None  # the model in it, compiled
+        self.ahead: Future[Any] | None = None  # the same, while another thread compiles it
+        self.is_padded = False  # as a setting that is exact with this padding
+        self.compared: tuple[str, float, float] | None = None  # with this setting; both scores afterwards
 
 
 class _Search:
@@ -85,20 +99,15 @@ class _Search:
     """
 
     def __init__(self, spec: ModelSpec, slices: Slices | None, settings: Sequence[Setting]) -> None:
-        self._spec, self._slices, self._settings = spec, slices, settings
+        self._spec, self._slices = spec, slices
+        self._candidates = [_Candidate(setting) for setting in settings]
         self._reference = Reference(spec, slices.large if slices else None)
         self._calls = _MAIN_CALLS if spec.is_main else _DRAFT_CALLS
-        self._trials: dict[str, Trial] = {}
-        self._kept: dict[str, Measured] = {}
-        self._scores: dict[tuple[str, str], tuple[float, float]] = {}  # of two settings when they had been compared
-        self._examined: dict[str, Trial] = {}  # without times
-        self._padded: set[str] = set()
-        self._ahead: dict[str, Future[Any]] = {}
 
     @property
     def trials(self) -> list[Trial]:
         """All trials so far, in the order of preference."""
-        return list(self._trials.values())
+        return [each.trial for each in self._candidates if each.trial.verdict != _UNTRIED]
 
     def prepare(self) -> None:
         """Compile and examine at the same time, before anything is timed, if there are slices.
@@ -109,216 +118,195 @@ class _Search:
         if self._slices is None:
             return
         report(f"{self._spec} is compiled.")
-        first, *others = self._settings
-        others = [each for i, each in enumerate(others, 1) if not any(map(each.is_narrower, self._settings[:i]))]
+        settings = [each.setting for each in self._candidates]
+        first, *others = (
+            each for i, each in enumerate(self._candidates) if not any(map(each.setting.is_narrower, settings[:i]))
+        )
         makes: list[Callable[[], Any]] = [
             self._reference.prepare,
-            *(partial(Measured, self._spec, each, self._slices, both=True) for each in others),
-            partial(self._spec.compile, first),
+            *(partial(Measured, self._spec, each.setting, self._slices, both=True) for each in others),
+            partial(self._spec.compile, first.setting),
         ]
         with start(makes) as (reference, *compiled, whole):
-            self._ahead = dict(zip(map(str, others), compiled, strict=True))
+            for each, ahead in zip(others, compiled, strict=True):
+                each.ahead = ahead
             with contextlib.suppress(DeviceError):  # which the trial will meet, too
                 measured = self._compile(first, both=True)
                 measured.whole = whole
                 wait([reference])
-                report(f"{self._spec} is checked for exactness in {first}")
-                examined = self._examined[str(first)] = self._examine(measured)
-                for each in others if examined.verdict == _EXACT else ():
-                    self._pad_as(examined.setting.exactness, self._compile(each))
-
-    def kept(self, setting: Setting) -> Measured | None:
-        """The slices that were measured in this setting. A whole model takes too much memory to be kept."""
-        return self._kept.get(str(setting)) if self._slices else None
-
-    def preferred(self) -> Trial | None:
-        """The first setting that is exact and close to f32, or a later one that is faster enough; None if none is."""
-        while (first := self._fastest()) is not None and first.verdict == _SLOWER:
-            if not self._timed_with_padding(first):
                 report(f"{self._spec} is checked for exactness in {first.setting}")
-                self._examined_and_timed(first.setting)
-        self._ahead.clear()
+                first.examined = self._examine(measured)
+                for each in others if first.examined.verdict == _EXACT else ():
+                    self._pad_as(first.examined.setting.exactness, each)
+
+    def preferred(self) -> _Candidate | None:
+        """The first setting that is exact and close to f32, or a later one that is faster enough; None if none is."""
+        while (first := self._fastest()) is not None and first.trial.verdict == _SLOWER:
+            if not self._time_with_padding(first):
+                report(f"{self._spec} is checked for exactness in {first.setting}")
+                self._examine_and_time(first)
+        for each in self._candidates:
+            each.ahead = None
         return first
 
-    def nearest(self) -> Trial | None:
+    def nearest(self) -> _Candidate | None:
         """The setting that is nearest to f32 where all are too far from it, if it is exact; None if not.
 
         Its exactness is measured, too: a model that loses much in any setting has no other one to run in.
         """
-        far = [trial for trial in self.trials if trial.kl is not None and trial.kl > MAX_KL]
+        far = [each for each in self._candidates if each.trial.kl is not None and each.trial.kl > MAX_KL]
         if not far or any(trial.verdict == _INEXACT for trial in self.trials):
             return None
-        nearest = min(far, key=lambda trial: trial.kl or 0.0)
+        nearest = min(far, key=lambda each: each.trial.kl or 0.0)
+        kl = nearest.trial.kl
         report(f"{self._spec} is checked for exactness in {nearest.setting}")
-        self._try(nearest.setting, lambda measured: self._with_times(self._made_exact(measured, nearest.kl), measured))
-        trial = self._trials[str(nearest.setting)]
-        return trial if trial.verdict in _USABLE else None
+        self._try(nearest, lambda measured: self._with_times(self._made_exact(measured, kl), measured))
+        return nearest if nearest.trial.verdict in _USABLE else None
 
-    def with_columns(self, best: Trial) -> Trial:
-        """The best trial, or one with columns appended to products, if calls then need fewer rows and less time.
+    def with_columns(self, best: _Candidate) -> _Candidate:
+        """The best setting, or it with columns appended to products, if calls then need fewer rows and less time.
 
         For models whose calls are padded to more rows than two.
         """
-        before = best.setting.exactness
-        is_padded = best.verdict == _EXACT and before.rule.num_rows([1]) > _FEW_ROWS
+        before = best.trial.setting.exactness
+        is_padded = best.trial.verdict == _EXACT and before.rule.num_rows([1]) > _FEW_ROWS
         if not is_padded or not self._spec.can_append():
             return best
-        setting = dataclasses.replace(best.setting, exactness=Exactness(), columns=COLUMNS)
-        report(f"{self._spec} is measured with columns of zeros: {setting}")
+        wide = self._add(dataclasses.replace(best.setting, exactness=Exactness(), columns=COLUMNS))
+        report(f"{self._spec} is measured with columns of zeros: {wide.setting}")
 
         def measure(measured: Measured) -> Trial:
             if has_groups(measured.main, before.groups):
-                return Trial(setting, {}, _NEVER, None, _AS_MANY_ROWS)
+                return _untimed(wide.setting, _AS_MANY_ROWS)
             return self._with_times(self._examine(measured), measured)
 
-        self._try(setting, measure)
-        trial = self._trials[str(setting)]
-        if trial.verdict != _EXACT:
+        self._try(wide, measure)
+        if wide.trial.verdict != _EXACT:
             return best
-        if not {str(setting), str(best.setting)} <= {*self._kept}:
-            return trial if self._is_faster(trial, best) else best
+        if not (wide.measured and best.measured):
+            return wide if _is_faster(wide.trial, best.trial) else best
         for _ in range(_TURNS):  # noise meets both alike, and a load of the machine for a while does not decide
-            trial, best = self._timed_again(trial), self._timed_again(best)
-            if self._is_faster(trial, best):
-                return trial
+            self._time_both_again(wide, best)
+            if _is_faster(wide.trial, best.trial):
+                return wide
         return best
 
-    def _is_faster(self, trial: Trial, best: Trial) -> bool:
-        """Whether plain rounds are faster enough, and prompts and rounds with drafts not slower."""
-        (rounds, prompts), others = ([each.seconds[count] for count in _PLAIN] for each in (trial, best))
-        is_faster = rounds < _GAIN * others[0] and prompts < _MOST_OF_PROMPTS * others[1]
-        return is_faster and trial.score < best.score
-
-    def with_fewer_threads(self, best: Trial, counts: Sequence[int]) -> Trial:
-        """The best trial with these numbers of threads, tried as long as each is faster than the one before."""
+    def with_fewer_threads(self, best: _Candidate, counts: Sequence[int]) -> _Candidate:
+        """The best setting with these numbers of threads, tried as long as each is faster than the one before."""
         for count in counts:
-            setting = dataclasses.replace(best.setting, num_threads=count)
-            trial = self._timed(setting, best, f"{self._spec} is measured with fewer threads: {setting}")
-            trial, best = self._compared(trial, best)
-            if self._gains(trial, best):
-                trial = self._examined_and_timed(setting)
-            if trial.verdict not in _USABLE or not self._gains(trial, best):
+            fewer = self._add(dataclasses.replace(best.trial.setting, num_threads=count))
+            self._time_first(fewer, best, f"{self._spec} is measured with fewer threads: {fewer.setting}")
+            self._compare(fewer, best)
+            if _gains(fewer.trial, best.trial):
+                self._examine_and_time(fewer)
+            if fewer.trial.verdict not in _USABLE or not _gains(fewer.trial, best.trial):
                 break
-            best = trial
+            best = fewer
         return best
 
-    def _fastest(self) -> Trial | None:
+    def _add(self, setting: Setting) -> _Candidate:
+        self._candidates.append(_Candidate(setting))
+        return self._candidates[-1]
+
+    def _fastest(self) -> _Candidate | None:
         """The setting that would be taken if all that were not examined yet were exact."""
-        best: Trial | None = None
+        best: _Candidate | None = None
         slower: set[str] = set()  # precisions; other groups do not make up for that
-        for i, setting in enumerate(self._settings, 1):
+        for i, each in enumerate(self._candidates, 1):
+            setting = each.setting
             if setting.precision in slower or (best is not None and setting.is_narrower(best.setting)):
                 continue
-            what = f"{self._spec} is measured on {self._spec.device}, setting {i} of {len(self._settings)}: {setting}"
-            trial = self._timed(setting, best, what)
-            if trial.verdict not in (*_USABLE, _SLOWER):
+            what = f"setting {i} of {len(self._candidates)}: {setting}"
+            self._time_first(each, best, f"{self._spec} is measured on {self._spec.device}, {what}")
+            if each.trial.verdict not in (*_USABLE, _SLOWER):
                 continue
             if best is not None:
-                trial, best = self._compared(trial, best)
-            if best is None or self._gains(trial, best):
-                best = trial
+                self._compare(each, best)
+            if best is None or _gains(each.trial, best.trial):
+                best = each
             elif best.setting.precision != setting.precision:
                 slower.add(setting.precision)
         return best
 
-    def _compared(self, trial: Trial, best: Trial) -> tuple[Trial, Trial]:
-        """Both trials, timed again in turns as long as the first one seems faster, so that noise meets both alike.
+    def _compare(self, each: _Candidate, best: _Candidate) -> None:
+        """Time both again in turns as long as the first one seems faster, so that noise meets both alike.
 
         Only with the same padding: another one will change the times.
         """
-        names = str(trial.setting), str(best.setting)
-        kept = [self._kept.get(name) for name in names]
-        is_known = self._scores.get(names) == (trial.score, best.score)
-        if is_known or None in kept or len({each.rule for each in kept if each}) > 1:
-            return trial, best
+        is_known = each.compared == (str(best.setting), each.trial.score, best.trial.score)
+        if is_known or not (each.measured and best.measured) or each.measured.rule != best.measured.rule:
+            return
         for _ in range(_TURNS):
-            if not self._gains(trial, best):
+            if not _gains(each.trial, best.trial):
                 break
-            trial, best = self._timed_again(trial), self._timed_again(best)
-        self._scores[names] = trial.score, best.score
-        return trial, best
+            self._time_both_again(each, best)
+        each.compared = str(best.setting), each.trial.score, best.trial.score
 
-    def _timed_again(self, trial: Trial) -> Trial:
-        """The trial with the shorter times of two measurements."""
-        name = str(trial.setting)
-        measured = self._kept[name]
-        measured.time_again()
-        timed = self._time(measured)
-        self._trials[name] = dataclasses.replace(trial, seconds=timed.seconds, score=timed.score)
-        return self._trials[name]
+    def _time_both_again(self, *candidates: _Candidate) -> None:
+        """Take the shorter times of two measurements."""
+        for each in candidates:
+            measured = self._compile(each)
+            measured.time_again()
+            timed = self._time(measured)
+            each.trial = dataclasses.replace(each.trial, seconds=timed.seconds, score=timed.score)
 
-    def _timed_with_padding(self, trial: Trial) -> bool:
+    def _time_with_padding(self, each: _Candidate) -> bool:
         """Time a setting that needs the padding of one that was found exact with it; False: there is none, or twice."""
-        exact = next((each.setting.exactness for each in self.trials if each.verdict == _EXACT), Exactness())
-        found = False
+        exact = next((trial.setting.exactness for trial in self.trials if trial.verdict == _EXACT), Exactness())
+        if each.is_padded or exact.rule == RowRule():
+            return False
+        self._try(each, lambda measured: self._time(measured) if self._pad_as(exact, each) else each.trial)
+        return each.is_padded
 
-        def measure(measured: Measured) -> Trial:
-            nonlocal found
-            found = self._pad_as(exact, measured)
-            return self._time(measured) if found else trial
-
-        self._try(trial.setting, measure)
-        return found
-
-    def _pad_as(self, exact: Exactness, measured: Measured) -> bool:
-        """Give a setting the padding of one that is exact with it, if it needs the same; False if not, or if it had it.
+    def _pad_as(self, exact: Exactness, each: _Candidate) -> bool:
+        """Give a setting the padding of one that is exact with it, if it needs the same; False if not.
 
         It was not measured yet whether the setting is exact with it. But its times will be those with a padding.
         """
-        name = str(measured.setting)
-        if exact.rule == RowRule() or name in self._padded or not has_groups(measured.main, exact.groups):
+        measured = self._compile(each)
+        if exact.rule == RowRule() or not has_groups(measured.main, exact.groups):
             return False
-        self._padded.add(name)
+        each.is_padded = True
         measured.use(exact)
         return True
 
-    def _gains(self, trial: Trial, best: Trial) -> bool:
-        same = trial.setting.precision == best.setting.precision
-        return trial.score < (_GAIN if same else _GAIN_OF_PRECISION) * best.score
-
-    def _timed(self, setting: Setting, best: Trial | None, what: str) -> Trial:
-        """The trial of a setting; if there is none yet, its times alone. what: reported if it is timed now."""
-        name = str(setting)
-        if name not in self._trials:
+    def _time_first(self, each: _Candidate, best: _Candidate | None, what: str) -> None:
+        """Measure the times of a setting that was not tried yet. what: reported then."""
+        if each.trial.verdict == _UNTRIED:
             report(what)
-            if (examined := self._examined.get(name)) is not None:
-                self._try(setting, partial(self._with_times, examined))
+            if each.examined is not None:
+                self._try(each, partial(self._with_times, each.examined))
             else:
-                self._try(setting, lambda measured: (best and self._screen(measured, best)) or self._time(measured))
-        return self._trials[name]
+                self._try(each, lambda measured: (best and self._screen(measured, best)) or self._time(measured))
 
-    def _try(self, setting: Setting, measure: Callable[[Measured], Trial]) -> None:
+    def _try(self, each: _Candidate, measure: Callable[[Measured], Trial]) -> None:
         """Measure a setting. A failure of the device is its verdict."""
-        name = str(setting)
         try:
-            measured = self._compile(setting)
-            self._trials[name] = measure(measured)
+            each.trial = measure(self._compile(each))
         except DeviceError as error:
-            self._trials[name] = Trial(setting, {}, _NEVER, None, one_line(error))
-            self._kept.pop(name, None)
+            each.trial, each.measured = _untimed(each.setting, one_line(error)), None
         gc.collect()
 
-    def _compile(self, setting: Setting, *, both: bool = False) -> Measured:
+    def _compile(self, each: _Candidate, *, both: bool = False) -> Measured:
         """The model for measurements, if it was not compiled before. Slices are kept, and one whole model at most."""
-        name = str(setting)
-        if name not in self._kept:
+        if each.measured is None:
             if self._slices is None:
-                self._kept.clear()
+                for other in self._candidates:
+                    other.measured = None
                 gc.collect()
-            ahead = self._ahead.pop(name, None)
-            self._kept[name] = ahead.result() if ahead else Measured(self._spec, setting, self._slices, both=both)
-        return self._kept[name]
+            ahead, each.ahead = each.ahead, None
+            each.measured = ahead.result() if ahead else Measured(self._spec, each.setting, self._slices, both=both)
+        return each.measured
 
-    def _screen(self, measured: Measured, best: Trial) -> Trial | None:
+    def _screen(self, measured: Measured, best: _Candidate) -> Trial | None:
         """A trial of the slice alone, if that is slower than in the best setting, so that the whole model is, too."""
-        other = self._kept.get(str(best.setting))
-        if other is None:
+        if best.measured is None:
             return None
         mine, others = (
             sum(self._calls[call] * each.seconds_of_slice(call) for call in list(self._calls)[:_NUM_SCREENED])
-            for each in (measured, other)
+            for each in (measured, best.measured)
         )
-        return Trial(measured.setting, {}, mine / others * best.score, None, _SLOWER) if mine >= others else None
+        return Trial(measured.setting, {}, mine / others * best.trial.score, None, _SLOWER) if mine >= others else None
 
     def _time(self, measured: Measured) -> Trial:
         """Time a request's calls."""
@@ -330,24 +318,24 @@ class _Search:
         score = sum(times * taken[call] for call, times in self._calls.items())
         return Trial(measured.setting, means, score, None, _SLOWER)
 
-    def _examined_and_timed(self, setting: Setting) -> Trial:
-        """The trial of a setting that is examined now, and timed with the padding that makes it exact."""
-        self._try(setting, lambda measured: self._with_times(self._examine(measured), measured))
-        return self._trials[str(setting)]
+    def _examine_and_time(self, each: _Candidate) -> None:
+        """Examine a setting, and time it with the padding that makes it exact."""
+        self._try(each, lambda measured: self._with_times(self._examine(measured), measured))
 
     def _examine(self, measured: Measured) -> Trial:
         """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so."""
         kl = self._reference.kl(measured.main) if self._spec.is_main else None
         if kl is not None and not kl <= MAX_KL:  # it may be no number
-            return Trial(measured.setting, {}, _NEVER, kl, f"too far from f32: a difference above {MAX_KL:g}")
+            return _untimed(measured.setting, f"too far from f32: a difference above {MAX_KL:g}", kl)
         return self._made_exact(measured, kl)
 
     def _made_exact(self, measured: Measured, kl: float | None) -> Trial:
         """Measure whether a setting is exact, and give it the padding that makes it so. kl: what was measured of it."""
         setting = dataclasses.replace(measured.setting, exactness=measured.needed())
         measured.use(setting.exactness)
-        verdict = _CLOSE if not self._spec.is_main else _EXACT if setting.exactness.holds else _INEXACT
-        return Trial(setting, {}, _NEVER, kl, verdict)
+        return _untimed(
+            setting, _CLOSE if not self._spec.is_main else _EXACT if setting.exactness.holds else _INEXACT, kl
+        )
 
     def _with_times(self, examined: Trial, measured: Measured) -> Trial:
         """The trial of a setting that was examined, timed with its padding."""
@@ -356,6 +344,23 @@ class _Search:
             setting = dataclasses.replace(setting, exactness=measured.cheapest(setting.exactness))
         timed = self._time(measured)
         return dataclasses.replace(examined, setting=setting, seconds=timed.seconds, score=timed.score)
+
+
+def _untimed(setting: Setting, verdict: str, kl: float | None = None) -> Trial:
+    return Trial(setting, {}, _NEVER, kl, verdict)
+
+
+def _gains(trial: Trial, best: Trial) -> bool:
+    """Whether a setting is so much faster that it is preferred."""
+    same = trial.setting.precision == best.setting.precision
+    return trial.score < (_GAIN if same else _GAIN_OF_PRECISION) * best.score
+
+
+def _is_faster(trial: Trial, best: Trial) -> bool:
+    """Whether plain rounds are faster enough, and prompts and rounds with drafts not slower."""
+    (rounds, prompts), others = ([each.seconds[count] for count in _PLAIN] for each in (trial, best))
+    is_faster = rounds < _GAIN * others[0] and prompts < _MOST_OF_PROMPTS * others[1]
+    return is_faster and trial.score < best.score
 
 
 def _only(spec: ModelSpec, slices: Slices | None, setting: Setting) -> tuple[Choice, Measured]:
