@@ -209,8 +209,7 @@ def rows_of(bundle: Bundle, adapter: str | None = None) -> np.ndarray:
         return read(backend, TOKENS, [len(TOKENS)], len(TOKENS))
     slot = backend.open(64, Prompt((), adapter=adapter))
     assert slot is not None
-    rows: np.ndarray = rows_of_call(backend, Chunk(slot, TOKENS, len(TOKENS)))
-    return rows
+    return rows_of_call(backend, Chunk(slot, TOKENS, len(TOKENS)))
 
 
 def test_merged_and_at_run_time_are_the_reference(make_checkpoint: Any, convert: Any, tmp_path: Path) -> None:

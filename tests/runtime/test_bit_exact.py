@@ -76,7 +76,7 @@ def answer(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
     """The rows of an answer to the first 90 tokens, read in one call: float32 [LENGTH - 90, vocab_size]."""
     slot = open_slot(backend, LENGTH)
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
-    rows: np.ndarray = rows_of_call(backend, Chunk(slot, token_ids[90:], LENGTH - 90, generated=True))
+    rows = rows_of_call(backend, Chunk(slot, token_ids[90:], LENGTH - 90, generated=True))
     slot.close()
     return rows
 

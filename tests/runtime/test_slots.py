@@ -42,8 +42,7 @@ def opened(backend: Any, num_prompt: int = 40, prompt: Prompt = NO_PROMPT) -> An
 
 def ends(backend: Any, slot: Any) -> bytes:
     """The rows of the rest of TEXT, which a slot reads as an answer."""
-    rows: bytes = rows_of_call(backend, Chunk(slot, TEXT[slot.length :], 3, generated=True)).tobytes()
-    return rows
+    return rows_of_call(backend, Chunk(slot, TEXT[slot.length :], 3, generated=True)).tobytes()
 
 
 @pytest.fixture(scope="module")
