@@ -14,7 +14,7 @@ from outrider.config import DeviceConfig
 from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import ProcessorFacts
-from outrider.models.tuning import costs, identity, loading, model_spec, settled
+from outrider.models.tuning import costs, loading, model_spec, settled
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict
@@ -89,7 +89,7 @@ def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monke
     has_driver(monkeypatch, "1")
     monkeypatch.setattr(loading, "try_apart", try_apart)
     for name in ("one", "one", "other"):
-        monkeypatch.setattr(identity, "this_processor", lambda name=name: ProcessorFacts(name))
+        monkeypatch.setattr(model_spec, "this_processor", lambda name=name: ProcessorFacts(name))
         assert loading.verdict_of(part.on("GPU", DeviceConfig())).works
     assert len(tried) == 2
 

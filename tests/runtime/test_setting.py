@@ -14,7 +14,7 @@ from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.processor import ProcessorFacts
-from outrider.models.tuning import candidates, measured, trials
+from outrider.models.tuning import measured, setting, trials
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.measured import Measured
 from outrider.models.tuning.model_spec import ModelSpec
@@ -90,7 +90,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         monkeypatch.setattr(ModelSpec, "compile", compile_it)
         monkeypatch.setattr(measured, "time_calls", time_calls)  # else the times would depend on the machine's load
         monkeypatch.setattr(trials, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
-        monkeypatch.setattr(candidates, "this_processor", lambda: ProcessorFacts("one", cores=cores or {"threads": 2}))
+        monkeypatch.setattr(setting, "this_processor", lambda: ProcessorFacts("one", cores=cores or {"threads": 2}))
         return compiled
 
     return has
@@ -148,12 +148,12 @@ def test_a_draft_model_has_one_precision_and_its_own_threads(
     part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bits do not matter, and the first load is not to wait for what gains little."""
-    allowed = candidates.settings_for
+    allowed = setting.settings_for
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(SLOW), bf16=Kind(FAST))
     monkeypatch.setattr(trials, "settings_for", allowed)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    setting = choice_of(replace(part, role="draft")).setting
-    assert (setting.precision, setting.num_threads) == ("f32", 2)
+    found = choice_of(replace(part, role="draft")).setting
+    assert (found.precision, found.num_threads) == ("f32", 2)
     assert {each.precision for each in compiled} == {"f32"}
 
 
@@ -443,7 +443,7 @@ def test_what_was_chosen_is_not_chosen_again_where_nothing_is_saved(
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
+    monkeypatch.setattr(setting, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_, **__: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
     said: list[str] = []
@@ -478,9 +478,9 @@ def test_precisions_without_kernels_are_not_tried(
         def get_property(self, *_: str) -> list[str]:
             return ["FP32", "BF16", "FP16"]
 
-    monkeypatch.setattr(candidates, "new_core", Core)
+    monkeypatch.setattr(setting, "new_core", Core)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)
-    monkeypatch.setattr(candidates, "this_processor", lambda: ProcessorFacts("one", instructions))
-    monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
+    monkeypatch.setattr(setting, "this_processor", lambda: ProcessorFacts("one", instructions))
+    monkeypatch.setattr(setting, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
-    assert {each.precision for each in candidates.settings_for(part)} == tried
+    assert {each.precision for each in setting.settings_for(part)} == tried

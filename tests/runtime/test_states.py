@@ -29,10 +29,10 @@ from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in
-from outrider.models.tuning import candidates
-from outrider.models.tuning.candidates import settings_for
+from outrider.models.tuning import setting
 from outrider.models.tuning.measure.readings import compare_readings, compare_states
 from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.setting import settings_for
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS
 from outrider.types import NO_DRAFT, Chunk, Draft, Drafter, Exactness, Prompt, RowRule
@@ -548,9 +548,9 @@ def test_other_libraries_and_devices_say_why_not(tmp_path: Path, form: Format, d
 
 def test_recurrent_states_are_kept_in_single_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others round the state at each store, so no draft could be exact. Short convolutions are measured."""
-    monkeypatch.setattr(candidates, "limit_on", lambda name: None)
-    monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)
-    monkeypatch.setattr(candidates, "new_core", lambda: SimpleNamespace(get_property=lambda *_: ["FP32", "BF16"]))
+    monkeypatch.setattr(setting, "limit_on", lambda name: None)
+    monkeypatch.setattr(setting, "may_divide_by_zero", lambda *_: False)
+    monkeypatch.setattr(setting, "new_core", lambda: SimpleNamespace(get_property=lambda *_: ["FP32", "BF16"]))
     for kind, precisions in (("conv", {"f32", "bf16"}), ("gdn", {"f32"}), ("ssm", {"f32"})):
         part = ModelSpec("main", *main_of(save_hybrid(tmp_path / kind, kind)))
         monkeypatch.setattr(ModelSpec, "is_small", False)

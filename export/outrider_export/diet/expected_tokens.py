@@ -14,10 +14,10 @@ import numpy as np
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
 from outrider.inputs.text import Tokenizer
-from outrider.models.tuning.candidates import settings_for
-from outrider.models.tuning.measure import allocate_for_trials
 from outrider.models.tuning.measure.slots import open_slot
+from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
+from outrider.models.tuning.setting import settings_for
 from outrider.types import Chunk, CompiledModel, Exactness
 from outrider_export.diet.usual_tokens import TOKENS_PER_TEXT, TokenUsage, read_texts
 
@@ -55,8 +55,7 @@ def expected_tokens(
     progress.phase("count", sum(len(text.encode()) for text in texts.values()))
     encode = Tokenizer(tokenizer).encode
     part = part_alone(folder, "draft", entry)
-    backend = part.compile(next(iter(settings_for(part))))
-    allocate_for_trials(backend, _ROOM)
+    backend = compile_for_trials(part, next(iter(settings_for(part))), max_tokens=_ROOM)
     backend.use(Exactness())
     expected, agreed = {}, {}
     for language, text in texts.items():

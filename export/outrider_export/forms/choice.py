@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from outrider.config import Config
 from outrider.errors import DeviceError, ExportError, OptionError, is_installed, one_line
-from outrider.models.tuning.identity import machine, versions_of
+from outrider.models.backends.processor import this_processor
+from outrider.models.tuning.identity import versions_of
 from outrider.system import saved
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.describe.plan import SMALL_DRAFT, check_route, check_weights, parallel_mask
@@ -77,7 +78,7 @@ def may_choose(plan: Plan) -> bool:
 
 def machine_key() -> dict[str, str]:
     """What a bundle for this machine depends on besides the model."""
-    return machine() | {"onnx": str(all(map(is_installed, ("onnx", "onnxruntime"))))}
+    return this_processor().description | {"onnx": str(all(map(is_installed, ("onnx", "onnxruntime"))))}
 
 
 def choose_forms(

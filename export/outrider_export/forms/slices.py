@@ -23,8 +23,9 @@ import numpy as np
 
 from outrider.bundle.manifest import ModelEntry
 from outrider.models.backends.columns import COLUMNS
-from outrider.models.tuning.candidates import settings_for
-from outrider.models.tuning.measure import NEAR, allocate_for_trials, estimate_padding, timer
+from outrider.models.tuning.measure import NEAR, estimate_padding, timer
+from outrider.models.tuning.measured import compile_for_trials
+from outrider.models.tuning.setting import settings_for
 from outrider.types import Exactness
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.diet.expected_tokens import part_alone
@@ -114,10 +115,7 @@ class FormSlices:
         setting = next(iter(settings_for(parts[0])))
 
         def compiled(setting: Setting) -> list[CompiledModel]:
-            made = [part.compile(setting) for part in parts]
-            for backend in made:
-                allocate_for_trials(backend, _MAX_TOKENS)
-            return made
+            return [compile_for_trials(part, setting, max_tokens=_MAX_TOKENS) for part in parts]
 
         backends = compiled(setting)
         exactness = estimate_padding(backends[0]) if role == "main" else Exactness()

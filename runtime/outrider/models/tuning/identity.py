@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider import __version__
-from outrider.models.backends.processor import this_processor
 from outrider.system import saved
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ class ModelIdentity:
     def saved(self, folder: str, kind: type[T], without: Sequence[str] = (), **more: Any) -> saved.SavedValue[T]:
         """The value of this kind that is saved in one of the cache's folders. more: facts that it depends on, too."""
         return saved.SavedValue(saved.FOLDER / folder, self.key(without) | more, kind)
-
-
-def machine() -> dict[str, str]:
-    """What kernels and threads are chosen by. Processors of one name may have different instructions."""
-    return this_processor().description
 
 
 def versions_of(*libraries: str) -> dict[str, str]:

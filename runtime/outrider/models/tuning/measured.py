@@ -14,9 +14,9 @@ from outrider.models.backends.slices import Slices
 from outrider.models.tuning.costs import rows_of
 from outrider.models.tuning.measure import (
     NEAR,
+    TRIAL_SEQUENCES,
     TRIAL_TOKENS,
     PassCost,
-    allocate_for_trials,
     measure_exactness,
     measure_pass,
     time_calls,
@@ -35,12 +35,19 @@ _ROUNDS = 1  # of the measurements of a slice's costs
 
 
 def compile_for_trials(
-    spec: ModelSpec, setting: Setting, graph: ov.Model | None = None, max_tokens: int = TRIAL_TOKENS
+    spec: ModelSpec, setting: Setting, graph: ov.Model | bytes | None = None, max_tokens: int = TRIAL_TOKENS
 ) -> CompiledModel:
     """Compile a model or a slice of it, with a cache for measurements."""
     backend = spec.compile(setting, graph)
     allocate_for_trials(backend, max_tokens)
     return backend
+
+
+def allocate_for_trials(backend: CompiledModel, max_tokens: int = TRIAL_TOKENS) -> None:
+    """Allocate a cache for measurements. With states, it has rows for all sequences that are open at a time."""
+    backend.allocate(max_tokens)
+    if backend.capabilities.states:
+        backend.allocate(max(max_tokens, TRIAL_SEQUENCES * backend.tokens_for(1)))
 
 
 class Measured:
@@ -83,12 +90,8 @@ class Measured:
         """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
         if not self.spec.is_main:  # rows that are read alone are faster after long texts
             return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
-        graph = self.spec.onnx_slice()
-        if graph is None:
-            return measure_exactness(self.main)
-        examined = self.spec.compile(self.setting, graph)  # only timed as a whole, as there is one setting
-        examined.allocate(TRIAL_TOKENS)
-        return measure_exactness(examined)
+        graph = self.spec.onnx_slice()  # that is only timed as a whole, as there is one setting
+        return measure_exactness(self.main if graph is None else compile_for_trials(self.spec, self.setting, graph))
 
     def cheapest(self, exactness: Exactness) -> Exactness:
         """This padding, or two rows a call where that takes no longer, as of some products. It is used from now on.

@@ -27,9 +27,10 @@ from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider.models.backends.columns import can_append
 from outrider.models.backends.devices import find_device
 from outrider.models.backends.heads import Head
+from outrider.models.backends.processor import this_processor
 from outrider.models.backends.slices import Slices, find_slices
 from outrider.models.backends.taps import read_ir
-from outrider.models.tuning.identity import ModelIdentity, machine, versions_of
+from outrider.models.tuning.identity import ModelIdentity, versions_of
 from outrider.models.tuning.setting import Setting
 from outrider.system import saved
 from outrider.system.core import new_core
@@ -141,7 +142,7 @@ class ModelSpec:
             device=here.identity if here else {"device": self.device, "format": self.model.format},
             options=self.asked,
             versions=versions_of("openvino" if self.support.library == "openvino" else "onnxruntime"),
-            machine=machine(),
+            machine=this_processor().description,
         )
 
     @property

@@ -17,13 +17,12 @@ from typing import Any
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.slices import Slices
-from outrider.models.tuning.candidates import fewer_threads, settings_for
 from outrider.models.tuning.measure import has_groups
 from outrider.models.tuning.measure.cost import FAR, NEAR
 from outrider.models.tuning.measured import Measured
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.reference import Reference
-from outrider.models.tuning.setting import Choice, Setting, Trial
+from outrider.models.tuning.setting import Choice, Setting, Trial, fewer_threads, settings_for
 from outrider.system.progress import report
 from outrider.system.together import start, together
 from outrider.types import Exactness, RowRule

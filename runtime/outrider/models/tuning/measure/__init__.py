@@ -17,8 +17,8 @@ from outrider.models.tuning.measure.cost import (
     timer,
 )
 from outrider.models.tuning.measure.exactness import (
+    TRIAL_SEQUENCES,
     TRIAL_TOKENS,
-    allocate_for_trials,
     estimate_padding,
     has_groups,
     measure_exactness,
@@ -32,10 +32,10 @@ __all__ = [
     "MAIN_ROWS",
     "NEAR",
     "SHORT",
+    "TRIAL_SEQUENCES",
     "TRIAL_TOKENS",
     "Contention",
     "PassCost",
-    "allocate_for_trials",
     "check_pass",
     "contexts_of",
     "estimate_padding",

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from outrider.models.tuning.measure.readings import TAIL, compare_quickly, longest_context
 from outrider.models.tuning.measure.slots import open_slot, random_tokens
-from outrider.types import Backend, Chunk, CompiledModel, Exactness, PaddedBackend, Rounding, RowRule
+from outrider.types import Backend, Chunk, Exactness, PaddedBackend, Rounding, RowRule
 
 # Numbers of rows that are measured at load: all that drafts have, and some of small batches. Kernels for more are
 # chosen by the whole tiles in a number, of which some are read in `compare_quickly`.
@@ -24,18 +24,11 @@ _PROBED = (1, 2, 3, 4, 8, 16, 32)  # numbers of rows that tell two settings' gro
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
 _BEFORE = 190  # tokens of context before these rows; several blocks, and not a multiple of one
 TRIAL_CONTEXT = 210  # tokens that are read in several ways
-TRIAL_TOKENS = 4096  # most tokens of cache that this takes
-_TRIAL_SEQUENCES = 9  # eight of them at a time, and some that are published
+# Most tokens of cache that this takes, and sequences that have states: eight at a time, and some that are published.
+TRIAL_TOKENS, TRIAL_SEQUENCES = 4096, 9
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
 _PIECE_ROWS = range(64, 209, 16)  # numbers of rows in calls with a piece of a prompt
-
-
-def allocate_for_trials(backend: CompiledModel, max_tokens: int = TRIAL_TOKENS) -> None:
-    """Allocate a cache for measurements. With states, it has rows for all sequences that are open at a time."""
-    backend.allocate(max_tokens)
-    if backend.capabilities.states:
-        backend.allocate(max(max_tokens, _TRIAL_SEQUENCES * backend.tokens_for(1)))
 
 
 def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) -> Exactness:
