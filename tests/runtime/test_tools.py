@@ -32,7 +32,7 @@ from outrider.inputs.tools.formats import (
     PHI,
     QWEN_CODER,
 )
-from outrider.inputs.tools.stream import joined
+from outrider.inputs.tools.stream import ToolCallStream, joined
 from outrider.tokens.grammar import Grammars, GrammarSource, GrammarState
 from tiny import train_tokenizer
 
@@ -61,134 +61,135 @@ TEMPLATE = (
 CALL_IN_TAGS = (
     "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n"
 )
+CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
+STOP = '{"name": "stop", "arguments": {}}'
+LLAMA_CALL = CALL.replace("arguments", "parameters")
+ONE = [ToolCall("f", '{"a": 1}')]
 TEXTS = [
     (HERMES, "Hello.\nHow are you?", "Hello.\nHow are you?", []),
-    (
-        HERMES,
-        'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
-        "I look.",
-        CALLS,
-    ),
+    (HERMES, f"I look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{STOP}\n</tool_call>", "I look.", CALLS),
     (HERMES, '<tool_call>{"name":"f","arguments":{"a":"}\\"]{"}}</tool_call>', "", [ToolCall("f", '{"a":"}\\"]{"}')]),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, {"b', "", [ToolCall("f", '{"a": [1, {"b')]),
     (HERMES, "Write <tool_call> there.", "Write <tool_call> there.", []),
     (HERMES, 'No <tool_call> <tool_call>{"name":"f","arguments":{}}', "No <tool_call>", [ToolCall("f", "{}")]),
-    (
-        HERMES,
-        '<tool_call>{"name":"f","arguments":{}}\n<tool_call>{"name":"g","arguments":{}}</tool_call> Done. ',
-        "Done. ",
-        [ToolCall("f", "{}"), ToolCall("g", "{}")],
-    ),
-    (LLAMA, '{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}', "", CALLS[:1]),
+    (HERMES, f"<tool_call>{CALL}\n<tool_call>{STOP}</tool_call> Done. ", "Done. ", CALLS),
+    (LLAMA, LLAMA_CALL, "", CALLS[:1]),
     (LLAMA, '<|python_tag|>{"name": "stop", "parameters": {}}', "", CALLS[1:]),
-    (
-        LLAMA,
-        ' {"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}; {"name": "stop", "parameters": {}}',
-        "",
-        CALLS,
-    ),
+    (LLAMA, f' {LLAMA_CALL}; {{"name": "stop", "parameters": {{}}}}', "", CALLS),
     (LLAMA, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
     (LLAMA, "  Hello {", "  Hello {", []),
-    (
-        MISTRAL,
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, {"name": "stop", '
-        '"arguments": {}, "id": "VvvODy9mT"}]',
-        "",
-        CALLS,
-    ),
+    (MISTRAL, f'[TOOL_CALLS] [{CALL}, {STOP[:-1]}, "id": "VvvODy9mT"}}]', "", CALLS),
     (MISTRAL, "[TOOL_CALL] is no marker [", "[TOOL_CALL] is no marker [", []),
     (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
     (MISTRAL, '[TOOL_CALLS][{"name":"\\u00e9","arguments":{}}]', "", [ToolCall("é", "{}")]),
-    (
-        MISTRAL_ARGS,
-        'So.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}[TOOL_CALLS]stop[CALL_ID]VvvODy9mT[ARGS]{}',
-        "So.",
-        CALLS,
-    ),
+    (MISTRAL_ARGS,
+     'So.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}[TOOL_CALLS]stop[CALL_ID]VvvODy9mT[ARGS]{}', "So.",
+     CALLS),
     (MISTRAL_ARGS, "[TOOL_CALLS]f[ARGS]none", "[TOOL_CALLS]f[ARGS]none", []),
-    (
-        QWEN_CODER,
-        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
-        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=stop>\n</function>\n</tool_call>",
-        "I look.",
-        CALLS,
-    ),
-    (
-        QWEN_CODER,
-        '<tool_call><function=f><parameter=a>\n\n"é"\n\n</parameter> <parameter=b>True</parameter>and</tool_call>.',
-        ".",
-        [ToolCall("f", '{"a": "é", "b": true}')],
-    ),
+    (QWEN_CODER,
+     f"I look.\n<tool_call>\n{CALL_IN_TAGS}</tool_call>\n<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+     "I look.", CALLS),
+    (QWEN_CODER,
+     '<tool_call><function=f><parameter=a>\n\n"é"\n\n</parameter> <parameter=b>True</parameter>and</tool_call>.', ".",
+     [ToolCall("f", '{"a": "é", "b": true}')]),
     (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</para", "", [ToolCall("f", '{"a": ')]),
     (QWEN_CODER, "<tool_call>\n<function>", "<tool_call>\n<function>", []),
-    (
-        GLM,
-        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
-        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>\nDone.",
-        "Done.",
-        CALLS,
-    ),
-    (
-        GLM_IN_LINE,
-        "Hm.<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days</arg_key><arg_value>3"
-        "</arg_value></tool_call><tool_call>stop</tool_call>",
-        "Hm.",
-        CALLS,
-    ),
+    (GLM,
+     "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+     "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>\nDone.", "Done.", CALLS),
+    (GLM_IN_LINE,
+     "Hm.<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days</arg_key><arg_value>3"
+     "</arg_value></tool_call><tool_call>stop</tool_call>", "Hm.", CALLS),
     (GLM, "Write <tool_call> there <arg", "Write <tool_call> there <arg", []),
-]
+    # In other shapes.
+    (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "name": "f"}\n</tool_call>', "", ONE),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ONE),
+    (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [ToolCall("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [ToolCall("f", "{}")]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1 ,}}</tool_call>', "", [ToolCall("f", '{"a": 1 }')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,\n], "b": ",}"}}</tool_call>', "",
+     [ToolCall("f", '{"a": [1\n], "b": ",}"}')]),
+    (HERMES, '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', "", ONE),
+    (HERMES, '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', "",
+     [*ONE, ToolCall("g", "{}")]),
+    (HERMES, f"So. <tool_call>\n{CALL}\n{STOP}\n</tool_call>Done", "So.Done", CALLS),
+    (HERMES, '<tool_call>{"colour": "red"}</tool_call>', '<tool_call>{"colour": "red"}</tool_call>', []),
+    (LLAMA, '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", ONE),
+    (MISTRAL, '[TOOL_CALLS][{"arguments": {"a": 1}, "name": "f"}]', "", ONE),
+    # What max_tokens has cut is not shown.
+    *((HERMES, text, "", []) for text in (
+        "<tool_call>\n", '<tool_call>\n{"name', '<tool_call>\n{"name": "f", "arguments":',
+        '<tool_call>{"arguments": {"a',
+    )),
+    # By a sign of the template.
+    ("<|tool_call|>", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]', "", ONE),
+    ("<|tool|>", 'functools[{"name": "f", "arguments": {"a": 1}}]', "", ONE),
+    ("<|tool_call_argument_begin|>",
+     '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', "", ONE),
+    ("<｜tool▁sep｜>{", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>', "", ONE),
+    ("<|channel|>commentary", '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>', "", ONE),
+    ("<|tool_call_start|>", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>", "", ONE),
+    ("<|tool_call_start|>", '<|tool_call_start|>[f(a="x, (y)", b=[1, true]), g()]<|tool_call_end|>Then', "Then",
+     [ToolCall("f", '{"a": "x, (y)", "b": [1, true]}'), ToolCall("g", "{}")]),
+    ("<|tool_call>", "<|tool_call>call:f{a:1}<tool_call|>", "", ONE),
+    ("<|tool_call>", '<|tool_call>call:f{a:<|"|>{b:"}<|"|>,c:[{d:true}]}<tool_call|>Then', "Then",
+     [ToolCall("f", '{"a": "{b:\\"}", "c": [{"d": true}]}')]),
+    ("<minimax:tool_call>",
+     '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>', "",
+     ONE),
+    ("<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke>'
+     '<invoke name="g"></invoke></minimax:tool_call>Then', "Then", [ToolCall("f", '{"a": "x"}'), ToolCall("g", "{}")]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "text", "content", "calls"), TEXTS)
-def test_texts_with_calls(form: ToolFormat, text: str, content: str, calls: list[ToolCall]) -> None:
-    assert form.parse(text) == (content, calls)
+def in_pieces(stream: ToolCallStream, text: str, size: int) -> tuple[str, list[ToolCall]]:
+    """What is read of a text that comes in pieces of a size."""
+    pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
+    return joined([*pieces, *stream.finish()])
 
 
-CALL = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
-LLAMA_CALL = CALL.replace("arguments", "parameters")
+@pytest.mark.parametrize(("form", "text", "content", "calls"), TEXTS, ids=lambda given: str(given)[:50])
+def test_texts_with_calls(form: ToolFormat | str, text: str, content: str, calls: list[ToolCall]) -> None:
+    found = ToolFormat.of_template(f"… {form} … <tool_call>") if isinstance(form, str) else form
+    assert found is not None
+    assert found.parse(text) == (content, calls)
+    for size in (1, 2, 3, 7):
+        assert in_pieces(found.stream(), text, size) == (content, calls)
+
+
 LOOSE = [  # as small models write calls where tools were offered
     (HERMES, f"I look.\n{CALL}\n\nWait.", "I look.Wait.", CALLS[:1]),
+    (HERMES, f"Sure:\n```json\n{CALL}\n```\nOk", "Sure:Ok", CALLS[:1]),
     (HERMES, f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n```", "", CALLS[:1]),
     (HERMES, f'```\n{CALL}\n{{"name": "stop", "arguments": []}}\n```\nDone.', "Done.", CALLS),
     (HERMES, f'<tools>\n[{CALL}, {{"name": "stop"}}]\n</tools>', "", CALLS),
-    (HERMES, f"<function_call> {CALL}}} </function_call>", "", CALLS[:1]),
     (HERMES, f'<tool_call>\n{CALL[:-1]}\n</tool_call>\n<tool_call>{{"name": "stop"}}', "", CALLS),
-    (HERMES, f"<tool_call>\n{CALL}}}\n</tool_call>", "", CALLS[:1]),
-    (HERMES, f"<tool_call>\n{{{CALL}}}\n</tool_call>", "", CALLS[:1]),
-    *(
-        (HERMES, text, "", CALLS[:1])
-        for text in (
-            f'{{"tool_calls": [{CALL}]}}',
-            f'```json\n{{"tool_call": {CALL}}}\n```',
-            *(CALL.replace("arguments", key) for key in ("args", "params", "input", "tool_input")),
-            CALL.replace("name", "action").replace("arguments", "action_input"),
-            CALL.replace("name", "function_name"),
-            "<tool_call>\n{'name': 'get_weather', 'arguments': {'city': 'Paris', 'days': 3}}\n</tool_call>",
-            CALL.replace('"', "'"),
-            CALL.replace("get_weather", "functions.get_weather"),
-            '<tool_call>\nget_weather\n{"city": "Paris", "days": 3}\n</tool_call>',
-            '<tool_call>get_weather(city="Paris", days=3)</tool_call>',
-            '```tool_code\nget_weather(city="Paris", days=3)\n```',
-            f"<tool_call>\n{CALL_IN_TAGS}</tool_call>",
-            '<function name="get_weather">{"city": "Paris", "days": 3}</function>',
-            '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
-            '<parameter name="days">3</parameter>\n</invoke>\n</function_calls>',
-            '<tool_call><function=get_weather>{"city": "Paris", "days": 3}</function></tool_call>',
-            f"[TOOL_CALLS] [{CALL}]",
-            f"<|tool_call_start|>{CALL}<|tool_call_end|>",
-            f"<tool_calls>[{CALL}]</tool_calls>",
-            f"{CALL}\n</tool_call>",
-            f"<tool_call>{CALL}</tool_call></tool_call>",
-        )
-    ),
     (HERMES, f'<tool_call>{CALL},\n{{"name": "stop"}}</tool_call>', "", CALLS),
     (HERMES, '```tool_code\nget_weather(city="Paris", days=3)\nstop()\n```', "", CALLS),
-    (HERMES, 'Use get_weather(city="Paris").', 'Use get_weather(city="Paris").', []),
-    (HERMES, '```python\nget_weather(city="Paris")\n```', '```python\nget_weather(city="Paris")\n```', []),
-    (HERMES, "import functools\n<function=f> <json>", "import functools\n<function=f> <json>", []),
-    (HERMES, '```json\n{"name": "Ann"}\n``` {"name": "stop"}', '```json\n{"name": "Ann"}\n``` {"name": "stop"}', []),
-    (HERMES, 'function f() { "name" } ```js\nx', 'function f() { "name" } ```js\nx', []),
+    *((HERMES, text, "", CALLS[:1]) for text in (
+        CALL, f"<function_call> {CALL}}} </function_call>", f"<tool_call>\n{CALL}}}\n</tool_call>",
+        f"<tool_call>\n{{{CALL}}}\n</tool_call>", f'{{"tool_calls": [{CALL}]}}',
+        f'```json\n{{"tool_call": {CALL}}}\n```',
+        *(CALL.replace("arguments", key) for key in ("args", "params", "input", "tool_input")),
+        CALL.replace("name", "action").replace("arguments", "action_input"), CALL.replace("name", "function_name"),
+        "<tool_call>\n{'name': 'get_weather', 'arguments': {'city': 'Paris', 'days': 3}}\n</tool_call>",
+        CALL.replace('"', "'"), CALL.replace("get_weather", "functions.get_weather"),
+        '<tool_call>\nget_weather\n{"city": "Paris", "days": 3}\n</tool_call>',
+        '<tool_call>get_weather(city="Paris", days=3)</tool_call>',
+        '```tool_code\nget_weather(city="Paris", days=3)\n```', f"<tool_call>\n{CALL_IN_TAGS}</tool_call>",
+        '<function name="get_weather">{"city": "Paris", "days": 3}</function>',
+        '<function_calls>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n</function_calls>',
+        '<tool_call><function=get_weather>{"city": "Paris", "days": 3}</function></tool_call>',
+        f"[TOOL_CALLS] [{CALL}]", f"<|tool_call_start|>{CALL}<|tool_call_end|>", f"<tool_calls>[{CALL}]</tool_calls>",
+        f"{CALL}\n</tool_call>", f"<tool_call>{CALL}</tool_call></tool_call>",
+    )),
+    *((HERMES, text, text, []) for text in (
+        'Use get_weather(city="Paris").', '```python\nget_weather(city="Paris")\n```',
+        "import functools\n<function=f> <json>", '```json\n{"name": "Ann"}\n``` {"name": "stop"}',
+        'function f() { "name" } ```js\nx', '{"name": "Ann", "arguments": {}}', '```json\n{"name": "Ann"}\n```',
+        "```json\n[1, 2]\n```", "{}",
+    )),
     (LLAMA, f'I call.\n{LLAMA_CALL}\n{{"name": "stop", "parameters": {{}}}}', "I call.", CALLS),
     (LLAMA, f"[{LLAMA_CALL}]", "", CALLS[:1]),
     (LLAMA, '[get_weather(city="Paris", days=3), stop()]', "", CALLS),
@@ -197,85 +198,58 @@ LOOSE = [  # as small models write calls where tools were offered
     (LLAMA, '<function=get_weather>{"city": "Paris", "days": 3}</function>', "", CALLS[:1]),
     (LLAMA, '<function=other>{"city": "Paris"}</function>', '<function=other>{"city": "Paris"}</function>', []),
     (QWEN_CODER, f"I look.\n{CALL_IN_TAGS}</tool_call>", "I look.", CALLS[:1]),
-    (QWEN_CODER, f"<tool_call>\n{CALL}\n</tool_call>", "", CALLS[:1]),
-    (QWEN_CODER, f"```json\n{CALL}\n```", "", CALLS[:1]),
-    (QWEN_CODER, f"<tool_call>{CALL_IN_TAGS}</tool_call>".replace("\n</parameter>", ""), "", CALLS[:1]),
-    (
-        QWEN_CODER,
+    *((QWEN_CODER, text, "", CALLS[:1]) for text in (
+        f"<tool_call>\n{CALL}\n</tool_call>", f"```json\n{CALL}\n```",
+        f"<tool_call>{CALL_IN_TAGS}</tool_call>".replace("\n</parameter>", ""),
         f"<tool_call>{CALL_IN_TAGS}</tool_call>".replace("city", '"city"').replace("get_weather", '"get_weather"'),
-        "",
-        CALLS[:1],
-    ),
+    )),
     (MISTRAL_ARGS, '[TOOL_CALLS]get_weather{"city": "Paris", "days": 3}', "", CALLS[:1]),
     (MISTRAL_ARGS, f"[TOOL_CALLS][{CALL}]", "", CALLS[:1]),
     (GRANITE, f"<tool_call>[{CALL}]", "", CALLS[:1]),
     (PHI, f"<|tool_call|>[{CALL}]<|/tool_call|>", "", CALLS[:1]),
     (LFM, '<|tool_call_start|>[get_weather(city="Paris", days=3)]', "", CALLS[:1]),
     (LFM, f"<|tool_call_start|>[{CALL}]<|tool_call_end|>", "", CALLS[:1]),
-    (
-        LFM,
-        r'<|tool_call_start|>[get-it(from="a\/b", in="\ud83d\ude00 \d")]<|tool_call_end|>',
-        "",
-        [ToolCall("get-it", r'{"from": "a/b", "in": "' "\U0001f600" r' \\d"}')],
-    ),
-    (
-        HERMES,
-        r'<tool_call>{"arguments": {"a": "\ud83d"}, "name": "f"}</tool_call>',
-        "",
-        [ToolCall("f", '{"a": "\ufffd"}')],
-    ),
+    (LFM, r'<|tool_call_start|>[get-it(from="a\/b", in="\ud83d\ude00 \d")]<|tool_call_end|>', "",
+     [ToolCall("get-it", r'{"from": "a/b", "in": "' "\U0001f600" r' \\d"}')]),
+    (HERMES, r'<tool_call>{"arguments": {"a": "\ud83d"}, "name": "f"}</tool_call>', "",
+     [ToolCall("f", '{"a": "\ufffd"}')]),
     (LFM, "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", "<|tool_call_start|>[f(a=1e999)]<|tool_call_end|>", []),
-    (
-        KIMI,
-        '<|tool_calls_section_begin|><|tool_call_begin|>get_weather:0<|tool_call_argument_begin|>{"city": "Paris", '
-        '"days": 3}<|tool_call_end|><|tool_calls_section_end|>',
-        "",
-        CALLS[:1],
-    ),
-    (
-        DEEPSEEK,
-        'So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris", "days": 3}'
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "So.",
-        CALLS[:1],
-    ),
-]
+    (KIMI,
+     '<|tool_calls_section_begin|><|tool_call_begin|>get_weather:0<|tool_call_argument_begin|>{"city": "Paris", '
+     '"days": 3}<|tool_call_end|><|tool_calls_section_end|>', "", CALLS[:1]),
+    (DEEPSEEK,
+     'So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris", "days": 3}'
+     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "So.", CALLS[:1]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "text", "content", "calls"), LOOSE)
-@pytest.mark.parametrize("cut", [1, 5, 1000])
-def test_calls_as_small_models_write_them(
-    form: ToolFormat, text: str, content: str, calls: list[ToolCall], cut: int
-) -> None:
-    stream = form.stream(tools=TOOLS, loose=True)
-    pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
-    assert joined([*pieces, *stream.finish()]) == (content, calls)
+@pytest.mark.parametrize(("form", "text", "content", "calls"), LOOSE, ids=lambda given: str(given)[:50])
+def test_calls_as_small_models_write_them(form: ToolFormat, text: str, content: str, calls: list[ToolCall]) -> None:
+    for size in (1, 5, 1000):
+        assert in_pieces(form.stream(tools=TOOLS, loose=True), text, size) == (content, calls)
 
 
 @pytest.mark.parametrize(("written", "meant"), [
-    ("a\nb\tc", "a\nb\tc"), ("L'A", "L'A"), ("\\d+\\.", "\\d+\\."), ("it\\'s", "it\\'s"),
-    ("a\\nb\\u00e9", "a\nbé"), ('\\"', '"'),
+    ('"a\nb\tc"', "a\nb\tc"), ('"L\'A"', "L'A"), ('"\\d+\\."', "\\d+\\."), ('"it\\\'s"', "it\\'s"),
+    ('"a\\nb\\u00e9"', "a\nbé"), ('"\\""', '"'),
+    ("{'a': True, 'b': [None, False], 'c': 'it\\'s \"so\"', 'None': 1}",
+     {"a": True, "b": [None, False], "c": 'it\'s "so"', "None": 1}),
 ])  # fmt: skip
-def test_strings_in_arguments_become_json(written: str, meant: str) -> None:
-    text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": "{written}"}}}}\n</tool_call>'
-    for cut in (1, 2, 1000):
-        stream = HERMES.stream()
-        pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
-        (call,) = joined([*pieces, *stream.finish()])[1]
+def test_strings_and_values_of_python_in_arguments_become_json(written: str, meant: Any) -> None:
+    text = f'<tool_call>\n{{"name": "f", "arguments": {{"a": {written}}}}}\n</tool_call>'
+    for size in (1, 2, 1000):
+        (call,) = in_pieces(HERMES.stream(), text, size)[1]
         assert json.loads(call.arguments) == {"a": meant}
 
 
-def test_values_of_python_in_arguments_become_json() -> None:
-    arguments = "{'a': True, 'b': [None, False], 'c': 'it\\'s \"so\"', 'None': 1}"
-    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-    for cut in (1, 2, 1000):
-        stream = HERMES.stream()
-        pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
-        (call,) = joined([*pieces, *stream.finish()])[1]
-        assert json.loads(call.arguments) == {"a": True, "b": [None, False], "c": 'it\'s "so"', "None": 1}
+@pytest.mark.parametrize("text", [CALL, f"Sure:\n```json\n{CALL}\n```\nOk", '{"name": "Ann", "arguments": {}}', "{}"])
+def test_json_is_text_where_nothing_is_loose(text: str) -> None:
+    assert HERMES.parse(text, tools=TOOLS) == (text, [])
+
+
+def test_strings_in_calls_of_python_become_json() -> None:
     written = '[f(Title="a\nb)]", n=None)]'
-    stream = LLAMA.stream(tools=[{"function": {"name": "f"}}], loose=True)
-    (call,) = joined([*stream.push(written), *stream.finish()])[1]
+    (call,) = in_pieces(LLAMA.stream(tools=[{"function": {"name": "f"}}], loose=True), written, 1000)[1]
     assert json.loads(call.arguments) == {"Title": "a\nb)]", "n": None}
     assert json.loads(LFM.parse(f"<|tool_call_start|>{written}<|tool_call_end|>")[1][0].arguments)["Title"] == "a\nb)]"
 
@@ -324,12 +298,10 @@ def test_pieces_add_up_to_the_same(form: ToolFormat, tools: Any, loose: bool, te
     assert stream.finish() == []
 
 
-@pytest.mark.parametrize("cut", [1, 7, 1000])
-def test_calls_beyond_the_last_that_is_wanted_are_dropped(cut: int) -> None:
+def test_calls_beyond_the_last_that_is_wanted_are_dropped() -> None:
     text = "So: " + '<tool_call>\n{"name": "f", "arguments": {"a": {}}}\n</tool_call>\n' * 3 + "And more."
-    stream = HERMES.stream(2)
-    pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
-    assert joined([*pieces, *stream.finish()]) == ("So:", [ToolCall("f", '{"a": {}}')] * 2)
+    for size in (1, 7, 1000):
+        assert in_pieces(HERMES.stream(2), text, size) == ("So:", [ToolCall("f", '{"a": {}}')] * 2)
     assert HERMES.parse(text, 1) == ("So:", [ToolCall("f", '{"a": {}}')])
     assert HERMES.parse(text)[0] != "So:"
 
@@ -829,106 +801,13 @@ def test_prompts_that_cannot_have_tools(engine: outrider.Engine, tiny: Path) -> 
             other.generate(MESSAGES, tools=TOOLS)
 
 
-ONE = [ToolCall("f", '{"a": 1}')]
-SHAPES = [
-    (HERMES, '<tool_call>\n{"arguments": {"a": 1}, "name": "f"}\n</tool_call>', "", ONE),
-    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", ONE),
-    (HERMES, '<tool_call>{"name": "f"}</tool_call>', "", [ToolCall("f", "{}")]),
-    (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [ToolCall("f", "{}")]),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1 ,}}</tool_call>', "", [ToolCall("f", '{"a": 1 }')]),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1,\n], "b": ",}"}}</tool_call>', "",
-     [ToolCall("f", '{"a": [1\n], "b": ",}"}')]),
-    (HERMES, '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}</tool_call>', "", ONE),
-    (HERMES, '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', "",
-     [*ONE, ToolCall("g", "{}")]),
-    (HERMES, 'So. <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {}}\n</tool_call>Done',
-     "So.Done", [*ONE, ToolCall("g", "{}")]),
-    (HERMES, '<tool_call>{"colour": "red"}</tool_call>', '<tool_call>{"colour": "red"}</tool_call>', []),
-    (LLAMA, '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", ONE),
-    (MISTRAL, '[TOOL_CALLS][{"arguments": {"a": 1}, "name": "f"}]', "", ONE),
-    # What max_tokens has cut is not shown.
-    *((HERMES, text, "", []) for text in (
-        "<tool_call>\n", '<tool_call>\n{"name', '<tool_call>\n{"name": "f", "arguments":',
-        '<tool_call>{"arguments": {"a',
-    )),
-]  # fmt: skip
-
-
 def test_a_call_that_was_cut_is_not_text() -> None:
     stream = GLM.stream()
     assert joined([*stream.push("Hm. <tool_call>get_weather\n<arg"), *stream.finish(is_cut=True)]) == ("Hm.", [])
-    call = '{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}'
     for name, shown in (("get_weather", ""), ("Ann", '{"name": "Ann", "arguments": {"ci')):  # without a marker
         stream = HERMES.stream(tools=TOOLS, loose=True)
-        cut = f'{call}\n{{"name": "{name}", "arguments": {{"ci'
+        cut = f'{CALL}\n{{"name": "{name}", "arguments": {{"ci'
         assert joined([*stream.push(cut), *stream.finish(is_cut=True)]) == (shown, CALLS[:1])
-
-
-OTHERS = [  # a sign of the template, and its call
-    ("<|tool_call|>", '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}]'),
-    ("<|tool|>", 'functools[{"name": "f", "arguments": {"a": 1}}]'),
-    ("<|tool_call_argument_begin|>",
-     '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'),
-    ("<｜tool▁sep｜>{", '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'),
-    ("<|channel|>commentary", '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>'),
-    ("<|tool_call_start|>", "<|tool_call_start|>[f(a=1)]<|tool_call_end|>"),
-    ("<|tool_call>", "<|tool_call>call:f{a:1}<tool_call|>"),
-    ("<minimax:tool_call>",
-     '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1</parameter>\n</invoke>\n</minimax:tool_call>'),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("form", "text", "content", "calls"), SHAPES, ids=lambda given: str(given)[:50])
-def test_calls_in_other_shapes(form: ToolFormat, text: str, content: str, calls: list[ToolCall]) -> None:
-    assert form.parse(text) == (content, calls)
-    for size in (1, 2, 3, 7):
-        stream = form.stream()
-        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
-        assert joined([*pieces, *stream.finish()]) == (content, calls)
-
-
-@pytest.mark.parametrize(("sign", "text"), OTHERS)
-def test_formats_of_other_models(sign: str, text: str) -> None:
-    form = ToolFormat.of_template(f"… {sign} … <tool_call>")
-    assert form is not None
-    for size in (1, 3, 100):
-        stream = form.stream()
-        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
-        assert joined([*pieces, *stream.finish()]) == ("", ONE)
-
-
-@pytest.mark.parametrize(("form", "text", "calls"), [
-    ("<|tool_call_start|>", '<|tool_call_start|>[f(a="x, (y)", b=[1, true]), g()]<|tool_call_end|>Then',
-     [ToolCall("f", '{"a": "x, (y)", "b": [1, true]}'), ToolCall("g", "{}")]),
-    ("<|tool_call>", '<|tool_call>call:f{a:<|"|>{b:"}<|"|>,c:[{d:true}]}<tool_call|>Then',
-     [ToolCall("f", '{"a": "{b:\\"}", "c": [{"d": true}]}')]),
-    ("<minimax:tool_call>", '<minimax:tool_call><invoke name="f"><parameter name="a">x</parameter></invoke>'
-     '<invoke name="g"></invoke></minimax:tool_call>Then', [ToolCall("f", '{"a": "x"}'), ToolCall("g", "{}")]),
-])  # fmt: skip
-def test_values_and_several_calls_of_other_formats(form: str, text: str, calls: list[ToolCall]) -> None:
-    found = ToolFormat.of_template(form)
-    assert found is not None
-    for size in (1, 3, 1000):
-        stream = found.stream()
-        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
-        assert joined([*pieces, *stream.finish()]) == ("Then", calls)
-
-
-@pytest.mark.parametrize(("text", "content", "num_calls"), [
-    ('{"name": "get_weather", "arguments": {"city": "Rome", "days": 1}}', "", 1),
-    ('Sure:\n```json\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 1}}\n```\nOk', "Sure:Ok", 1),
-    ('{"name": "Ann", "arguments": {}}', '{"name": "Ann", "arguments": {}}', 0),
-    ('```json\n{"name": "Ann"}\n```', '```json\n{"name": "Ann"}\n```', 0),
-    ("```json\n[1, 2]\n```", "```json\n[1, 2]\n```", 0),
-    ("{}", "{}", 0),
-])  # fmt: skip
-def test_json_that_calls_an_offered_tool_is_a_call(text: str, content: str, num_calls: int) -> None:
-    for size in (1, 4, 100):
-        stream = HERMES.stream(tools=TOOLS, loose=True)
-        pieces = [piece for at in range(0, len(text), size) for piece in stream.push(text[at : at + size])]
-        found, calls = joined([*pieces, *stream.finish()])
-        assert (found, len(calls)) == (content, num_calls)
-    assert HERMES.parse(text, tools=TOOLS) == (text, [])
 
 
 @pytest.mark.parametrize(("schema", "strict", "says"), [
