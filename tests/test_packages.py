@@ -76,15 +76,12 @@ def test_pages_install_from_a_clone_or_name_the_extra() -> None:
         assert 'pip install "outrider' not in path.read_text(encoding="utf-8"), path.name
 
 
-@pytest.mark.parametrize(
-    ("origin", "command"),
-    [
-        ('{"url": "file:///home/me/outrider", "dir_info": {}}', 'pip install "/home/me/outrider[server]"'),
-        ('{"url": "https://example.com/outrider.whl"}', 'pip install "outrider[server]"'),
-        ("{", 'pip install "outrider[server]"'),
-        (None, 'pip install "outrider[server]"'),
-    ],
-)
+@pytest.mark.parametrize(("origin", "command"), [
+    ('{"url": "file:///home/me/outrider", "dir_info": {}}', 'pip install "/home/me/outrider[server]"'),
+    ('{"url": "https://example.com/outrider.whl"}', 'pip install "outrider[server]"'),
+    ("{", 'pip install "outrider[server]"'),
+    (None, 'pip install "outrider[server]"'),
+])  # fmt: skip
 @pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")
 def test_messages_install_from_where_outrider_came(
     origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch

@@ -53,14 +53,11 @@ def test_the_sample_of_answers_from_documents(smollm2_pair: Path) -> None:
     assert len(output.splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "package", "command"),
-    [
-        ("json_schema.py", "llguidance", 'pip install ".[structured]"'),
-        ("openai_client.py", "openai", "pip install openai"),
-        ("rag.py", "bm25s", 'pip install ".[rag]"'),
-    ],
-)
+@pytest.mark.parametrize(("name", "package", "command"), [
+    ("json_schema.py", "llguidance", 'pip install ".[structured]"'),
+    ("openai_client.py", "openai", "pip install openai"),
+    ("rag.py", "bm25s", 'pip install ".[rag]"'),
+])  # fmt: skip
 def test_a_missing_package_is_said_before_a_model_is_loaded(name: str, package: str, command: str) -> None:
     missing = f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv = ['x', 'no-bundle', 'Hi']"
     code = f"{missing}; runpy.run_path({str(SAMPLES / name)!r}, run_name='__main__')"

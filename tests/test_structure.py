@@ -205,16 +205,10 @@ def test_nobody_asks_of_which_class_a_drafter_is() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "isinstance(a, DraftModel)",
-        "isinstance(a, int | drafters.Ngram)",
-        "issubclass(a, (int, Suffix))",
-        "type(a) is Ngram",
-        "match a:\n    case Suffix(): pass",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "isinstance(a, DraftModel)", "isinstance(a, int | drafters.Ngram)", "issubclass(a, (int, Suffix))",
+    "type(a) is Ngram", "match a:\n    case Suffix(): pass",
+])  # fmt: skip
 def test_type_switches_are_found(line: str) -> None:
     assert type_switches(ast.parse(line), drafter_classes())
     assert not type_switches(ast.parse(line), {"Other"})

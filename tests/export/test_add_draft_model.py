@@ -82,17 +82,14 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(
     assert not list(pair.folder.parent.glob(".*partial*"))
 
 
-@pytest.mark.parametrize(
-    ("config", "found"),
-    [
-        ({"architectures": ["Qwen2ForCausalLM"]}, True),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, False),
-        ({"architectures": ["GPT2LMHeadModel"]}, True),
-        ({"architectures": ["LlamaForCausalLM"], "medusa_num_heads": 3}, False),
-        ({"architectures": ["BertModel"]}, False),
-        ({}, False),
-    ],
-)
+@pytest.mark.parametrize(("config", "found"), [
+    ({"architectures": ["Qwen2ForCausalLM"]}, True),
+    ({"architectures": ["LlamaForCausalLMEagle3"]}, False),
+    ({"architectures": ["GPT2LMHeadModel"]}, True),
+    ({"architectures": ["LlamaForCausalLM"], "medusa_num_heads": 3}, False),
+    ({"architectures": ["BertModel"]}, False),
+    ({}, False),
+])  # fmt: skip
 def test_models_are_told_from_heads(config: dict[str, Any], found: bool, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert is_model(tmp_path) is found

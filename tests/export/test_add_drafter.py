@@ -322,15 +322,12 @@ def test_offsets_that_do_not_ascend_are_sorted(folder: Path, tmp_path: Path) -> 
     assert entry.model.vocab_size == TOKENS
 
 
-@pytest.mark.parametrize(
-    ("config", "layers"),
-    [
-        ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, (0, 1, 2)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 46, 90]}}, (3, 47, 91)),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 47, 91)),
-        ({}, (2, 47, 91)),
-    ],
-)
+@pytest.mark.parametrize(("config", "layers"), [
+    ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, (0, 1, 2)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 46, 90]}}, (3, 47, 91)),
+    ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 47, 91)),
+    ({}, (2, 47, 91)),
+])  # fmt: skip
 def test_the_layers_of_eagle3_are_numbered_in_two_ways(
     folder: Path, tmp_path: Path, config: dict[str, Any], layers: tuple[int, ...]
 ) -> None:

@@ -182,23 +182,16 @@ def test_architecture_in_onnx(name: str, convert: Any, load: Any, tmp_path: Path
     assert [check.detail for check in checks if check.passed is not True] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "options", "says"),
-    [
-        (
-            "mpt",
-            {"d_model": 64, "n_layers": 2, "n_heads": 4},
-            {},
-            "'mpt' was not tried, and OpenVINO's paged attention does not run",
-        ),
-        ("apertus", {}, {"format": "onnx"}, "has the architecture 'apertus', which is not converted to ONNX"),
-        ("arcee", {}, {"format": "onnx"}, "has feed-forward parts without a gate, which is not converted to ONNX"),
-        ("mistral", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX"),
-        ("gemma2", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(1 of 2 layers\), for which ONNX"),
-        ("diffllama", {"head_dim": 16}, {}, "does not export the architecture 'diffllama' with Transformers"),
-        ("granitemoehybrid", {}, {"format": "onnx"}, "has layers with a state .*, which is not converted to ONNX"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "options", "says"), [
+    ("mpt", {"d_model": 64, "n_layers": 2, "n_heads": 4}, {},
+     "'mpt' was not tried, and OpenVINO's paged attention does not run"),
+    ("apertus", {}, {"format": "onnx"}, "has the architecture 'apertus', which is not converted to ONNX"),
+    ("arcee", {}, {"format": "onnx"}, "has feed-forward parts without a gate, which is not converted to ONNX"),
+    ("mistral", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX"),
+    ("gemma2", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(1 of 2 layers\), for which ONNX"),
+    ("diffllama", {"head_dim": 16}, {}, "does not export the architecture 'diffllama' with Transformers"),
+    ("granitemoehybrid", {}, {"format": "onnx"}, "has layers with a state .*, which is not converted to ONNX"),
+])  # fmt: skip
 def test_what_would_run_wrongly_is_refused(
     name: str, changes: Any, options: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

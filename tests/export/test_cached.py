@@ -587,15 +587,12 @@ def test_models_are_listed_and_removed(
     assert "has no bundles" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "or --all, and not both"),
-        (["x", "--all"], "or --all, and not both"),
-        (["x"], "There is no 'x' in the cache. Known: model-1, model-2"),
-        (["model-"], "'model-' begins several names: model-1, model-2"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ([], "or --all, and not both"),
+    (["x", "--all"], "or --all, and not both"),
+    (["x"], "There is no 'x' in the cache. Known: model-1, model-2"),
+    (["model-"], "'model-' begins several names: model-1, model-2"),
+])  # fmt: skip
 def test_what_is_to_be_removed_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:

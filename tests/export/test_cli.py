@@ -140,23 +140,20 @@ def test_inspect_finds_a_changed_byte(bundle: Path, tmp_path: Path, capsys: pyte
     assert "openvino_model.bin is not the file that was exported" in one_line(capsys)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["export", "nowhere.gguf"], 1, "There is no nowhere.gguf"),
-        (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int8'"),
-        (["export", "FOLDER", "--weights", "keep"], 2, "weights='keep' is for GGUF files; folder is none. Choose int8"),
-        (["export", "FILE", "--draft", "./nowhere"], 1, "There is no ./nowhere"),
-        (["export", "FILE", "--revision", "main"], 2, "is for hub ids"),
-        (["export", "FILE", "-o", "FILE/bundle"], 1, "cannot be written"),
-        (["export", "FILE", "-o", "FOLDER"], 1, "exists. Choose another name"),
-        (["export", "FILE", "-o", "FOLDER", "--overwrite"], 1, "is not a bundle"),
-        (["export"], 2, "Missing argument 'MAIN'"),
-        (["export", "FILE", "--wieghts", "int8"], 2, "No such option"),
-        (["inspect", "nowhere"], 1, "There is no folder nowhere"),
-        (["inspect", "FOLDER"], 1, "is not a bundle"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "message"), [
+    (["export", "nowhere.gguf"], 1, "There is no nowhere.gguf"),
+    (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int8'"),
+    (["export", "FOLDER", "--weights", "keep"], 2, "weights='keep' is for GGUF files; folder is none. Choose int8"),
+    (["export", "FILE", "--draft", "./nowhere"], 1, "There is no ./nowhere"),
+    (["export", "FILE", "--revision", "main"], 2, "is for hub ids"),
+    (["export", "FILE", "-o", "FILE/bundle"], 1, "cannot be written"),
+    (["export", "FILE", "-o", "FOLDER"], 1, "exists. Choose another name"),
+    (["export", "FILE", "-o", "FOLDER", "--overwrite"], 1, "is not a bundle"),
+    (["export"], 2, "Missing argument 'MAIN'"),
+    (["export", "FILE", "--wieghts", "int8"], 2, "No such option"),
+    (["inspect", "nowhere"], 1, "There is no folder nowhere"),
+    (["inspect", "FOLDER"], 1, "is not a bundle"),
+])  # fmt: skip
 def test_bad_input_takes_one_line(
     gguf_file: Path,
     tmp_path: Path,

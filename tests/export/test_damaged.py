@@ -84,24 +84,12 @@ def test_an_index_names_files_beside_it(folder: Path, name: str) -> None:
         count_weights(folder)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("num_attention_heads", [4]),
-        ("num_attention_heads", "4"),
-        ("num_hidden_layers", -2),
-        ("num_hidden_layers", 2**40),
-        ("head_dim", 2**40),
-        ("hidden_act", ["silu"]),
-        ("max_position_embeddings", float("inf")),
-        ("num_key_value_heads", "two"),
-        ("num_key_value_heads", float("inf")),
-        ("max_position_embeddings", "long"),
-        ("vocab_size", None),
-        ("model_type", 5),
-        ("text_config", 5),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("num_attention_heads", [4]), ("num_attention_heads", "4"), ("num_hidden_layers", -2), ("num_hidden_layers", 2**40),
+    ("head_dim", 2**40), ("hidden_act", ["silu"]), ("max_position_embeddings", float("inf")),
+    ("num_key_value_heads", "two"), ("num_key_value_heads", float("inf")), ("max_position_embeddings", "long"),
+    ("vocab_size", None), ("model_type", 5), ("text_config", 5),
+])  # fmt: skip
 def test_numbers_of_a_configuration_are_checked(folder: Path, field: str, value: Any) -> None:
     architecture = "SmolVLMForConditionalGeneration" if field == "text_config" else "Qwen2ForCausalLM"
     spoil(folder / "config.json", lambda config: config.update({"architectures": [architecture], field: value}))
@@ -150,19 +138,16 @@ def test_numbers_of_a_sentencepiece_model_end(tmp_path: Path) -> None:
         tokenizer_of(tmp_path / "marian")
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        ("eagle", {"head_dim": 2**40}, "has 4 heads of 1,099,511,627,776 numbers, and the drafter's weights have 64"),
-        ("mtp", {"num_attention_heads": 0, "head_dim": 0}, "a value in it is not what it has to be"),
-        ("eagle3", {"eagle_config": 5}, "a value in it is not what it has to be"),
-        ("eagle3", {"transformer_layer_config": "x"}, "a value in it is not what it has to be"),
-        ("dflash", {"dflash_config": [1]}, "a value in it is not what it has to be"),
-        ("medusa", {"medusa_num_heads": float("inf")}, "a value in it is not what it has to be"),
-        ("hydra", {"architectures": [["HydraHeads"]]}, "is no drafter of a kind that is known"),
-        ("blockwise", {"architectures": 5}, "is no drafter of a kind that is known"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes", "message"), [
+    ("eagle", {"head_dim": 2**40}, "has 4 heads of 1,099,511,627,776 numbers, and the drafter's weights have 64"),
+    ("mtp", {"num_attention_heads": 0, "head_dim": 0}, "a value in it is not what it has to be"),
+    ("eagle3", {"eagle_config": 5}, "a value in it is not what it has to be"),
+    ("eagle3", {"transformer_layer_config": "x"}, "a value in it is not what it has to be"),
+    ("dflash", {"dflash_config": [1]}, "a value in it is not what it has to be"),
+    ("medusa", {"medusa_num_heads": float("inf")}, "a value in it is not what it has to be"),
+    ("hydra", {"architectures": [["HydraHeads"]]}, "is no drafter of a kind that is known"),
+    ("blockwise", {"architectures": 5}, "is no drafter of a kind that is known"),
+])  # fmt: skip
 def test_configurations_of_drafters_are_checked(
     tmp_path: Path, kind: str, changes: dict[str, Any], message: str
 ) -> None:
@@ -171,26 +156,21 @@ def test_configurations_of_drafters_are_checked(
         read_head(folder, MAIN)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"rank_pattern": ["q_proj"]}, "a value in it is not what it has to be"),
-        ({"rank_pattern": {"(": 4}}, "a value in it is not what it has to be"),
-        ({"rank_pattern": {"(.*.*.*.*.*.*)*=": 4}}, r"no module's name with at most two \* and \+ and no groups"),
-        ({"rank_pattern": {"[": 4}}, r"'\[' is no expression"),
-        ({"rank_pattern": {f".*q{i}": 4 for i in range(101)}}, "it has more than 100 expressions"),
-        ({"alpha_pattern": {"q_proj": "much"}}, "a value in it is not what it has to be"),
-        (
-            {"alpha_pattern": {"q_proj": float("nan")}},
-            "has weights up to nan in lora_B of .*they have to be at most 65,504",
-        ),
-        ({"alpha_pattern": {"q_proj": float("-inf")}}, "has weights up to inf in lora_B"),
-        ({"lora_alpha": 1e300}, "has weights up to .*e.299 in lora_B of .*, scaled by 2.5e.299; .*Check lora_alpha"),
-        ({"\x1b[2J\u2028\ud800": 1}, r"has \\x1b\[2J\\u2028\\ud800='1'"),
-        ({"layers_to_transform": [[0]]}, "a value in it is not what it has to be"),
-        ({"lora_alpha": float("inf")}, "lora_alpha=inf, which has to be a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"rank_pattern": ["q_proj"]}, "a value in it is not what it has to be"),
+    ({"rank_pattern": {"(": 4}}, "a value in it is not what it has to be"),
+    ({"rank_pattern": {"(.*.*.*.*.*.*)*=": 4}}, r"no module's name with at most two \* and \+ and no groups"),
+    ({"rank_pattern": {"[": 4}}, r"'\[' is no expression"),
+    ({"rank_pattern": {f".*q{i}": 4 for i in range(101)}}, "it has more than 100 expressions"),
+    ({"alpha_pattern": {"q_proj": "much"}}, "a value in it is not what it has to be"),
+    ({"alpha_pattern": {"q_proj": float("nan")}},
+     "has weights up to nan in lora_B of .*they have to be at most 65,504"),
+    ({"alpha_pattern": {"q_proj": float("-inf")}}, "has weights up to inf in lora_B"),
+    ({"lora_alpha": 1e300}, "has weights up to .*e.299 in lora_B of .*, scaled by 2.5e.299; .*Check lora_alpha"),
+    ({"\x1b[2J\u2028\ud800": 1}, r"has \\x1b\[2J\\u2028\\ud800='1'"),
+    ({"layers_to_transform": [[0]]}, "a value in it is not what it has to be"),
+    ({"lora_alpha": float("inf")}, "lora_alpha=inf, which has to be a number above 0"),
+])  # fmt: skip
 def test_configurations_of_adapters_are_checked(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     folder = write_adapter(tmp_path / "adapter", SHAPE, targets=["q_proj"], **fields)
     with pytest.raises(ExportError, match=message):

@@ -159,20 +159,17 @@ def test_a_corpus_is_read(tmp_path: Path) -> None:
     assert read_corpus(None) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', r"a\.jsonl, line 2, has neither 'text' nor"),
-        ("a.jsonl", '{"turns": [1]}', "line 1, has neither"),
-        ("a.jsonl", "[1]", "line 1, has neither"),
-        ("a.jsonl", "text", "line 1, has neither"),
-        ("a.jsonl", "[" * 100_000 + "]" * 100_000, "line 1, has neither"),
-        ("a.txt", " \n", "holds no text"),
-        ("a.txt", b"\xff\xfe", "cannot be read"),
-        ("a.txt", None, "cannot be read"),
-        ("x" * 5000, None, "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', r"a\.jsonl, line 2, has neither 'text' nor"),
+    ("a.jsonl", '{"turns": [1]}', "line 1, has neither"),
+    ("a.jsonl", "[1]", "line 1, has neither"),
+    ("a.jsonl", "text", "line 1, has neither"),
+    ("a.jsonl", "[" * 100_000 + "]" * 100_000, "line 1, has neither"),
+    ("a.txt", " \n", "holds no text"),
+    ("a.txt", b"\xff\xfe", "cannot be read"),
+    ("a.txt", None, "cannot be read"),
+    ("x" * 5000, None, "cannot be read"),
+])  # fmt: skip
 def test_what_is_no_corpus_is_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -248,15 +245,12 @@ def test_only_shared_tokens_are_kept(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "note"),
-    [
-        ({}, None),
-        ({"draft_vocab": "all"}, None),
-        ({"draft_vocab": 404}, "all 404 tokens"),
-        ({"draft_vocab": "403"}, "403 of 404 tokens"),
-    ],
-)
+@pytest.mark.parametrize(("options", "note"), [
+    ({}, None),
+    ({"draft_vocab": "all"}, None),
+    ({"draft_vocab": 404}, "all 404 tokens"),
+    ({"draft_vocab": "403"}, "403 of 404 tokens"),
+])  # fmt: skip
 def test_how_many(gguf_file: Path, tmp_path: Path, options: Any, note: str | None) -> None:
     progress = Recorder()
     bundle = export_bundle(gguf_file, gguf_file, output=tmp_path / "b", progress=progress, **KEPT, **options)
@@ -276,18 +270,15 @@ def test_the_default_leaves_small_vocabularies_alone(
         assert bundle.manifest.drafters[0].num_proposed_tokens == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"draft": None, "draft_vocab": 100}, "are for a draft model, and none is named"),
-        ({"draft": None, "draft_vocab_corpus": "c.txt"}, "are for a draft model, and none is named"),
-        ({"draft_vocab": -1}, "draft_vocab=-1 is not a number of tokens"),
-        ({"draft_vocab": "most"}, "draft_vocab='most' is not a number of tokens"),
-        ({"draft_vocab": 4}, "draft_vocab=4 leaves no room for text: 4 special tokens are always proposed"),
-        ({"draft_vocab": "all", "draft_vocab_corpus": "c.txt"}, "leaves nothing to choose by a corpus"),
-        ({"draft_vocab_corpus": "nowhere.txt"}, "nowhere.txt cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"draft": None, "draft_vocab": 100}, "are for a draft model, and none is named"),
+    ({"draft": None, "draft_vocab_corpus": "c.txt"}, "are for a draft model, and none is named"),
+    ({"draft_vocab": -1}, "draft_vocab=-1 is not a number of tokens"),
+    ({"draft_vocab": "most"}, "draft_vocab='most' is not a number of tokens"),
+    ({"draft_vocab": 4}, "draft_vocab=4 leaves no room for text: 4 special tokens are always proposed"),
+    ({"draft_vocab": "all", "draft_vocab_corpus": "c.txt"}, "leaves nothing to choose by a corpus"),
+    ({"draft_vocab_corpus": "nowhere.txt"}, "nowhere.txt cannot be read"),
+])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(gguf_file: Path, tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         export_bundle(gguf_file, **({"draft": gguf_file} | options), output=tmp_path / "b")

@@ -325,20 +325,17 @@ def test_numbers_that_configurations_say_otherwise() -> None:
         describe(hunyuan | {"moe_topk": [1, 2]})
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"model_type": "bloom"}, "the architecture 'bloom'"),
-        ({"hidden_act": "relu2"}, "the activation 'relu2'"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE of the kind 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "linear"}}, "no 'factor' in its configuration"),
-        ({"partial_rotary_factor": 2.0**30}, r"RoPE of 1.07374e\+09 of a head"),
-        ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
-        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "RoPE by kind of layer"),
-        ({"hidden_size": "wide"}, "invalid literal"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"model_type": "bloom"}, "the architecture 'bloom'"),
+    ({"hidden_act": "relu2"}, "the activation 'relu2'"),
+    ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE of the kind 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "no 'factor' in its configuration"),
+    ({"partial_rotary_factor": 2.0**30}, r"RoPE of 1.07374e\+09 of a head"),
+    ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
+    ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "RoPE by kind of layer"),
+    ({"hidden_size": "wide"}, "invalid literal"),
+])  # fmt: skip
 def test_what_has_to_go_through_pytorch(change: dict[str, Any], says: str) -> None:
     config = {"model_type": "llama", **CONFIGS["llama"], **change}
     with pytest.raises(NotDirect, match=says):
@@ -658,17 +655,14 @@ def test_gguf_files_of_gemma_4_s_larger_models_give_the_same(changes: dict[str, 
     assert error_of(found, logits_of(model, TOKENS)) < MOST["gemma4_text"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
-        ({"num_kv_shared_layers": 7}, "num_kv_shared_layers=7"),
-        ({"num_kv_shared_layers": 5}, "no layer of the kind 'full_attention' with keys and values of its own"),
-        ({"attention_k_eq_v": True}, "no 'num_global_key_value_heads' in its configuration"),
-        ({"global_head_dim": 1 << 21}, "with heads of 2097152 numbers"),
-        ({"per_layer_config": {"00": {"head_dim": 32}}}, "per_layer_config="),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+    ({"num_kv_shared_layers": 7}, "num_kv_shared_layers=7"),
+    ({"num_kv_shared_layers": 5}, "no layer of the kind 'full_attention' with keys and values of its own"),
+    ({"attention_k_eq_v": True}, "no 'num_global_key_value_heads' in its configuration"),
+    ({"global_head_dim": 1 << 21}, "with heads of 2097152 numbers"),
+    ({"per_layer_config": {"00": {"head_dim": 32}}}, "per_layer_config="),
+])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(NotDirect, match=says):
         describe({"model_type": "gemma4_text", **CONFIGS["gemma4_text"], **changes})
@@ -762,19 +756,16 @@ def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Pat
     assert drafted.stats.num_draft_tokens
 
 
-@pytest.mark.parametrize(
-    ("name", "targets", "is_gguf"),
-    [
-        ("glm", ("self_attn.q_proj", "self_attn.k_proj"), False),
-        ("glm", ("self_attn.q_proj", "self_attn.k_proj"), True),
-        ("deepseek_v2", ("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"), False),
-        ("youtu", ("self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"), True),
-        ("granitemoehybrid", ("mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear"), False),
-        ("qwen3_5_text", ("linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "linear_attn.out_proj"), True),
-        ("qwen3_next", ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"), False),
-        ("nemotron_h", ("mixer.in_proj", "mixer.out_proj"), True),
-    ],
-)
+@pytest.mark.parametrize(("name", "targets", "is_gguf"), [
+    ("glm", ("self_attn.q_proj", "self_attn.k_proj"), False),
+    ("glm", ("self_attn.q_proj", "self_attn.k_proj"), True),
+    ("deepseek_v2", ("self_attn.q_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj"), False),
+    ("youtu", ("self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.o_proj"), True),
+    ("granitemoehybrid", ("mamba.in_proj", "mamba.out_proj", "shared_mlp.input_linear"), False),
+    ("qwen3_5_text", ("linear_attn.in_proj_qkv", "linear_attn.in_proj_b", "linear_attn.out_proj"), True),
+    ("qwen3_next", ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"), False),
+    ("nemotron_h", ("mixer.in_proj", "mixer.out_proj"), True),
+])  # fmt: skip
 def test_adapters_change_rows_in_another_order(
     name: str, targets: tuple[str, ...], is_gguf: bool, tmp_path: Path
 ) -> None:
@@ -796,15 +787,12 @@ def test_adapters_change_rows_in_another_order(
     assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "shape", "says"),
-    [
-        ("lfm2", "layers.0.conv.conv", (64, 3), "which is no linear layer. Only linear layers"),
-        ("qwen3_5_text", "layers.0.linear_attn.conv1d", (160, 4), "which is no linear layer"),
-        ("nemotron_h", "layers.0.mixer.conv1d", (176, 4), "which is no linear layer"),
-        ("qwen3_next", "layers.0.mlp.shared_expert_gate", (1, 64), ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "module", "shape", "says"), [
+    ("lfm2", "layers.0.conv.conv", (64, 3), "which is no linear layer. Only linear layers"),
+    ("qwen3_5_text", "layers.0.linear_attn.conv1d", (160, 4), "which is no linear layer"),
+    ("nemotron_h", "layers.0.mixer.conv1d", (176, 4), "which is no linear layer"),
+    ("qwen3_next", "layers.0.mlp.shared_expert_gate", (1, 64), ""),
+])  # fmt: skip
 def test_no_adapter_is_without_effect(
     name: str, module: str, shape: tuple[int, int], says: str, tmp_path: Path
 ) -> None:
@@ -1043,16 +1031,13 @@ def test_files_with_factors_of_long_texts(parts: tuple[str, ...], tmp_path: Path
     assert (found.long_from, found.context_length) == ((128, None) if "long" in parts else (0, 128))
 
 
-@pytest.mark.parametrize(
-    ("metadata", "factor"),
-    [
-        ({"llama.rope.scale_linear": 4.0}, 4),
-        ({"llama.rope.scaling.factor": 4.0}, 4),
-        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, 1),
-        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, 4),
-        ({"llama.rope.scaling.factor": 0.0}, 1),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "factor"), [
+    ({"llama.rope.scale_linear": 4.0}, 4),
+    ({"llama.rope.scaling.factor": 4.0}, 4),
+    ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, 1),
+    ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, 4),
+    ({"llama.rope.scaling.factor": 0.0}, 1),
+])  # fmt: skip
 def test_linear_scaling_as_llamacpp_reads_it(metadata: dict[str, Any], factor: float, tmp_path: Path) -> None:
     _, folder = saved("llama", tmp_path / "llama")
     found = open_weights(changed_gguf(tmp_path / "scaled.gguf", folder, metadata, {}), is_gguf=True).decoder
@@ -1061,15 +1046,12 @@ def test_linear_scaling_as_llamacpp_reads_it(metadata: dict[str, Any], factor: f
     assert np.allclose(frequencies, expected / factor)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "tensors", "says"),
-    [
-        ({"llama.expert_count": 8}, {}, "no 'num_experts_per_tok' in its configuration"),
-        ({"llama.rope.scaling.type": "dynamic"}, {}, "RoPE of the kind 'dynamic'"),
-        ({}, {"rope_freqs.weight": np.ones(3, np.float32)}, "rope_freqs.weight with 3 numbers for 8 frequencies"),
-        ({}, {"rope_freqs.weight": np.ones(8, np.float16)}, "rope_freqs.weight as F16"),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "tensors", "says"), [
+    ({"llama.expert_count": 8}, {}, "no 'num_experts_per_tok' in its configuration"),
+    ({"llama.rope.scaling.type": "dynamic"}, {}, "RoPE of the kind 'dynamic'"),
+    ({}, {"rope_freqs.weight": np.ones(3, np.float32)}, "rope_freqs.weight with 3 numbers for 8 frequencies"),
+    ({}, {"rope_freqs.weight": np.ones(8, np.float16)}, "rope_freqs.weight as F16"),
+])  # fmt: skip
 def test_gguf_files_that_compute_something_else_are_refused(
     metadata: dict[str, Any], tensors: dict[str, Any], says: str, tmp_path: Path
 ) -> None:

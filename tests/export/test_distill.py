@@ -44,19 +44,16 @@ def options(tied: Path, tmp_path: Path) -> Options:
     return replace(OPTIONS, main=str(tied), output=tmp_path / "drafter")
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"kind": "medussa"}, "Did you mean 'medusa'"),
-        ({"num_tokens": 10}, "tokens=10 is too few"),
-        ({"hours": 0.0}, "hours=0 is not above 0"),
-        ({"disk_limit": -1.0}, "disk_limit=-1 GB is not above 0"),
-        ({"kind": "draft"}, "of the same vocabulary with --from"),
-        ({"source": "small", "num_layers": 2}, "--layers is for draft models, and kind='medusa' is a head"),
-        ({"kind": "auto", "source": "small"}, "--from and --layers go together"),
-        ({"kind": "draft", "source": "small", "num_layers": 0}, "layers=0 leaves no layer"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"kind": "medussa"}, "Did you mean 'medusa'"),
+    ({"num_tokens": 10}, "tokens=10 is too few"),
+    ({"hours": 0.0}, "hours=0 is not above 0"),
+    ({"disk_limit": -1.0}, "disk_limit=-1 GB is not above 0"),
+    ({"kind": "draft"}, "of the same vocabulary with --from"),
+    ({"source": "small", "num_layers": 2}, "--layers is for draft models, and kind='medusa' is a head"),
+    ({"kind": "auto", "source": "small"}, "--from and --layers go together"),
+    ({"kind": "draft", "source": "small", "num_layers": 0}, "layers=0 leaves no layer"),
+])  # fmt: skip
 def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(said)):
         check_options(replace(OPTIONS, **changes))

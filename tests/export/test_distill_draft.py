@@ -395,16 +395,10 @@ def test_a_gguf_file_gives_the_same_model(
     assert load_torch(again).generation_config.eos_token_id == [400, 402]
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "corpus", "expected"),
-    [
-        (None, [], TOKEN_IDS),
-        (None, ["quick"], TOKEN_IDS),
-        (30, [], [*range(0, 52, 2), *SPECIAL]),
-        (300, [], TOKEN_IDS),
-        (ALL, [], None),
-    ],
-)
+@pytest.mark.parametrize(("num_tokens", "corpus", "expected"), [
+    (None, [], TOKEN_IDS), (None, ["quick"], TOKEN_IDS), (30, [], [*range(0, 52, 2), *SPECIAL]), (300, [], TOKEN_IDS),
+    (ALL, [], None),
+])  # fmt: skip
 def test_export_proposes_what_was_trained(
     saved: tuple[TrainedDraftModel, Path], source: Plan, num_tokens: int | None, corpus: list[str], expected: Any
 ) -> None:

@@ -178,17 +178,14 @@ def test_loops_end_early(writer: Writer, tasks: list[WritingTask], monkeypatch: 
     assert {(text.reason, len(text.token_ids) - text.num_prompt_tokens) for text in made} == {("loop", 16)}
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "wanted"),
-    [
-        ([*range(200)], False),
-        ([1, 2, 3, 4] * 20, True),
-        ([1, 2, 3, 4] * 15, False),  # too short to tell
-        ([*range(100, 200)] + [*range(30)] * 3, True),
-        ([*range(100, 200)] + [*range(30)] * 2, False),
-        ([*range(30)] * 3 + [*range(100, 200)], False),  # it has found out again
-    ],
-)
+@pytest.mark.parametrize(("token_ids", "wanted"), [
+    ([*range(200)], False),
+    ([1, 2, 3, 4] * 20, True),
+    ([1, 2, 3, 4] * 15, False),  # too short to tell
+    ([*range(100, 200)] + [*range(30)] * 3, True),
+    ([*range(100, 200)] + [*range(30)] * 2, False),
+    ([*range(30)] * 3 + [*range(100, 200)], False),  # it has found out again
+])  # fmt: skip
 def test_loops_are_found(token_ids: list[int], wanted: bool) -> None:
     assert is_loop(token_ids) is wanted
 

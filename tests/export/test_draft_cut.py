@@ -32,22 +32,10 @@ def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_cut, "SIZES", (100, 200))
 
 
-@pytest.mark.parametrize(
-    ("text", "script"),
-    [
-        (" the", "LATIN"),
-        (" für", "LATIN BEYOND ASCII"),
-        ("的时候", "CJK"),
-        ("です", "HIRAGANA"),
-        (" на", "CYRILLIC"),
-        ("한국", "HANGUL"),
-        ("में", "DEVANAGARI"),
-        ("\n\n", "SPACE"),
-        (" 123", "DIGIT"),
-        ("();", "ASCII"),
-        ("。", "SYMBOL"),
-    ],
-)
+@pytest.mark.parametrize(("text", "script"), [
+    (" the", "LATIN"), (" für", "LATIN BEYOND ASCII"), ("的时候", "CJK"), ("です", "HIRAGANA"), (" на", "CYRILLIC"),
+    ("한국", "HANGUL"), ("में", "DEVANAGARI"), ("\n\n", "SPACE"), (" 123", "DIGIT"), ("();", "ASCII"), ("。", "SYMBOL"),
+])  # fmt: skip
 def test_tokens_have_scripts(text: str, script: str) -> None:
     assert script_of(text.encode()) == script
     assert script_of(b"\xe6\x9c") == "PART"

@@ -133,18 +133,14 @@ def test_copies_come_from_the_source(reader: Engine) -> None:
     assert reference.followers(match).token_id == source[3]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "options", "message"),
-    [
-        ([{"role": "user", "content": "hello"}], {}, "no chat"),
-        (np.zeros(16_000, dtype=np.float32), {}, "reads text"),
-        (Prompt([0]), {}, "has a source"),
-        (Prompt([0], source=EncoderSource.of_audio(np.zeros((80, 3000), dtype=np.float32))), {}, "reads text"),
-        ("", {}, "empty"),
-        ("hello", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "chat template"),
-    ],
-    ids=["messages", "audio", "no source", "features", "empty", "tools"],
-)
+@pytest.mark.parametrize(("prompt", "options", "message"), [
+    ([{"role": "user", "content": "hello"}], {}, "no chat"),
+    (np.zeros(16_000, dtype=np.float32), {}, "reads text"),
+    (Prompt([0]), {}, "has a source"),
+    (Prompt([0], source=EncoderSource.of_audio(np.zeros((80, 3000), dtype=np.float32))), {}, "reads text"),
+    ("", {}, "empty"),
+    ("hello", {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "chat template"),
+], ids=["messages", "audio", "no source", "features", "empty", "tools"])  # fmt: skip
 def test_t5_refuses(reader: Engine, prompt: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OutriderError, match=message) as error:
         reader.generate(prompt, **options)
@@ -233,21 +229,17 @@ def test_whisper_files_and_command(listener: Engine, tmp_path: Path, capsys: pyt
     assert "ffmpeg" in said
 
 
-@pytest.mark.parametrize(
-    ("audio", "options", "message"),
-    [
-        (None, {}, "Give float32 samples"),
-        (np.zeros(0, dtype=np.float32), {}, "empty"),
-        (np.full(100, np.nan, dtype=np.float32), {}, "Sample 0 of the audio is nan"),
-        (np.zeros((2, 100), dtype=np.float32), {}, "one channel"),
-        (np.zeros(100, dtype=np.int16), {}, "Divide 16-bit samples"),
-        (np.zeros(100, dtype=np.float32), {"sampling_rate": 80}, "80 samples a second"),
-        (np.zeros(100, dtype=np.float32), {"language": "xx"}, "language='xx' is not known"),
-        (np.zeros(100, dtype=np.float32), {"task": "sing"}, "task='sing' is not known"),
-        ("missing.wav", {}, "missing.wav"),
-    ],
-    ids=["none", "no samples", "nan", "stereo", "integers", "rate", "language", "task", "no file"],
-)
+@pytest.mark.parametrize(("audio", "options", "message"), [
+    (None, {}, "Give float32 samples"),
+    (np.zeros(0, dtype=np.float32), {}, "empty"),
+    (np.full(100, np.nan, dtype=np.float32), {}, "Sample 0 of the audio is nan"),
+    (np.zeros((2, 100), dtype=np.float32), {}, "one channel"),
+    (np.zeros(100, dtype=np.int16), {}, "Divide 16-bit samples"),
+    (np.zeros(100, dtype=np.float32), {"sampling_rate": 80}, "80 samples a second"),
+    (np.zeros(100, dtype=np.float32), {"language": "xx"}, "language='xx' is not known"),
+    (np.zeros(100, dtype=np.float32), {"task": "sing"}, "task='sing' is not known"),
+    ("missing.wav", {}, "missing.wav"),
+], ids=["none", "no samples", "nan", "stereo", "integers", "rate", "language", "task", "no file"])  # fmt: skip
 def test_whisper_refuses(listener: Engine, audio: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(OutriderError, match=message) as error:
         listener.transcribe(audio, **options)

@@ -201,17 +201,14 @@ def test_gguf_and_checkpoint_of_one_family_fit(make_checkpoint: Any, make_gguf: 
     assert bundle.manifest.main.vocab_sha256 == bundle.manifest.drafters[0].model.vocab_sha256
 
 
-@pytest.mark.parametrize(
-    ("role", "form", "weights", "expected"),
-    [
-        ("main", "openvino", None, "int8"),
-        ("draft", "openvino", None, "int8"),  # it is small
-        ("main", "onnx", None, "int8"),
-        ("main", "openvino", "keep", "keep"),
-        ("draft", "openvino", "keep", "keep"),
-        ("main", "openvino", "fp16", "fp16"),
-    ],
-)
+@pytest.mark.parametrize(("role", "form", "weights", "expected"), [
+    ("main", "openvino", None, "int8"),
+    ("draft", "openvino", None, "int8"),  # it is small
+    ("main", "onnx", None, "int8"),
+    ("main", "openvino", "keep", "keep"),
+    ("draft", "openvino", "keep", "keep"),
+    ("main", "openvino", "fp16", "fp16"),
+])  # fmt: skip
 def test_gguf_files_are_converted_unless_they_are_to_be_kept(
     make_checkpoint: Any, make_gguf: Any, role: str, form: Format, weights: str | None, expected: str
 ) -> None:
@@ -305,14 +302,11 @@ def test_a_missing_shard_is_named(copy: Path, tmp_path: Path) -> None:
         export_bundle(copy, output=tmp_path / "b")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architectures": ["BertForMaskedLM"]}, "holds a BertForMaskedLM; Outrider runs causal language models"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised already \(gptq\)"),
-        ({"num_hidden_layers": None}, "num_hidden_layers"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"architectures": ["BertForMaskedLM"]}, "holds a BertForMaskedLM; Outrider runs causal language models"),
+    ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised already \(gptq\)"),
+    ({"num_hidden_layers": None}, "num_hidden_layers"),
+])  # fmt: skip
 def test_unfit_configurations_are_refused(copy: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
     config = json.loads((copy / "config.json").read_text(encoding="utf-8")) | change
     config = {key: value for key, value in config.items() if value is not None}

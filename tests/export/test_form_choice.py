@@ -148,14 +148,11 @@ def test_what_is_asked_for_is_not_chosen(trial: type[FakeTrial], tied: Path, tmp
     assert exported(tmp_path / "as-main", tied, tied, draft_weights="fp32")[0] == ["onnx int4", "onnx fp32"]
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"times": VNNI}, "no other form is faster enough here"),
-        ({"kl": 0.11}, "no other form is faster enough here"),
-        ({"is_settled": False}, "the machine is too busy to time models"),
-    ],
-)
+@pytest.mark.parametrize(("change", "why"), [
+    ({"times": VNNI}, "no other form is faster enough here"),
+    ({"kl": 0.11}, "no other form is faster enough here"),
+    ({"is_settled": False}, "the machine is too busy to time models"),
+])  # fmt: skip
 def test_the_portable_form_stays(
     change: dict[str, Any], why: str, trial: type[FakeTrial], tied: Path, tmp_path: Path
 ) -> None:
@@ -189,18 +186,10 @@ def test_small_models_are_not_timed(
     assert not trial.made
 
 
-@pytest.mark.parametrize(
-    ("options", "free"),
-    [
-        ({}, True),
-        ({"num_threads": 2}, True),
-        ({"main_device": "GPU"}, False),
-        ({"draft_device": "GPU"}, False),
-        ({"precision": "bf16"}, False),
-        ({"cache_precision": "u8"}, False),
-        ({"main_properties": {"A": "B"}}, False),
-    ],
-)
+@pytest.mark.parametrize(("options", "free"), [
+    ({}, True), ({"num_threads": 2}, True), ({"main_device": "GPU"}, False), ({"draft_device": "GPU"}, False),
+    ({"precision": "bf16"}, False), ({"cache_precision": "u8"}, False), ({"main_properties": {"A": "B"}}, False),
+])  # fmt: skip
 def test_options_of_one_library_keep_openvino(options: dict[str, Any], free: bool) -> None:
     assert Config().replace(**options).device.takes_any_form == free
 
@@ -214,15 +203,10 @@ def test_choices_that_are_damaged_are_refused() -> None:
         FormChoice("onnx", "int4", "", {}, {100: -1.0})
 
 
-@pytest.mark.parametrize(
-    ("groups", "apart", "padded"),
-    [
-        ([(1, 2, 3, 4, 5, 6, 8)], False, 1),
-        ([(1,), (2, 3, 4, 5, 6, 8)], False, 2),
-        ([(1,), (2, 3, 4), (5, 6, 8)], False, 5),
-        ([(1,), (2, 3, 4, 5, 6, 8)], True, 1),
-    ],
-)
+@pytest.mark.parametrize(("groups", "apart", "padded"), [
+    ([(1, 2, 3, 4, 5, 6, 8)], False, 1), ([(1,), (2, 3, 4, 5, 6, 8)], False, 2),
+    ([(1,), (2, 3, 4), (5, 6, 8)], False, 5), ([(1,), (2, 3, 4, 5, 6, 8)], True, 1),
+])  # fmt: skip
 def test_padding_is_estimated(
     groups: list[tuple[int, ...]], apart: bool, padded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

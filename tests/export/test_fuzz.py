@@ -77,17 +77,10 @@ def checkpoint(make_checkpoint: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "model.safetensors.index.json",
-        "a.safetensors",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json",
+    "a.safetensors",
+])  # fmt: skip
 def test_checkpoint(checkpoint: Path, name: str, num_examples: int) -> None:
     fuzz_file(checkpoint / name, lambda: plan(checkpoint), num_examples)
 

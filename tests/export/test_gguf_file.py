@@ -207,17 +207,14 @@ def test_damage_never_crashes(tmp_path: Path, num_examples: int) -> None:
     fuzz(read, whole, damaged(whole), num_examples)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "cannot be read"),
-        (b"PK\x03\x04" + bytes(100), "is not a GGUF file: it starts with b'PK"),
-        (b"GGUF" + struct.pack("<I", 1) + bytes(100), "has GGUF version 1"),
-        (b"GGUF" + struct.pack(">I", 3) + bytes(100), "has GGUF version 50331648"),  # big-endian
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60) + bytes(100), "promises 1,152,921,504,606,846,976 items"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(100), "holds no tensors"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"", "cannot be read"),
+    (b"PK\x03\x04" + bytes(100), "is not a GGUF file: it starts with b'PK"),
+    (b"GGUF" + struct.pack("<I", 1) + bytes(100), "has GGUF version 1"),
+    (b"GGUF" + struct.pack(">I", 3) + bytes(100), "has GGUF version 50331648"),  # big-endian
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60) + bytes(100), "promises 1,152,921,504,606,846,976 items"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(100), "holds no tensors"),
+])  # fmt: skip
 def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content)
@@ -358,31 +355,28 @@ def test_no_type_is_taken_on_trust(tmp_path: Path, changes: dict[str, Value | No
         read_all(path, tmp_path / "tokenizer")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("split.count", text("2"), "split.count is '2'; it has to be an integer. Fetch the file again"),
-        ("split.count", array(STRING, []), "split.count is an array of 0; it has to be an integer"),
-        ("general.alignment", integer(0), "general.alignment is 0; it has to be an integer of at least 1"),
-        ("general.alignment", (7, b"\1"), "general.alignment is True; it has to be an integer"),
-        ("general.file_type", array(UINT8, [b"1"]), "general.file_type is an array of 1; it has to be an integer"),
-        ("general.architecture", integer(1), "general.architecture is 1; it has to be text in UTF-8"),
-        ("general.architecture", text("ÿ", "latin-1"), r"general.architecture is '\udcff'; it has to be text in UTF-8"),
-        ("llama.block_count", text("1"), "llama.block_count is '1'; it has to be an integer of at least 1"),
-        ("llama.attention.head_count", integer(0), "llama.attention.head_count is 0; it has to be an integer of at le"),
-        ("llama.attention.head_count_kv", array(UINT32, [bytes(4)]), "has layers with different numbers of heads"),
-        ("tokenizer.ggml.pre", array(STRING, []), "tokenizer.ggml.pre is an array of 0; it has to be text in UTF-8"),
-        ("tokenizer.ggml.tokens", integer(4), "tokenizer.ggml.tokens is 4; it has to be an array of texts"),
-        ("tokenizer.ggml.tokens", array(UINT8, [b"a"] * 4), "tokens is an array of 4; it has to be an array of texts"),
-        ("tokenizer.ggml.tokens", array(STRING, [text("ÿ", "latin-1")[1]] * 4), "tokens has a text that is not UTF-8"),
-        ("tokenizer.ggml.token_type", array(STRING, []), "token_type is an array of 0; it has to be an array of inte"),
-        ("tokenizer.ggml.merges", array(STRING, [text("ÿ a", "latin-1")[1]]), "merges has a text that is not UTF-8"),
-        ("tokenizer.ggml.add_bos_token", text("yes"), "add_bos_token is 'yes'; it has to be true or false"),
-        ("tokenizer.ggml.bos_token_id", integer(9), "its BOS token has the id 9, and it has 4 tokens"),
-        ("tokenizer.ggml.eot_token_id", text("3"), "tokenizer.ggml.eot_token_id is '3'; it has to be an integer"),
-        ("tokenizer.chat_template", integer(1), "tokenizer.chat_template is 1; it has to be text in UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("split.count", text("2"), "split.count is '2'; it has to be an integer. Fetch the file again"),
+    ("split.count", array(STRING, []), "split.count is an array of 0; it has to be an integer"),
+    ("general.alignment", integer(0), "general.alignment is 0; it has to be an integer of at least 1"),
+    ("general.alignment", (7, b"\1"), "general.alignment is True; it has to be an integer"),
+    ("general.file_type", array(UINT8, [b"1"]), "general.file_type is an array of 1; it has to be an integer"),
+    ("general.architecture", integer(1), "general.architecture is 1; it has to be text in UTF-8"),
+    ("general.architecture", text("ÿ", "latin-1"), r"general.architecture is '\udcff'; it has to be text in UTF-8"),
+    ("llama.block_count", text("1"), "llama.block_count is '1'; it has to be an integer of at least 1"),
+    ("llama.attention.head_count", integer(0), "llama.attention.head_count is 0; it has to be an integer of at le"),
+    ("llama.attention.head_count_kv", array(UINT32, [bytes(4)]), "has layers with different numbers of heads"),
+    ("tokenizer.ggml.pre", array(STRING, []), "tokenizer.ggml.pre is an array of 0; it has to be text in UTF-8"),
+    ("tokenizer.ggml.tokens", integer(4), "tokenizer.ggml.tokens is 4; it has to be an array of texts"),
+    ("tokenizer.ggml.tokens", array(UINT8, [b"a"] * 4), "tokens is an array of 4; it has to be an array of texts"),
+    ("tokenizer.ggml.tokens", array(STRING, [text("ÿ", "latin-1")[1]] * 4), "tokens has a text that is not UTF-8"),
+    ("tokenizer.ggml.token_type", array(STRING, []), "token_type is an array of 0; it has to be an array of inte"),
+    ("tokenizer.ggml.merges", array(STRING, [text("ÿ a", "latin-1")[1]]), "merges has a text that is not UTF-8"),
+    ("tokenizer.ggml.add_bos_token", text("yes"), "add_bos_token is 'yes'; it has to be true or false"),
+    ("tokenizer.ggml.bos_token_id", integer(9), "its BOS token has the id 9, and it has 4 tokens"),
+    ("tokenizer.ggml.eot_token_id", text("3"), "tokenizer.ggml.eot_token_id is '3'; it has to be an integer"),
+    ("tokenizer.chat_template", integer(1), "tokenizer.chat_template is 1; it has to be text in UTF-8"),
+])  # fmt: skip
 def test_a_wrong_type_is_named(tmp_path: Path, key: str, value: Value, message: str) -> None:
     path = write_raw(tmp_path / "model.gguf", READ | {key: value})
     with pytest.raises(ExportError, match=re.escape(message)) as caught:
@@ -390,19 +384,16 @@ def test_a_wrong_type_is_named(tmp_path: Path, key: str, value: Value, message: 
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "item", "content", "most"),
-    [
-        ("anything", UINT8, b"\7", 0.1),
-        ("anything", UINT32, b"\1\2\3\0", 0.1),
-        ("anything", STRING, text("ab")[1], 0.1),
-        ("anything", ARRAY, array(UINT8, [])[1], 0.1),
-        ("tokenizer.ggml.token_type", UINT8, b"\7", 1.1),
-        ("tokenizer.ggml.token_type", UINT32, b"\1\2\3\0", 1.1),
-        ("tokenizer.ggml.token_type", STRING, text("ab")[1], 0.1),
-        ("tokenizer.ggml.tokens", UINT8, b"\7", 0.1),
-    ],
-)
+@pytest.mark.parametrize(("key", "item", "content", "most"), [
+    ("anything", UINT8, b"\7", 0.1),
+    ("anything", UINT32, b"\1\2\3\0", 0.1),
+    ("anything", STRING, text("ab")[1], 0.1),
+    ("anything", ARRAY, array(UINT8, [])[1], 0.1),
+    ("tokenizer.ggml.token_type", UINT8, b"\7", 1.1),
+    ("tokenizer.ggml.token_type", UINT32, b"\1\2\3\0", 1.1),
+    ("tokenizer.ggml.token_type", STRING, text("ab")[1], 0.1),
+    ("tokenizer.ggml.tokens", UINT8, b"\7", 0.1),
+])  # fmt: skip
 def test_arrays_take_no_more_memory_than_in_the_file(
     tmp_path: Path, key: str, item: int, content: bytes, most: float
 ) -> None:

@@ -324,28 +324,19 @@ def move_data(model: Any) -> None:
                 entry.value = "../elsewhere.data"
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (
-            set_heads,
-            r"has 2 layers, 4 heads, 4 kv heads, 16 head size, 448 logits, where its config.* promises 2 layers",
-        ),
-        (set_half, r"past_key_values.0.key in float16; Outrider runs models whose cache and logits are in float32"),
-        (add_input, r"wants an input use_cache_branch, which Outrider does not know"),
-        (keep_last_only, r"gives the logits of its last token only"),
-        (fix_tokens, r"takes input_ids of 64 tokens only, where any number has to do"),
-        (flatten_cache, r"has past_key_values.1.value with 3 dimensions, not 4"),
-        (
-            forget_the_cache,
-            r"is not GroupQueryAttention: layer 0's past keys go to Concat.*export MODEL --format onnx",
-        ),
-        (soften, r"logits are made by Softmax; Outrider looks for a product"),
-        (cross_layers, r"does not take layer 0's cache from"),
-        (quantise_rows, r"rounds the numbers of all rows by one scale \(DynamicQuantizeLinear\)"),
-        (move_data, r"weights in '../elsewhere.data', which is not inside it"),
-    ],
-)
+@pytest.mark.parametrize(("how", "message"), [
+    (set_heads, r"has 2 layers, 4 heads, 4 kv heads, 16 head size, 448 logits, where its config.* promises 2 layers"),
+    (set_half, r"past_key_values.0.key in float16; Outrider runs models whose cache and logits are in float32"),
+    (add_input, r"wants an input use_cache_branch, which Outrider does not know"),
+    (keep_last_only, r"gives the logits of its last token only"),
+    (fix_tokens, r"takes input_ids of 64 tokens only, where any number has to do"),
+    (flatten_cache, r"has past_key_values.1.value with 3 dimensions, not 4"),
+    (forget_the_cache, r"is not GroupQueryAttention: layer 0's past keys go to Concat.*export MODEL --format onnx"),
+    (soften, r"logits are made by Softmax; Outrider looks for a product"),
+    (cross_layers, r"does not take layer 0's cache from"),
+    (quantise_rows, r"rounds the numbers of all rows by one scale \(DynamicQuantizeLinear\)"),
+    (move_data, r"weights in '../elsewhere.data', which is not inside it"),
+])  # fmt: skip
 def test_graphs_that_do_not_fit_are_refused(folder: Path, tmp_path: Path, how: Any, message: str) -> None:
     change(folder / "model.onnx", how)
     with pytest.raises(ExportError, match=message):
@@ -377,19 +368,16 @@ def forget_head_size(folder: Path) -> None:
     change_json(folder / "genai_config.json", lambda c: c["model"]["decoder"].pop("head_size"))
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        (remove("model.onnx.data"), r"model.onnx.data is missing, which holds the model's weights"),
-        (cut, r"model.onnx.data has [\d,]+ bytes of [\d,]+. Download it again"),
-        (remove("tokenizer.json"), r"has no tokenizer.json"),
-        (remove("genai_config.json"), r"has no config.json and no genai_config.json"),
-        (remove("model.onnx"), r"has no model in ONNX"),
-        (lambda folder: (folder / "model.onnx").write_bytes(b"not a model"), r"is not an ONNX model that can be read"),
-        (promise_more_layers, r"has 2 layers, .* promises 3 layers"),
-        (forget_head_size, r"genai_config.json has no 'head_size'"),
-    ],
-)
+@pytest.mark.parametrize(("how", "message"), [
+    (remove("model.onnx.data"), r"model.onnx.data is missing, which holds the model's weights"),
+    (cut, r"model.onnx.data has [\d,]+ bytes of [\d,]+. Download it again"),
+    (remove("tokenizer.json"), r"has no tokenizer.json"),
+    (remove("genai_config.json"), r"has no config.json and no genai_config.json"),
+    (remove("model.onnx"), r"has no model in ONNX"),
+    (lambda folder: (folder / "model.onnx").write_bytes(b"not a model"), r"is not an ONNX model that can be read"),
+    (promise_more_layers, r"has 2 layers, .* promises 3 layers"),
+    (forget_head_size, r"genai_config.json has no 'head_size'"),
+])  # fmt: skip
 def test_folders_that_are_not_whole_are_refused(folder: Path, tmp_path: Path, how: Any, message: str) -> None:
     how(folder)
     with pytest.raises(ExportError, match=message):
@@ -452,18 +440,15 @@ def test_neither_torch_nor_transformers_is_loaded(genai: Path, tmp_path: Path) -
     assert json.loads(done.stdout)["weights"] == {"main": "int8"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["nowhere/at/all"], 1, "There is no nowhere/at/all"),
-        (["CHECKPOINT"], 1, "has no model in ONNX (*.onnx). To make one of a checkpoint: outrider export"),
-        (["GGUF"], 1, "is a GGUF file, not a folder with a model in ONNX. Use: outrider export"),
-        (["org/name"], 2, "org/name may have its model in several files. Name one, such as --file onnx/model_q4.onnx"),
-        (["GENAI", "--draft-file", "onnx/model.onnx"], 2, "are for a draft model. Name one with --draft"),
-        (["GENAI", "--file", "../model.onnx"], 1, "has no ../model.onnx. It has model.onnx."),
-        (["GENAI", "--revision", "main"], 2, "is for hub ids"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "message"), [
+    (["nowhere/at/all"], 1, "There is no nowhere/at/all"),
+    (["CHECKPOINT"], 1, "has no model in ONNX (*.onnx). To make one of a checkpoint: outrider export"),
+    (["GGUF"], 1, "is a GGUF file, not a folder with a model in ONNX. Use: outrider export"),
+    (["org/name"], 2, "org/name may have its model in several files. Name one, such as --file onnx/model_q4.onnx"),
+    (["GENAI", "--draft-file", "onnx/model.onnx"], 2, "are for a draft model. Name one with --draft"),
+    (["GENAI", "--file", "../model.onnx"], 1, "has no ../model.onnx. It has model.onnx."),
+    (["GENAI", "--revision", "main"], 2, "is for hub ids"),
+])  # fmt: skip
 def test_bad_input_takes_one_line(
     genai: Path,
     make_checkpoint: Any,

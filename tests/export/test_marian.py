@@ -130,19 +130,15 @@ def model(content: bytes) -> Callable[[Path], object]:
 PIECES = {"\u2581": -2.0, "a": -3.0}
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (edit("tokenizer_config.json", separate_vocabs=True), "separate_vocabs"),
-        (edit("vocab.json", extra=9999), "does not number its tokens from 0 on"),
-        (model(sentencepiece_model(PIECES, model_type=2)), "its type is 2"),
-        (model(sentencepiece_model(PIECES, piece_type=4)), "of type 4"),
-        (model(sentencepiece_model({})), "no pieces"),
-        (model(sentencepiece_model(PIECES)[:-3]), "cut short"),
-        (model(b"\xff" * 40), "no SentencePiece model"),
-    ],
-    ids=["two vocabularies", "gap", "bpe", "user-defined", "empty", "cut", "garbage"],
-)
+@pytest.mark.parametrize(("damage", "message"), [
+    (edit("tokenizer_config.json", separate_vocabs=True), "separate_vocabs"),
+    (edit("vocab.json", extra=9999), "does not number its tokens from 0 on"),
+    (model(sentencepiece_model(PIECES, model_type=2)), "its type is 2"),
+    (model(sentencepiece_model(PIECES, piece_type=4)), "of type 4"),
+    (model(sentencepiece_model({})), "no pieces"),
+    (model(sentencepiece_model(PIECES)[:-3]), "cut short"),
+    (model(b"\xff" * 40), "no SentencePiece model"),
+], ids=["two vocabularies", "gap", "bpe", "user-defined", "empty", "cut", "garbage"])  # fmt: skip
 def test_other_tokenizers_are_refused(
     marian: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:

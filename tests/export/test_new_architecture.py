@@ -63,17 +63,14 @@ def test_the_entry_gives_the_model(
     assert json.loads(capsys.readouterr().out)["verdict"] == "It has an entry."
 
 
-@pytest.mark.parametrize(
-    ("change", "missing"),
-    [
-        ({"index_topk": 512}, "sparse attention with an indexer"),
-        ({"hidden_act": "relu2"}, "activation"),
-        ({"layer_types": ["chunked_attention"] * 4}, "layers"),
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rotation"),
-        ({"num_experts": 8, "scoring_func": "sinkhorn"}, "experts"),
-        ({"hidden_size": None}, "sizes"),
-    ],
-)
+@pytest.mark.parametrize(("change", "missing"), [
+    ({"index_topk": 512}, "sparse attention with an indexer"),
+    ({"hidden_act": "relu2"}, "activation"),
+    ({"layer_types": ["chunked_attention"] * 4}, "layers"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "rotation"),
+    ({"num_experts": 8, "scoring_func": "sinkhorn"}, "experts"),
+    ({"hidden_size": None}, "sizes"),
+])  # fmt: skip
 def test_what_is_missing_is_named(change: dict[str, Any], missing: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG | change), encoding="utf-8")

@@ -352,17 +352,14 @@ def test_the_command_line_takes_the_format(tied: Path, tmp_path: Path, capsys: p
     assert read_bundle(tmp_path / "b").manifest.main.format == "onnx"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"format": "onyx"}, "format='onyx' is not a model format. Did you mean 'onnx'"),
-        ({"draft_format": "gguf"}, "draft_format='gguf' is not a model format"),
-        ({"format": "onnx", "weights": "keep"}, "weights='keep' is not for ONNX: .* Choose int8, int4 or fp32"),
-        ({"format": "onnx", "weights": "fp16"}, "weights='fp16' is not for ONNX: .* Choose int8, int4 or fp32"),
-        ({"draft_format": "onnx", "draft_weights": "keep"}, "draft_weights='keep' is not for ONNX"),
-        ({"format": "onnx", "weights": "int9"}, "weights='int9' is not a weight format. Did you mean 'int8'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"format": "onyx"}, "format='onyx' is not a model format. Did you mean 'onnx'"),
+    ({"draft_format": "gguf"}, "draft_format='gguf' is not a model format"),
+    ({"format": "onnx", "weights": "keep"}, "weights='keep' is not for ONNX: .* Choose int8, int4 or fp32"),
+    ({"format": "onnx", "weights": "fp16"}, "weights='fp16' is not for ONNX: .* Choose int8, int4 or fp32"),
+    ({"draft_format": "onnx", "draft_weights": "keep"}, "draft_weights='keep' is not for ONNX"),
+    ({"format": "onnx", "weights": "int9"}, "weights='int9' is not a weight format. Did you mean 'int8'"),
+])  # fmt: skip
 def test_what_cannot_be_meant_is_refused(tied: Path, tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         export_bundle(tied, tied, output=tmp_path / "b", **options)
@@ -386,19 +383,12 @@ def test_without_the_extra_the_way_out_is_named(
 # What is converted
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        (
-            "lfm2",
-            {"layer_types": ["conv", "full_attention"]},
-            "has layers with a state that every token changes, which is",
-        ),
-        ("mixtral", {}, "has mixtures of experts, which is not converted to ONNX. Leave out --format onnx"),
-        ("gpt_neox", {}, "has the architecture 'gpt_neox', which is not converted to ONNX. Leave out --format onnx"),
-        ("llama", {"head_dim": 24}, "rotates 24 numbers, ONNX Runtime a multiple of 16: leave out --format onnx"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes", "message"), [
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}, "has layers with a state that every token changes, which is"),
+    ("mixtral", {}, "has mixtures of experts, which is not converted to ONNX. Leave out --format onnx"),
+    ("gpt_neox", {}, "has the architecture 'gpt_neox', which is not converted to ONNX. Leave out --format onnx"),
+    ("llama", {"head_dim": 24}, "rotates 24 numbers, ONNX Runtime a multiple of 16: leave out --format onnx"),
+])  # fmt: skip
 def test_what_onnxruntime_does_not_run_is_refused(
     llama: Any, tmp_path: Path, kind: str, changes: Any, message: str
 ) -> None:

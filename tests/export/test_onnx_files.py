@@ -61,24 +61,21 @@ NUMBERS = "these have to be numbers from 0 on"
 OUTSIDE = "is not inside it. They are not read from there"
 
 
-@pytest.mark.parametrize(
-    ("change", "of_files", "of_values"),
-    [
-        (entry("location", "../secret"), OUTSIDE, OUTSIDE),
-        (entry("location", "/etc/passwd"), OUTSIDE, OUTSIDE),
-        (entry("location", None), "weights in '', which", "weights in '', which"),
-        (entry("location", "x" * 5000), "cannot be read: .*|is missing", "cannot be read: "),
-        (entry("location", "x\0"), r"x\\x00 (is missing|cannot be read)", "cannot be read: "),
-        (entry("location", "."), "is missing", "cannot be read: "),
-        (entry("offset", "-1"), NUMBERS, NUMBERS),
-        (entry("offset", "all"), NUMBERS, NUMBERS),
-        (entry("length", "-1"), NUMBERS, NUMBERS),
-        (entry("offset", str(2**62)), r"has 4,096 bytes of 4,611,686,018,427,392,000", "too short for their shape"),
-        (shape(2**32, 2**32), None, "too short for their shape"),
-        (shape(-1, 32), None, "cannot be read: "),
-        (kind, None, "cannot be read: 99"),
-    ],
-)
+@pytest.mark.parametrize(("change", "of_files", "of_values"), [
+    (entry("location", "../secret"), OUTSIDE, OUTSIDE),
+    (entry("location", "/etc/passwd"), OUTSIDE, OUTSIDE),
+    (entry("location", None), "weights in '', which", "weights in '', which"),
+    (entry("location", "x" * 5000), "cannot be read: .*|is missing", "cannot be read: "),
+    (entry("location", "x\0"), r"x\\x00 (is missing|cannot be read)", "cannot be read: "),
+    (entry("location", "."), "is missing", "cannot be read: "),
+    (entry("offset", "-1"), NUMBERS, NUMBERS),
+    (entry("offset", "all"), NUMBERS, NUMBERS),
+    (entry("length", "-1"), NUMBERS, NUMBERS),
+    (entry("offset", str(2**62)), r"has 4,096 bytes of 4,611,686,018,427,392,000", "too short for their shape"),
+    (shape(2**32, 2**32), None, "too short for their shape"),
+    (shape(-1, 32), None, "cannot be read: "),
+    (kind, None, "cannot be read: 99"),
+])  # fmt: skip
 def test_weights_that_are_not_there_are_refused(
     model: Any, tmp_path: Path, change: Callable[[Any], None], of_files: str | None, of_values: str
 ) -> None:

@@ -113,14 +113,11 @@ def add_layer(module: dict[str, Any]) -> None:
     module["mtp.layers.1.input_layernorm.weight"] = np.zeros(64, np.float32)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (add_layer, "has an MTP module with 2 layers, which cannot be its drafter here. It is left out."),
-        (drop_norm, "The model's own MTP module is left out. main does not fit as a drafter of kind mtp: The drafter "
-         "has no weights 'norm.weight'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "said"), [
+    (add_layer, "has an MTP module with 2 layers, which cannot be its drafter here. It is left out."),
+    (drop_norm, "The model's own MTP module is left out. main does not fit as a drafter of kind mtp: The drafter "
+     "has no weights 'norm.weight'"),
+])  # fmt: skip
 def test_one_that_cannot_draft_is_left_out(change: Any, said: str, tmp_path: Path) -> None:
     told = Recorder()
     made = export_bundle(write_main(tmp_path / "main", change), output=tmp_path / "bundle", progress=told)
@@ -243,15 +240,12 @@ def test_experts_may_have_a_tensor_each(tmp_path: Path) -> None:
         OwnModule(tmp_path / "one", None, config_of("mtp experts"), names).read(GEOMETRY)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"layers.0.self_attn.q_proj": (64, 64)}, r"'layers.0.self_attn.q_proj.weight' is float32 \[64, 64\], and "
-         r"has to be of floats \[128, 64\]"),
-        ({"fc": (64, 64)}, r"'fc.weight' is float32 \[64, 64\], and has to be of floats \[64, 128\]"),
-        ({"norm": None}, r"'norm.weight' is missing, .* or leave the module out: --draft none"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"layers.0.self_attn.q_proj": (64, 64)}, r"'layers.0.self_attn.q_proj.weight' is float32 \[64, 64\], and "
+     r"has to be of floats \[128, 64\]"),
+    ({"fc": (64, 64)}, r"'fc.weight' is float32 \[64, 64\], and has to be of floats \[64, 128\]"),
+    ({"norm": None}, r"'norm.weight' is missing, .* or leave the module out: --draft none"),
+])  # fmt: skip
 def test_one_that_does_not_fit_is_one_line(changed: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=said):
         write_module(tmp_path / "main", **changed).read(GEOMETRY)

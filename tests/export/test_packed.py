@@ -84,17 +84,14 @@ def ask_for_tokens(packed: Path) -> dict[str, Any]:
     return {"draft_vocab": 100}
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "said"),
-    [
-        (damage, ExportError, "openvino_model.bin is damaged"),
-        (lose_a_file, ExportError, "openvino_model.bin is damaged"),
-        (be_no_json, ExportError, "drafter.json cannot be read"),
-        (be_for_another, ExportError, "is for another main model, of architecture .*, with 2 layers of 65"),
-        (ask_for_fp16, OptionError, "weights='fp16' cannot be had .* in int8. Add the drafter's checkpoint"),
-        (ask_for_tokens, OptionError, "draft_vocab cannot be chosen"),
-    ],
-)
+@pytest.mark.parametrize(("change", "error", "said"), [
+    (damage, ExportError, "openvino_model.bin is damaged"),
+    (lose_a_file, ExportError, "openvino_model.bin is damaged"),
+    (be_no_json, ExportError, "drafter.json cannot be read"),
+    (be_for_another, ExportError, "is for another main model, of architecture .*, with 2 layers of 65"),
+    (ask_for_fp16, OptionError, "weights='fp16' cannot be had .* in int8. Add the drafter's checkpoint"),
+    (ask_for_tokens, OptionError, "draft_vocab cannot be chosen"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(
     change: Callable[[Path], dict[str, Any]], error: type[OutriderError], said: str, packed: Path, folder: Path
 ) -> None:

@@ -45,19 +45,12 @@ def test_no_main_token_is_taken_twice() -> None:
     assert map_tokens(main, draft).tolist() == [-1, 1, -1]
 
 
-@pytest.mark.parametrize(
-    ("decoder", "spelling"),
-    [
-        ({"type": "ByteLevel"}, b" b"),
-        (
-            {"type": "Sequence", "decoders": [{"type": "Replace", "content": " "}, {"type": "ByteFallback"}]},
-            b"\xc4\xa0b",
-        ),
-        ({"type": "Metaspace"}, b"\xc4\xa0b"),
-        (None, b"\xc4\xa0b"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("decoder", "spelling"), [
+    ({"type": "ByteLevel"}, b" b"),
+    ({"type": "Sequence", "decoders": [{"type": "Replace", "content": " "}, {"type": "ByteFallback"}]}, b"\xc4\xa0b"),
+    ({"type": "Metaspace"}, b"\xc4\xa0b"),
+    (None, b"\xc4\xa0b"),
+], ids=str)  # fmt: skip
 def test_the_decoder_tells_the_spelling(tmp_path: Path, decoder: Any, spelling: bytes) -> None:
     added = [{"id": 2, "content": "Ġ!", "special": False}]
     content = {"model": {"vocab": {"Ġb": 0, "▁b": 1, "<0x0A>": 3}}, "added_tokens": added, "decoder": decoder}

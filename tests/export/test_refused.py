@@ -24,20 +24,14 @@ LLAMA = {
 GPT2 = {"model_type": "gpt2", "n_head": 8, "n_layer": 3, "n_embd": 64, "vocab_size": 448, "n_positions": 512}
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model_type": "mamba"}, "'mamba' is not supported: its layers keep a state"),
-        ({"model_type": "jamba"}, "'jamba' is not supported: its layers keep a state"),
-        (
-            {"layer_types": ["recurrent", "attention"]},
-            "'llama' is not supported: its layer_types have .recurrent.",
-        ),
-        ({"model_type": "mamba2"}, "only in models that have attention, too. Run it with llama.cpp"),
-        ({"model_type": "gpt_neo"}, "ignores the window of its local attention"),
-        ({"head_dim": 16, "global_head_dim": 32}, "heads of 16 and of 32 numbers"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"model_type": "mamba"}, "'mamba' is not supported: its layers keep a state"),
+    ({"model_type": "jamba"}, "'jamba' is not supported: its layers keep a state"),
+    ({"layer_types": ["recurrent", "attention"]}, "'llama' is not supported: its layer_types have .recurrent."),
+    ({"model_type": "mamba2"}, "only in models that have attention, too. Run it with llama.cpp"),
+    ({"model_type": "gpt_neo"}, "ignores the window of its local attention"),
+    ({"head_dim": 16, "global_head_dim": 32}, "heads of 16 and of 32 numbers"),
+])  # fmt: skip
 def test_nothing_is_written_for_a_refused_architecture(
     changes: dict[str, Any], says: str, make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,18 +47,12 @@ def test_nothing_is_written_for_a_refused_architecture(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"model_type": "mpt"}, "'mpt' is not supported"),
-        ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "holds a BertForMaskedLM; Outrider runs causal"),
-        (
-            {"architectures": ["GlmImageForConditionalGeneration"], "vision_config": {}},
-            "images are laid out in a way",
-        ),
-        ({"quantization_config": {"quant_method": "awq"}}, r"is quantised already \(awq\)"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"model_type": "mpt"}, "'mpt' is not supported"),
+    ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "holds a BertForMaskedLM; Outrider runs causal"),
+    ({"architectures": ["GlmImageForConditionalGeneration"], "vision_config": {}}, "images are laid out in a way"),
+    ({"quantization_config": {"quant_method": "awq"}}, r"is quantised already \(awq\)"),
+])  # fmt: skip
 @pytest.mark.parametrize("form", ["openvino", "onnx"])
 def test_what_no_package_helps_is_said_before_packages_are_asked_for(
     form: Any, changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,20 +86,15 @@ def test_a_gguf_file_that_does_not_run_asks_for_no_package(
         check_route("main", locate(path), "openvino", None)
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (LLAMA, Geometry("llama", 3, 8, 8, 8, 64, 512, 448)),
-        (LLAMA | {"num_key_value_heads": 2, "head_dim": 32}, Geometry("llama", 3, 8, 2, 32, 64, 512, 448)),
-        (GPT2, Geometry("gpt2", 3, 8, 8, 8, 64, 512, 448)),
-        (GPT2 | {"model_type": "gpt_bigcode", "multi_query": True}, Geometry("gpt_bigcode", 3, 8, 1, 8, 64, 512, 448)),
-        (LLAMA | {"model_type": "falcon", "multi_query": True}, Geometry("falcon", 3, 8, 1, 8, 64, 512, 448)),
-        (
-            LLAMA | {"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2},
-            Geometry("falcon", 3, 8, 2, 8, 64, 512, 448),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("config", "expected"), [
+    (LLAMA, Geometry("llama", 3, 8, 8, 8, 64, 512, 448)),
+    (LLAMA | {"num_key_value_heads": 2, "head_dim": 32}, Geometry("llama", 3, 8, 2, 32, 64, 512, 448)),
+    (GPT2, Geometry("gpt2", 3, 8, 8, 8, 64, 512, 448)),
+    (GPT2 | {"model_type": "gpt_bigcode", "multi_query": True}, Geometry("gpt_bigcode", 3, 8, 1, 8, 64, 512, 448)),
+    (LLAMA | {"model_type": "falcon", "multi_query": True}, Geometry("falcon", 3, 8, 1, 8, 64, 512, 448)),
+    (LLAMA | {"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+     Geometry("falcon", 3, 8, 2, 8, 64, 512, 448)),
+])  # fmt: skip
 def test_shapes_are_read_from_configurations(config: dict[str, Any], expected: Geometry) -> None:
     assert geometry_of_config(config, WHERE) == expected
 

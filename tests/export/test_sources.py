@@ -184,17 +184,14 @@ def test_the_resolved_commit_is_recorded(hub: list[dict[str, Any]], tmp_path: Pa
     assert hub[5]["allow_patterns"] == list(ALLOWED)
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (lambda r: errors.RepositoryNotFoundError("404 Client Error\nmany lines", response=r), "There is no org/tiny"),
-        (lambda r: errors.GatedRepoError("403", response=r), "org/tiny is gated. Accept its terms"),
-        (lambda r: errors.RevisionNotFoundError("404", response=r), "org/tiny has no revision 'v1'"),
-        (lambda _: errors.LocalEntryNotFoundError("no connection\nsecond line"), "the hub cannot be reached"),
-        (lambda _: ConnectionError("refused"), "the hub cannot be reached"),
-        (lambda _: RuntimeError("some\nsurprise"), "org/tiny cannot be downloaded: RuntimeError: some surprise"),
-    ],
-)
+@pytest.mark.parametrize(("error", "message"), [
+    (lambda r: errors.RepositoryNotFoundError("404 Client Error\nmany lines", response=r), "There is no org/tiny"),
+    (lambda r: errors.GatedRepoError("403", response=r), "org/tiny is gated. Accept its terms"),
+    (lambda r: errors.RevisionNotFoundError("404", response=r), "org/tiny has no revision 'v1'"),
+    (lambda _: errors.LocalEntryNotFoundError("no connection\nsecond line"), "the hub cannot be reached"),
+    (lambda _: ConnectionError("refused"), "the hub cannot be reached"),
+    (lambda _: RuntimeError("some\nsurprise"), "org/tiny cannot be downloaded: RuntimeError: some surprise"),
+])  # fmt: skip
 def test_hub_errors_take_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[Any], Exception], message: str
 ) -> None:

@@ -120,14 +120,11 @@ def test_kinds_and_lengths_are_found(tmp_path: Path) -> None:
     assert describe(tmp_path, "embedding")[0].context_length == 62
 
 
-@pytest.mark.parametrize(
-    ("modes", "modules", "says"),
-    [
-        ({"pooling_mode_max_tokens": True}, (), "pools by max_tokens"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, (), "pools by"),
-        ({"pooling_mode_mean_tokens": True}, ("Dense",), "has a module Dense"),
-    ],
-)
+@pytest.mark.parametrize(("modes", "modules", "says"), [
+    ({"pooling_mode_max_tokens": True}, (), "pools by max_tokens"),
+    ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, (), "pools by"),
+    ({"pooling_mode_mean_tokens": True}, ("Dense",), "has a module Dense"),
+])  # fmt: skip
 def test_what_the_pipeline_has_not_is_refused(
     tmp_path: Path, modes: dict[str, bool], modules: tuple[str, ...], says: str
 ) -> None:

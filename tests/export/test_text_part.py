@@ -151,15 +151,12 @@ def test_a_damaged_text_part_is_named(tmp_path: Path) -> None:
     assert text_part({"architectures": ["LlamaForCausalLM"], "text_config": 1})["text_config"] == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "says"),
-    [
-        ("A_log", (3,), r"linear_attn\.A_log has 3 numbers, and has to have 4"),
-        ("A_log", None, r"has no matrix model\.layers\.0\.linear_attn\.A_log"),
-        ("conv1d.weight", (160, 1, 3), r"linear_attn\.conv1d\.weight has 480 numbers, and has to have 640"),
-        ("in_proj_b.weight", (4, 32), r"linear_attn\.in_proj_b\.weight is \[4, 32\] and has to be \[4, 64\]"),
-    ],
-)
+@pytest.mark.parametrize(("name", "shape", "says"), [
+    ("A_log", (3,), r"linear_attn\.A_log has 3 numbers, and has to have 4"),
+    ("A_log", None, r"has no matrix model\.layers\.0\.linear_attn\.A_log"),
+    ("conv1d.weight", (160, 1, 3), r"linear_attn\.conv1d\.weight has 480 numbers, and has to have 640"),
+    ("in_proj_b.weight", (4, 32), r"linear_attn\.in_proj_b\.weight is \[4, 32\] and has to be \[4, 64\]"),
+])  # fmt: skip
 def test_a_damaged_recurrence_is_named(name: str, shape: Any, says: str, reads_images: Any, tmp_path: Path) -> None:
     weights = load_file(reads_images[1] / "model.safetensors")
     whole = f"model.language_model.layers.0.linear_attn.{name}"

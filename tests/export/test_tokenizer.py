@@ -230,18 +230,15 @@ def test_gemma_4_has_merges_and_sentencepiece_s_spelling(build_tokenizer: Any, t
         assert converted.encode(text).input_ids.data[0].tolist() == ids
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("tokenizer.ggml.pre", "teken", "pre-tokenizer 'teken', which is not known. Did you mean 'tekken'. Export the"),
-        ("tokenizer.ggml.pre", None, "has the pre-tokenizer 'default': the file does not"),
-        ("tokenizer.ggml.model", "bert", "has a 'bert' tokenizer"),
-        ("tokenizer.ggml.model", "llama", "has no tokenizer.ggml.scores"),
-        ("tokenizer.ggml.add_eos_token", True, "ends every text with the end token"),
-        ("tokenizer.ggml.merges", None, "has no tokenizer.ggml.merges"),
-        ("tokenizer.ggml.token_type", [1, 1], "404 tokens and 2 token types"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("tokenizer.ggml.pre", "teken", "pre-tokenizer 'teken', which is not known. Did you mean 'tekken'. Export the"),
+    ("tokenizer.ggml.pre", None, "has the pre-tokenizer 'default': the file does not"),
+    ("tokenizer.ggml.model", "bert", "has a 'bert' tokenizer"),
+    ("tokenizer.ggml.model", "llama", "has no tokenizer.ggml.scores"),
+    ("tokenizer.ggml.add_eos_token", True, "ends every text with the end token"),
+    ("tokenizer.ggml.merges", None, "has no tokenizer.ggml.merges"),
+    ("tokenizer.ggml.token_type", [1, 1], "404 tokens and 2 token types"),
+])  # fmt: skip
 def test_what_cannot_be_rebuilt_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
     tokens = [f"t{i}" for i in range(404)]
     metadata: dict[str, Any] = {

@@ -214,16 +214,13 @@ def encode(path: Path, samples: np.ndarray[Any, Any], codec: str, kind: str, rat
         container.mux(stream.encode(None))
 
 
-@pytest.mark.parametrize(
-    ("name", "codec", "kind", "rate", "channels"),
-    [
-        ("a.flac", "flac", "s16", 44_100, "stereo"),
-        ("a.mp3", "libmp3lame", "fltp", 44_100, "mono"),
-        ("a.m4a", "aac", "fltp", 16_000, "mono"),
-        ("a.ogg", "libopus", "flt", 48_000, "stereo"),
-        ("a.wav", "adpcm_ms", "s16", 16_000, "mono"),
-    ],
-)
+@pytest.mark.parametrize(("name", "codec", "kind", "rate", "channels"), [
+    ("a.flac", "flac", "s16", 44_100, "stereo"),
+    ("a.mp3", "libmp3lame", "fltp", 44_100, "mono"),
+    ("a.m4a", "aac", "fltp", 16_000, "mono"),
+    ("a.ogg", "libopus", "flt", 48_000, "stereo"),
+    ("a.wav", "adpcm_ms", "s16", 16_000, "mono"),
+])  # fmt: skip
 def test_other_containers(tmp_path: Path, name: str, codec: str, kind: str, rate: int, channels: str) -> None:
     pytest.importorskip("av")
     samples = 0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE).astype(np.float32)

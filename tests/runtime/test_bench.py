@@ -355,23 +355,17 @@ def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
     assert num_rounds[False][1] < num_rounds[True][0]
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"),
-    [
-        ("genai-draft", "needs a draft model"),
-        ("genai-eagle3:3", "a folder that bench/scripts/peer_draft.py wrote as --peer-model genai-eagle3=PATH"),
-        ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
-        ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
-        ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
-        ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
-        ("genai@other", "only Outrider's modes can have another bundle"),
-        (
-            "draft:3/f32",
-            "only openvino-genai's modes name a precision, as genai/f32. Outrider's use --precision",
-        ),
-        ("genai/f64", "names no precision: write one of f32, bf16, f16, fastest after the slash"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "message"), [
+    ("genai-draft", "needs a draft model"),
+    ("genai-eagle3:3", "a folder that bench/scripts/peer_draft.py wrote as --peer-model genai-eagle3=PATH"),
+    ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
+    ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
+    ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
+    ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
+    ("genai@other", "only Outrider's modes can have another bundle"),
+    ("draft:3/f32", "only openvino-genai's modes name a precision, as genai/f32. Outrider's use --precision"),
+    ("genai/f64", "names no precision: write one of f32, bf16, f16, fastest after the slash"),
+])  # fmt: skip
 def test_what_a_peer_misses_is_said_before_anything_runs(
     mode: str, message: str, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,49 +43,46 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
     assert sum(read) == sum(entry.size for entry in bundle.manifest.files)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda m: m.update(surprise=1), "unknown field `surprise`"),
-        (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
-        (lambda m: m["main"].update(vocab_size="forty"), r"Expected `int`, got `str`.*main.vocab_size"),
-        (lambda m: m["main"]["geometry"].update(num_layers=0), r"num_layers"),
-        (lambda m: m["main"]["geometry"].update(layer_states=["rwkv", ""]), "Invalid enum value 'rwkv'.*layer_states"),
-        (lambda m: m["main"]["geometry"].update(layer_states=[""]), "2 layers, and layer_states of 1"),
-        (lambda m: m["main"].update(folder="../main"), r"main.folder"),
-        (lambda m: m["files"][0].update(path="../../etc/passwd"), "not inside"),
-        (lambda m: m["files"][0].update(path="/etc/passwd"), "not inside"),
-        (lambda m: m["files"][0].update(path="C:/boot.ini"), "not inside"),
-        (lambda m: m["files"][0].update(size=1), "bytes instead of 1"),
-        (lambda m: m["files"].pop(), r"lists no main/openvino_model"),
-        (lambda m: m["main"].update(vocab_size=49), "gives 48 logits for 49 tokens"),
-        (lambda m: m["drafters"][0]["model"].update(vocab_sha256="0" * 64), "vocabulary of drafter 'draft' is not"),
-        (lambda m: m["drafters"].append(m["drafters"][0]), "names must differ"),
-        (lambda m: m["drafters"][0].update(name="ngram"), "names must differ"),
-        (lambda m: m["drafters"][0].update(name="draft\n"), r"matching regex .*drafters\[0\]\.name"),
-        (lambda m: m["main"].update(folder="main\n"), r"matching regex .*main\.folder"),
-        (lambda m: m.update(minimum_runtime="0.1\n"), r"matching regex .*minimum_runtime"),
-        (lambda m: m["drafters"].extend(m["drafters"][:1] * 64), r"length <= 64 - at .*drafters"),
-        (lambda m: m["main"].update(vision=VISION | {"image_token": ""}), r"length >= 1 - at .*vision\.image_token"),
-        (lambda m: m["main"].update(vision=VISION | {"tile_size": 10**9}), r"<= 4096 - at .*vision\.tile_size"),
-        (lambda m: m["main"].update(vision=VISION | {"tokens_per_tile": 10**12}), r"<= 1048576 .*tokens_per_tile"),
-        (lambda m: m["drafters"][0].update(kind="oracle"), "Invalid enum value 'oracle'"),
-        (lambda m: m["drafters"][0].update(kind="medusa"), "drafter 'draft' of kind medusa has no features"),
-        (lambda m: m["drafters"][0].update(kind="mtp", features=["a"], num_places=3), "has a value for num_places"),
-        (lambda m: m["drafters"][0].update(kind="dflash", features=["a"], num_places=3), "dflash has no mask_token_id"),
-        (lambda m: m["drafters"][0].update(mask_token_id=3), "draft_model has a value for mask_token_id"),
-        (lambda m: m["drafters"][0].update(num_places=3), "draft_model has a value for num_places"),
-        (lambda m: m["drafters"][0]["model"]["geometry"].update(num_layers=0), "the draft model num_layers=0"),
-        (lambda m: m.update(minimum_runtime="2026.x"), "minimum_runtime"),
-        (lambda m: m["tokenizer"].update(eos_token_ids=[40]), "eos_token_id 40 is outside the vocabulary of 40"),
-        (lambda m: m["main"].update(format="pickle"), "Invalid enum value 'pickle'"),
-        (lambda m: m.update(schema_version=99, surprise=1), "was written for outrider .* Upgrade"),
-        (lambda m: m.update(minimum_runtime="99.0"), "was written for outrider 99.0 or later"),
-        (lambda m: m.update(minimum_runtime="9" * 5000), "outrider.json is damaged: .*minimum_runtime"),
-        (lambda m: m["files"][0].update(path="x" * 5000), "(cannot be read: File name too long|is missing)"),
-        (lambda m: m["files"][1].update(sha256="0" * 64), "is not the file that was exported.*Restore it, or export"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda m: m.update(surprise=1), "unknown field `surprise`"),
+    (lambda m: m.pop("tokenizer"), "missing required field `tokenizer`"),
+    (lambda m: m["main"].update(vocab_size="forty"), r"Expected `int`, got `str`.*main.vocab_size"),
+    (lambda m: m["main"]["geometry"].update(num_layers=0), r"num_layers"),
+    (lambda m: m["main"]["geometry"].update(layer_states=["rwkv", ""]), "Invalid enum value 'rwkv'.*layer_states"),
+    (lambda m: m["main"]["geometry"].update(layer_states=[""]), "2 layers, and layer_states of 1"),
+    (lambda m: m["main"].update(folder="../main"), r"main.folder"),
+    (lambda m: m["files"][0].update(path="../../etc/passwd"), "not inside"),
+    (lambda m: m["files"][0].update(path="/etc/passwd"), "not inside"),
+    (lambda m: m["files"][0].update(path="C:/boot.ini"), "not inside"),
+    (lambda m: m["files"][0].update(size=1), "bytes instead of 1"),
+    (lambda m: m["files"].pop(), r"lists no main/openvino_model"),
+    (lambda m: m["main"].update(vocab_size=49), "gives 48 logits for 49 tokens"),
+    (lambda m: m["drafters"][0]["model"].update(vocab_sha256="0" * 64), "vocabulary of drafter 'draft' is not"),
+    (lambda m: m["drafters"].append(m["drafters"][0]), "names must differ"),
+    (lambda m: m["drafters"][0].update(name="ngram"), "names must differ"),
+    (lambda m: m["drafters"][0].update(name="draft\n"), r"matching regex .*drafters\[0\]\.name"),
+    (lambda m: m["main"].update(folder="main\n"), r"matching regex .*main\.folder"),
+    (lambda m: m.update(minimum_runtime="0.1\n"), r"matching regex .*minimum_runtime"),
+    (lambda m: m["drafters"].extend(m["drafters"][:1] * 64), r"length <= 64 - at .*drafters"),
+    (lambda m: m["main"].update(vision=VISION | {"image_token": ""}), r"length >= 1 - at .*vision\.image_token"),
+    (lambda m: m["main"].update(vision=VISION | {"tile_size": 10**9}), r"<= 4096 - at .*vision\.tile_size"),
+    (lambda m: m["main"].update(vision=VISION | {"tokens_per_tile": 10**12}), r"<= 1048576 .*tokens_per_tile"),
+    (lambda m: m["drafters"][0].update(kind="oracle"), "Invalid enum value 'oracle'"),
+    (lambda m: m["drafters"][0].update(kind="medusa"), "drafter 'draft' of kind medusa has no features"),
+    (lambda m: m["drafters"][0].update(kind="mtp", features=["a"], num_places=3), "has a value for num_places"),
+    (lambda m: m["drafters"][0].update(kind="dflash", features=["a"], num_places=3), "dflash has no mask_token_id"),
+    (lambda m: m["drafters"][0].update(mask_token_id=3), "draft_model has a value for mask_token_id"),
+    (lambda m: m["drafters"][0].update(num_places=3), "draft_model has a value for num_places"),
+    (lambda m: m["drafters"][0]["model"]["geometry"].update(num_layers=0), "the draft model num_layers=0"),
+    (lambda m: m.update(minimum_runtime="2026.x"), "minimum_runtime"),
+    (lambda m: m["tokenizer"].update(eos_token_ids=[40]), "eos_token_id 40 is outside the vocabulary of 40"),
+    (lambda m: m["main"].update(format="pickle"), "Invalid enum value 'pickle'"),
+    (lambda m: m.update(schema_version=99, surprise=1), "was written for outrider .* Upgrade"),
+    (lambda m: m.update(minimum_runtime="99.0"), "was written for outrider 99.0 or later"),
+    (lambda m: m.update(minimum_runtime="9" * 5000), "outrider.json is damaged: .*minimum_runtime"),
+    (lambda m: m["files"][0].update(path="x" * 5000), "(cannot be read: File name too long|is missing)"),
+    (lambda m: m["files"][1].update(sha256="0" * 64), "is not the file that was exported.*Restore it, or export"),
+])  # fmt: skip
 def test_a_tampered_manifest_is_refused(copy: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
     edit(copy, change)
     with pytest.raises(BundleError, match=message) as error:
@@ -162,15 +159,12 @@ def test_a_changed_number_of_a_manifest_is_found(copy: Path) -> None:
         read_bundle(copy)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\xff\x00 not json", "JSON is malformed"),
-        (b'{"created_by": "\xe9"}', "it is not in UTF-8"),
-        (b'{"created_by": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "it is nested too deeply"),
-        (b'{"schema_version": ' + b"9" * 5000 + b"}", ".*out of range"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"\xff\x00 not json", "JSON is malformed"),
+    (b'{"created_by": "\xe9"}', "it is not in UTF-8"),
+    (b'{"created_by": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "it is nested too deeply"),
+    (b'{"schema_version": ' + b"9" * 5000 + b"}", ".*out of range"),
+])  # fmt: skip
 def test_garbage_is_no_manifest(copy: Path, content: bytes, message: str) -> None:
     (copy / "outrider.json").write_bytes(content)
     with pytest.raises(BundleError, match=rf"outrider\.json cannot be read: {message}.*Export the bundle again"):

@@ -180,31 +180,25 @@ def test_answers_that_are_no_parts_of_the_prompt(answers: Any) -> None:
         Prompt([1, 2, 3, 4, 5], answers=answers)
 
 
-@pytest.mark.parametrize(
-    ("given", "has"),
-    [
-        ({"answers": None}, ()),
-        ({"answers": []}, ()),
-        ({"answers": np.zeros((0, 2), int)}, ()),
-        ({"answers": np.array([[1, 3], [3, 4]])}, ((1, 3), (3, 4))),
-        ({"answers": (range(i, i + 2) for i in (0, 2))}, ((0, 1), (2, 3))),  # is read once
-        ({"answers": [[1, 3]], "scope": None, "embeds": None}, ((1, 3),)),
-    ],
-)
+@pytest.mark.parametrize(("given", "has"), [
+    ({"answers": None}, ()),
+    ({"answers": []}, ()),
+    ({"answers": np.zeros((0, 2), int)}, ()),
+    ({"answers": np.array([[1, 3], [3, 4]])}, ((1, 3), (3, 4))),
+    ({"answers": (range(i, i + 2) for i in (0, 2))}, ((0, 1), (2, 3))),  # is read once
+    ({"answers": [[1, 3]], "scope": None, "embeds": None}, ((1, 3),)),
+])  # fmt: skip
 def test_a_prompt_takes_parts_in_any_form(given: dict[str, Any], has: tuple[Any, ...]) -> None:
     prompt = Prompt([1, 2, 3, 4, 5], **given)
     assert (prompt.answers, prompt.scope, prompt.embeds) == (has, b"", ())
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"answers": 0}, "answers=0 are not parts"),
-        ({"token_ids": None, "answers": [(0, 1)]}, "token_ids=None has no length. Pass a list"),
-        ({"scope": "x"}, "scope='x' is not bytes. Pass bytes"),
-        ({"embeds": (3,)}, r"embeds=\(3,\) are not a tuple of spans. Pass Span"),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), [
+    ({"answers": 0}, "answers=0 are not parts"),
+    ({"token_ids": None, "answers": [(0, 1)]}, "token_ids=None has no length. Pass a list"),
+    ({"scope": "x"}, "scope='x' is not bytes. Pass bytes"),
+    ({"embeds": (3,)}, r"embeds=\(3,\) are not a tuple of spans. Pass Span"),
+])  # fmt: skip
 def test_a_prompt_says_what_is_wrong_with_it(given: dict[str, Any], message: str) -> None:
     with pytest.raises(outrider.RequestError, match=message):
         Prompt(**{"token_ids": [1, 2, 3]} | given)

@@ -60,14 +60,11 @@ def test_verify_checks_what_it_is_asked_for(tiny: Path, capsys: pytest.CaptureFi
     assert "There is no check 'batchin'. Did you mean 'batching'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--modes", "genai-ngram:3"], "--modes takes Outrider's modes"),
-        (["--checks", "batching", "--cache-size", "0.0005", "--context", "256"], "--context 256 needs room for three"),
-        (["--modes", "drat:3"], "There is no mode 'drat:3'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--modes", "genai-ngram:3"], "--modes takes Outrider's modes"),
+    (["--checks", "batching", "--cache-size", "0.0005", "--context", "256"], "--context 256 needs room for three"),
+    (["--modes", "drat:3"], "There is no mode 'drat:3'"),
+])  # fmt: skip
 def test_what_cannot_be_verified_is_said_at_once(
     tiny: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

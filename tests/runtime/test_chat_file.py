@@ -106,23 +106,20 @@ def in_turn(**fields: Any) -> Callable[[dict[str, Any]], None]:
     return lambda saved: saved["turns"][1].update(fields)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (changed(kind="letter"), "is not a chat. Name a file that Chat.save wrote"),
-        (changed(version=2), "has version 2 of the format.*Upgrade"),
-        (changed(turns="none"), r"cannot be read.*\$\.turns"),
-        (in_turn(num_kept=1000), "turn 2 does not fit the one before"),
-        (in_turn(num_kept=-1), "turn 2 does not fit the one before"),
-        (in_turn(answers=[]), "turn 2 does not fit the one before"),
-        (in_turn(answers=[[3, 100_000]]), "turn 2 has answers at"),
-        (in_turn(answers=[[7, 3]]), "turn 2 has answers at"),
-        (in_turn(token_ids=[1, 40]), "turn 2 has the token id 40, of 40"),
-        (in_turn(token_ids=[-1]), "turn 2 has the token id -1"),
-        (in_turn(messages=[{"role": "user"}]), "turn 2 has a message without"),
-        (changed(tools=[{"parameters": nested(200)}]), "cannot be read: it is nested too deeply"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (changed(kind="letter"), "is not a chat. Name a file that Chat.save wrote"),
+    (changed(version=2), "has version 2 of the format.*Upgrade"),
+    (changed(turns="none"), r"cannot be read.*\$\.turns"),
+    (in_turn(num_kept=1000), "turn 2 does not fit the one before"),
+    (in_turn(num_kept=-1), "turn 2 does not fit the one before"),
+    (in_turn(answers=[]), "turn 2 does not fit the one before"),
+    (in_turn(answers=[[3, 100_000]]), "turn 2 has answers at"),
+    (in_turn(answers=[[7, 3]]), "turn 2 has answers at"),
+    (in_turn(token_ids=[1, 40]), "turn 2 has the token id 40, of 40"),
+    (in_turn(token_ids=[-1]), "turn 2 has the token id -1"),
+    (in_turn(messages=[{"role": "user"}]), "turn 2 has a message without"),
+    (changed(tools=[{"parameters": nested(200)}]), "cannot be read: it is nested too deeply"),
+])  # fmt: skip
 def test_damaged_files_are_refused(
     engine: outrider.Engine, tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str
 ) -> None:

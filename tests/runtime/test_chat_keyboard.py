@@ -39,17 +39,10 @@ def test_a_keyboard_that_is_no_terminal_is_left_alone() -> None:
     assert typed() == ""
 
 
-@pytest.mark.parametrize(
-    ("typed", "text"),
-    [
-        ("", ""),
-        ("a\x1b[1;5Cb", "ab"),
-        ("a\x1bOPb", "ab"),
-        ("ab\x7f\x7f\x7fc", "c"),
-        ("a\r\n\tb\x03", "a  b"),
-        ("é\r", "é"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "text"), [
+    ("", ""), ("a\x1b[1;5Cb", "ab"), ("a\x1bOPb", "ab"), ("ab\x7f\x7f\x7fc", "c"), ("a\r\n\tb\x03", "a  b"),
+    ("é\r", "é"),
+])  # fmt: skip
 def test_keys_are_left_out(typed: str, text: str) -> None:
     assert without_keys(typed) == text
 

@@ -84,29 +84,26 @@ def test_values_as_they_are_typed() -> None:
     assert value_of("stop", '["a", "b"]') == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("no command /hlep. Did you mean 'help'?", "/hlep"),
-        ("no command /. Known: ", "/"),
-        ("put a space before it", "/etc/hosts is a file"),
-        ("takes no argument", "/stats now"),
-        ("needs an argument: /save FILE", "/save"),
-        ("needs an argument: /seed", "/seed"),
-        ("temperature=-1 is not 0", "/set temperature -1"),
-        ("no generation option 'temprature'. Did you mean 'temperature'", "/set temprature 1"),
-        ("no generation option 'temprature'", "/set temprature"),
-        ("no generation option 'temprature'", "/set temprature default"),
-        ("num_threads is an option of loading", "/set num_threads 2"),
-        ("no drafter 'sufix' here. Did you mean 'suffix'", "/set drafter sufix"),
-        ("seed='x' is not an integer", "/seed x"),
-        ("neither on nor off", "/plain maybe"),
-        ("no number of turns|not a number of turns", "/rewind many"),
-        ("turns=5 is not a number of turns", "/rewind 5"),
-        ("nowhere.json cannot be read", "/load nowhere.json"),
-        ("The message is empty", "  "),
-    ],
-)
+@pytest.mark.parametrize(("message", "line"), [
+    ("no command /hlep. Did you mean 'help'?", "/hlep"),
+    ("no command /. Known: ", "/"),
+    ("put a space before it", "/etc/hosts is a file"),
+    ("takes no argument", "/stats now"),
+    ("needs an argument: /save FILE", "/save"),
+    ("needs an argument: /seed", "/seed"),
+    ("temperature=-1 is not 0", "/set temperature -1"),
+    ("no generation option 'temprature'. Did you mean 'temperature'", "/set temprature 1"),
+    ("no generation option 'temprature'", "/set temprature"),
+    ("no generation option 'temprature'", "/set temprature default"),
+    ("num_threads is an option of loading", "/set num_threads 2"),
+    ("no drafter 'sufix' here. Did you mean 'suffix'", "/set drafter sufix"),
+    ("seed='x' is not an integer", "/seed x"),
+    ("neither on nor off", "/plain maybe"),
+    ("no number of turns|not a number of turns", "/rewind many"),
+    ("turns=5 is not a number of turns", "/rewind 5"),
+    ("nowhere.json cannot be read", "/load nowhere.json"),
+    ("The message is empty", "  "),
+])  # fmt: skip
 def test_errors_change_nothing(session: Session, message: str, line: str) -> None:
     run(session, "hello", "/plain")
     before = session.chat.turns, dict(session.options), session.plain, session.drafts, session.last

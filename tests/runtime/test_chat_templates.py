@@ -128,16 +128,13 @@ ANSWER = {"role": "assistant", "content": "a"}
 TURNS = {"user": "<start_of_turn>user\n{}<end_of_turn>\n", "model": "<start_of_turn>model\n{}<end_of_turn>\n"}
 
 
-@pytest.mark.parametrize(
-    ("messages", "turns"),
-    [
-        ([SYSTEM, USER], ["user s\n\nu"]),
-        ([SYSTEM, USER, USER, ANSWER, USER], ["user s\n\nu\n\nu", "model a", "user u"]),
-        ([USER, ANSWER, ANSWER, USER], ["user u", "model a\n\na", "user u"]),
-        ([USER, ANSWER, SYSTEM, USER], ["user u", "model a", "user s\n\nu"]),
-        ([USER, ANSWER, USER], ["user u", "model a", "user u"]),
-    ],
-)
+@pytest.mark.parametrize(("messages", "turns"), [
+    ([SYSTEM, USER], ["user s\n\nu"]),
+    ([SYSTEM, USER, USER, ANSWER, USER], ["user s\n\nu\n\nu", "model a", "user u"]),
+    ([USER, ANSWER, ANSWER, USER], ["user u", "model a\n\na", "user u"]),
+    ([USER, ANSWER, SYSTEM, USER], ["user u", "model a", "user s\n\nu"]),
+    ([USER, ANSWER, USER], ["user u", "model a", "user u"]),
+])  # fmt: skip
 def test_messages_are_joined_where_a_template_refuses_them(messages: Any, turns: list[str]) -> None:
     """Gemma 2 has no system messages, and its turns alternate. Texts are joined as Gemma 3's own template does."""
     written = "".join(TURNS[turn.partition(" ")[0]].format(turn.partition(" ")[2]) for turn in turns)

@@ -261,30 +261,27 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
     assert re.search(message, error), printed.err
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "message", "arguments"),
-    [
-        (2, "no command 'genrate'. Did you mean 'generate'", ["genrate"]),
-        (2, "No such option.*--temprature.*--temperature", ["generate", "b", "p", "--temprature", "1"]),
-        (2, "Missing argument 'PROMPT'", ["generate", "b"]),
-        (2, "'hot' is not a valid float", ["generate", "b", "p", "--temperature", "hot"]),
-        (2, "'A=2' is the second value for A", ["bench", "b", "--property", "A=1", "--property", "A=2"]),
-        (2, "max_num_batched_tokens=1 is not", ["generate", "b", "p", "--max-num-batched-tokens", "1"]),
-        (2, "'5' is not ID=VALUE", ["generate", "b", "p", "--logit-bias", "5"]),
-        (2, "'5=2' is the second value for 5", ["bench", "b", "--logit-bias", "5=1", "--logit-bias", "5=2"]),
-        (2, "logit_bias={'-1': 2.0} is not a table", ["generate", "b", "p", "--logit-bias", "-1=2"]),
-        (2, "--logprobs needs --json", ["generate", "b", "p", "--logprobs", "2"]),
-        (2, "min_new_tokens=99 is more than max_new_tokens=64", ["tune", "b", "--min-new-tokens", "99"]),
-        (2, "no config 'fast', preset or file", ["generate", "b", "p", "--config", "fast"]),
-        (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
-        (2, "tune varies --num-assistant-tokens", ["tune", "b", "--num-assistant-tokens", "3"]),
-        (2, "is plain", ["generate", "b", "p", "--compare", "--drafter", "none"]),
-        (1, "is not a folder's name", ["devices", "x" * 5000]),
-        (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
-        (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
-        (1, "There is no folder b", ["generate", "b", "p"]),
-    ],
-)
+@pytest.mark.parametrize(("exit_code", "message", "arguments"), [
+    (2, "no command 'genrate'. Did you mean 'generate'", ["genrate"]),
+    (2, "No such option.*--temprature.*--temperature", ["generate", "b", "p", "--temprature", "1"]),
+    (2, "Missing argument 'PROMPT'", ["generate", "b"]),
+    (2, "'hot' is not a valid float", ["generate", "b", "p", "--temperature", "hot"]),
+    (2, "'A=2' is the second value for A", ["bench", "b", "--property", "A=1", "--property", "A=2"]),
+    (2, "max_num_batched_tokens=1 is not", ["generate", "b", "p", "--max-num-batched-tokens", "1"]),
+    (2, "'5' is not ID=VALUE", ["generate", "b", "p", "--logit-bias", "5"]),
+    (2, "'5=2' is the second value for 5", ["bench", "b", "--logit-bias", "5=1", "--logit-bias", "5=2"]),
+    (2, "logit_bias={'-1': 2.0} is not a table", ["generate", "b", "p", "--logit-bias", "-1=2"]),
+    (2, "--logprobs needs --json", ["generate", "b", "p", "--logprobs", "2"]),
+    (2, "min_new_tokens=99 is more than max_new_tokens=64", ["tune", "b", "--min-new-tokens", "99"]),
+    (2, "no config 'fast', preset or file", ["generate", "b", "p", "--config", "fast"]),
+    (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
+    (2, "tune varies --num-assistant-tokens", ["tune", "b", "--num-assistant-tokens", "3"]),
+    (2, "is plain", ["generate", "b", "p", "--compare", "--drafter", "none"]),
+    (1, "is not a folder's name", ["devices", "x" * 5000]),
+    (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
+    (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
+    (1, "There is no folder b", ["generate", "b", "p"]),
+])  # fmt: skip
 def test_bad_usage(
     capsys: pytest.CaptureFixture[str], exit_code: int, message: str, arguments: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -87,14 +87,11 @@ def test_products_of_the_same_rows_read_the_same_zeros() -> None:
     assert [node.get_type_name() for node in model.get_ops()].count("Pad") == 1
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(decoder_end(num_columns=4_096), id="as many columns as need two rows"),
-        pytest.param(decoder_end(num_columns=COLUMNS), id="enough columns"),
-        pytest.param(decoder_end(group=32), id="weights in groups"),
-    ],
-)
+@pytest.mark.parametrize("model", [
+    pytest.param(decoder_end(num_columns=4_096), id="as many columns as need two rows"),
+    pytest.param(decoder_end(num_columns=COLUMNS), id="enough columns"),
+    pytest.param(decoder_end(group=32), id="weights in groups"),
+])  # fmt: skip
 def test_other_products_stay(model: ov.Model) -> None:
     shapes = shapes_of(model)
     assert not can_append(model)

@@ -203,19 +203,16 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
     assert {(one.read_seconds, one.batch.seconds) for one in measured} == {(1.0, 20.0)}
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "message"),
-    [
-        ("llamacpp", {}, "Mode 'llamacpp' decodes one request at a time here. Leave it out"),
-        ("llamaserver", {}, "needs the program llama-server on the PATH, and there is none"),
-        ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
-        ("auto@other", {}, "give it as --peer-model other=FOLDER"),
-        ("auto", {"stop": "x"}, "--stop would end some answers early"),
-        ("auto", {"stop_token_ids": (3,)}, "--stop would end some answers early"),
-        ("auto", {"max_new_tokens": 1}, "max_new_tokens=1 leaves no token to decode after the first. Give 2 or more."),
-        ("auto", {"answer_store": "answers"}, "would let a run copy from the run before it"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "options", "message"), [
+    ("llamacpp", {}, "Mode 'llamacpp' decodes one request at a time here. Leave it out"),
+    ("llamaserver", {}, "needs the program llama-server on the PATH, and there is none"),
+    ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
+    ("auto@other", {}, "give it as --peer-model other=FOLDER"),
+    ("auto", {"stop": "x"}, "--stop would end some answers early"),
+    ("auto", {"stop_token_ids": (3,)}, "--stop would end some answers early"),
+    ("auto", {"max_new_tokens": 1}, "max_new_tokens=1 leaves no token to decode after the first. Give 2 or more."),
+    ("auto", {"answer_store": "answers"}, "would let a run copy from the run before it"),
+])  # fmt: skip
 def test_what_cannot_be_compared_is_said_before_anything_runs(
     mode: str, options: dict[str, Any], message: str, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,16 +265,13 @@ def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_the
         assert more == {"prompt_lookup": True, "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--concurrency", "1,x"], "'1,x' is not a list of numbers of requests, such as 1,2,4,8."),
-        (["--concurrency", "0"], "'0' is not a list of numbers of requests"),
-        (["--concurrency", "2", "--quick"], "--concurrency and --quick cannot be combined."),
-        (["--concurrency", "2", "--out", "x"], "--concurrency and --out cannot be combined."),
-        (["--concurrency", "2", "--conversations", "3"], "--conversations and --concurrency cannot be combined."),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--concurrency", "1,x"], "'1,x' is not a list of numbers of requests, such as 1,2,4,8."),
+    (["--concurrency", "0"], "'0' is not a list of numbers of requests"),
+    (["--concurrency", "2", "--quick"], "--concurrency and --quick cannot be combined."),
+    (["--concurrency", "2", "--out", "x"], "--concurrency and --out cannot be combined."),
+    (["--concurrency", "2", "--conversations", "3"], "--conversations and --concurrency cannot be combined."),
+])  # fmt: skip
 def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "nowhere", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -70,15 +70,11 @@ def test_agreement_is_at_least_what_is_proven(seed: int, noise: float) -> None:
     assert agreed > bound - 5 * (bound * (1 - bound) / 2000) ** 0.5 - 1e-9
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 1.0},
-        {"temperature": 1.3, "top_k": 8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0},
+    {"temperature": 1.3, "top_k": 8, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+], ids=str)  # fmt: skip
 def test_the_text_depends_on_the_seed_and_not_on_the_draft(
     toy_engine: outrider.Engine, options: dict[str, Any]
 ) -> None:

@@ -92,17 +92,13 @@ class TestADriverThatCrashes:
     """It crashes the child process that tries the device, and nothing else."""
 
     @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("driver", "said"),
-        [
-            (ABORT, "was ended by SIGABRT" if os.name != "nt" else "ended with code"),
-            (SEGFAULT, "was ended by SIGSEGV" if os.name != "nt" else "ended with code"),
-            (NOISY_EXIT, "ended with code 3"),
-            (ILLEGIBLE_EXIT, "ended with code 3"),
-            (REFUSE, "RuntimeError: no kernels for this"),
-        ],
-        ids=["abort", "segfault", "exit", "illegible exit", "refusal"],
-    )
+    @pytest.mark.parametrize(("driver", "said"), [
+        (ABORT, "was ended by SIGABRT" if os.name != "nt" else "ended with code"),
+        (SEGFAULT, "was ended by SIGSEGV" if os.name != "nt" else "ended with code"),
+        (NOISY_EXIT, "ended with code 3"),
+        (ILLEGIBLE_EXIT, "ended with code 3"),
+        (REFUSE, "RuntimeError: no kernels for this"),
+    ], ids=["abort", "segfault", "exit", "illegible exit", "refusal"])  # fmt: skip
     def test_the_draft_model_goes_elsewhere(
         self, bundle: Bundle, gpu: Callable[[str], None], driver: str, said: str
     ) -> None:
@@ -257,16 +253,10 @@ class TestVerdicts:
         assert answers_as_it_should(load(bundle, main_device="GPU"))  # loaded as it is
 
 
-@pytest.mark.parametrize(
-    ("frozen", "executable", "starts"),
-    [
-        (False, "/usr/bin/python3.11", True),
-        (False, "C:/Python/pythonw.exe", True),
-        (True, "/opt/app/python", False),
-        (False, "C:/App/editor.exe", False),
-        (False, "", False),
-    ],
-)
+@pytest.mark.parametrize(("frozen", "executable", "starts"), [
+    (False, "/usr/bin/python3.11", True), (False, "C:/Python/pythonw.exe", True), (True, "/opt/app/python", False),
+    (False, "C:/App/editor.exe", False), (False, "", False),
+])  # fmt: skip
 def test_an_app_never_starts_itself(
     monkeypatch: pytest.MonkeyPatch, frozen: bool, executable: str, starts: bool
 ) -> None:
@@ -686,16 +676,13 @@ class TestProcessor:
     XEON = "processor\t: 0\nmodel name\t: A Xeon\nflags\t\t: fpu avx2 avx512f amx_tile amx_int8 amx_bf16 avx_vnni\n\n"
     ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd crc32 asimddp i8mm bf16 sve\nCPU part\t: 0xd4f\n"
 
-    @pytest.mark.parametrize(
-        ("precision", "weights", "num_threads", "may"),
-        [
-            ("bf16", "fp16", 1, True),
-            ("bf16", "F16", 1, True),  # of a GGUF file
-            ("bf16", "int8", 1, False),
-            ("f32", "fp16", 1, False),
-            ("f16", "fp16", 1, False),  # it has no tiles for that
-        ],
-    )
+    @pytest.mark.parametrize(("precision", "weights", "num_threads", "may"), [
+        ("bf16", "fp16", 1, True),
+        ("bf16", "F16", 1, True),  # of a GGUF file
+        ("bf16", "int8", 1, False),
+        ("f32", "fp16", 1, False),
+        ("f16", "fp16", 1, False),  # it has no tiles for that
+    ])  # fmt: skip
     def test_openvino_divides_by_zero_with_amx_and_one_thread(
         self, precision: str, weights: str, num_threads: int, may: bool
     ) -> None:

@@ -145,14 +145,10 @@ def test_the_decoder_begins_with_its_own_token(engine: Engine) -> None:
     assert request.stats.num_prompt_tokens == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"main_device": "NPU", "properties": {"NPUW_DEVICES": "CPU"}}, "runs on a CPU or GPU only"),
-        ({"cache_precision": "u8"}, "cache is in f32"),
-    ],
-    ids=["npu", "u8"],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"main_device": "NPU", "properties": {"NPUW_DEVICES": "CPU"}}, "runs on a CPU or GPU only"),
+    ({"cache_precision": "u8"}, "cache is in f32"),
+], ids=["npu", "u8"])  # fmt: skip
 def test_what_such_models_lack(engine: Engine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         Engine(engine.bundle, Config().replace(drafter=None, **options), tokenizer=ToyTokenizer())

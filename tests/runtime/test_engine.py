@@ -38,15 +38,12 @@ def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
 
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix", "auto"])
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "hello world",
-        "0123456789" * 20,
-        pytest.param("a", marks=pytest.mark.slow),
-        pytest.param("abcabcabcabc", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("prompt", [
+    "hello world",
+    "0123456789" * 20,
+    pytest.param("a", marks=pytest.mark.slow),
+    pytest.param("abcabcabcabc", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_every_drafter_gives_the_plain_text(toy_engine: outrider.Engine, drafter: str, prompt: str) -> None:
     plain = toy_engine.generate(prompt, max_new_tokens=80, drafter=None, ignore_eos=True)
     for n in (1, 2, 5, 9):
@@ -150,20 +147,17 @@ def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:
         engine.generate("abc", drafter="draft")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temprature": 1}, "no generation option 'temprature'. Did you mean 'temperature'?"),
-        ({"temperature": -1}, r"temperature=-1 is not 0 \(greedy\), or a number from 0.001 to 1000"),
-        ({"temperature": float("nan")}, "temperature=nan is not"),
-        ({"top_p": 0}, "top_p=0 is not a number above 0 and at most 1"),
-        ({"top_k": 1.5}, "top_k=1.5 is not an integer"),
-        ({"max_new_tokens": True}, "max_new_tokens=True is not an integer"),
-        ({"stop": [""]}, "stop=.* is not a text"),
-        ({"drafter": "drafft"}, "no drafter 'drafft' here. Did you mean 'draft'?"),
-        ({"main_device": "GPU"}, "main_device is an option of loading"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"temprature": 1}, "no generation option 'temprature'. Did you mean 'temperature'?"),
+    ({"temperature": -1}, r"temperature=-1 is not 0 \(greedy\), or a number from 0.001 to 1000"),
+    ({"temperature": float("nan")}, "temperature=nan is not"),
+    ({"top_p": 0}, "top_p=0 is not a number above 0 and at most 1"),
+    ({"top_k": 1.5}, "top_k=1.5 is not an integer"),
+    ({"max_new_tokens": True}, "max_new_tokens=True is not an integer"),
+    ({"stop": [""]}, "stop=.* is not a text"),
+    ({"drafter": "drafft"}, "no drafter 'drafft' here. Did you mean 'draft'?"),
+    ({"main_device": "GPU"}, "main_device is an option of loading"),
+])  # fmt: skip
 def test_bad_options_are_named(toy_engine: outrider.Engine, options: dict[str, Any], message: str) -> None:
     with pytest.raises(outrider.OptionError, match=message):
         toy_engine.generate("abc", **options)
@@ -292,20 +286,17 @@ def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> Non
         engine.generate("hello", max_new_tokens=200)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        (b"hi", "The prompt is a bytes"),
-        (5, "The prompt is a int"),
-        (None, "The prompt is a NoneType"),
-        ({"role": "user", "content": "x"}, "The prompt is a dict"),
-        ([True, False], "Message 0 of the prompt is True"),
-        ([[1, 2]], r"Message 0 of the prompt is \[1, 2\]"),
-        ([{"role": "user", "content": None}], "needs a 'role' and a 'content'"),
-        ([], "The prompt is empty"),
-        ("\udce9", "lone surrogates"),
-    ],
-)
+@pytest.mark.parametrize(("prompt", "message"), [
+    (b"hi", "The prompt is a bytes"),
+    (5, "The prompt is a int"),
+    (None, "The prompt is a NoneType"),
+    ({"role": "user", "content": "x"}, "The prompt is a dict"),
+    ([True, False], "Message 0 of the prompt is True"),
+    ([[1, 2]], r"Message 0 of the prompt is \[1, 2\]"),
+    ([{"role": "user", "content": None}], "needs a 'role' and a 'content'"),
+    ([], "The prompt is empty"),
+    ("\udce9", "lone surrogates"),
+])  # fmt: skip
 def test_odd_prompts_are_refused(tiny: Path, prompt: Any, message: str) -> None:
     tokenizer = Tokenizer(outrider.read_bundle(tiny).tokenizer_path)
     with pytest.raises(outrider.OutriderError, match=message):

@@ -68,19 +68,15 @@ def test_a_file_that_cannot_be_meant_is_named(
     assert len(line) < 1000
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *COMMANDS.values(),
-        ["generate", "no-bundle", "hello", "--trace"],
-        ["bench", "no-bundle", "--peer-model"],
-        ["demo", "--cache-dir"],
-        ["export", "-o", "somewhere"],
-        ["import"],
-        ["inspect"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [
+    *COMMANDS.values(),
+    ["generate", "no-bundle", "hello", "--trace"],
+    ["bench", "no-bundle", "--peer-model"],
+    ["demo", "--cache-dir"],
+    ["export", "-o", "somewhere"],
+    ["import"],
+    ["inspect"],
+], ids=" ".join)  # fmt: skip
 @pytest.mark.skipif(os.name == "nt", reason="nothing is there, it says")
 def test_a_name_that_is_too_long_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     last = f"a={LONG}" if "--peer-model" in arguments else LONG
@@ -113,18 +109,15 @@ def test_seeing_whether_a_trace_can_be_written_leaves_nothing(
     assert old.read_text() == "old"
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("setting.json", DEEP),
-        ("setting.json", "[]"),
-        ("setting.json", b"\xe9"),
-        ("runs.jsonl", f"{DEEP}\n"),
-        ("runs.jsonl", "{}\n"),
-        ("runs.jsonl", '{"run": {"surprise": 1}}\n'),
-        ("runs.jsonl", "3\n"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("setting.json", DEEP),
+    ("setting.json", "[]"),
+    ("setting.json", b"\xe9"),
+    ("runs.jsonl", f"{DEEP}\n"),
+    ("runs.jsonl", "{}\n"),
+    ("runs.jsonl", '{"run": {"surprise": 1}}\n'),
+    ("runs.jsonl", "3\n"),
+])  # fmt: skip
 def test_a_damaged_measurement_is_named(name: str, content: str | bytes, tmp_path: Path) -> None:
     (tmp_path / "setting.json").write_text(json.dumps({"a": 1}))
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())

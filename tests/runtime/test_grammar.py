@@ -318,33 +318,28 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
         Grammars(tmp_path, 50, EOS).new_state(GrammarSource("regex", "a"))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"json_schema": False}, "json_schema=False is not a JSON schema"),
-        ({"json_schema": 3}, "json_schema=3 is not a JSON schema"),
-        ({"json_schema": "[]"}, r"json_schema=\[\] is not a JSON schema"),
-        ({"json_schema": '{"type"'}, "is not JSON: Expecting ':'"),
-        ({"json_schema": {"a": object()}}, "is not JSON"),
-        ({"json_schema": nested(5000)}, "json_schema cannot be used: it is nested too deeply"),
-        ({"regex": ""}, "regex='' is not a text"),
-        ({"grammar": 1}, "grammar=1 is not a text"),
-        ({"regex": "a", "grammar": "b"}, "regex and grammar are both set"),
-        ({"regex": "a", "ignore_eos": True}, "ignore_eos=True continues after the end"),
-        ({"tools": [{}]}, "is not a list of functions"),
-        ({"tools": [{"function": {"name": "f"}}] * 2}, "each with a name of its own"),
-        ({"tools": [{"function": {"name": "auto"}}]}, "is not a list of functions"),
-        ({"tools": [{"function": {"name": "f", "parameters": 3}}]}, "is not a list of functions"),
-        ({"tools": [{"function": {"name": "f", "x": {1}}}]}, "is not a list of functions"),
-        ({"tool_choice": "f"}, "tool_choice='f' is not one of auto, none, required"),
-        ({"tool_choice": "required"}, "needs tools, and none are given"),
-        ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex cannot be combined with tools"),
-        (
-            {"tools": [{"function": {"name": "f"}}], "tool_choice": "f", "ignore_eos": True},
-            "ignore_eos=True continues after",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), [
+    ({"json_schema": False}, "json_schema=False is not a JSON schema"),
+    ({"json_schema": 3}, "json_schema=3 is not a JSON schema"),
+    ({"json_schema": "[]"}, r"json_schema=\[\] is not a JSON schema"),
+    ({"json_schema": '{"type"'}, "is not JSON: Expecting ':'"),
+    ({"json_schema": {"a": object()}}, "is not JSON"),
+    ({"json_schema": nested(5000)}, "json_schema cannot be used: it is nested too deeply"),
+    ({"regex": ""}, "regex='' is not a text"),
+    ({"grammar": 1}, "grammar=1 is not a text"),
+    ({"regex": "a", "grammar": "b"}, "regex and grammar are both set"),
+    ({"regex": "a", "ignore_eos": True}, "ignore_eos=True continues after the end"),
+    ({"tools": [{}]}, "is not a list of functions"),
+    ({"tools": [{"function": {"name": "f"}}] * 2}, "each with a name of its own"),
+    ({"tools": [{"function": {"name": "auto"}}]}, "is not a list of functions"),
+    ({"tools": [{"function": {"name": "f", "parameters": 3}}]}, "is not a list of functions"),
+    ({"tools": [{"function": {"name": "f", "x": {1}}}]}, "is not a list of functions"),
+    ({"tool_choice": "f"}, "tool_choice='f' is not one of auto, none, required"),
+    ({"tool_choice": "required"}, "needs tools, and none are given"),
+    ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex cannot be combined with tools"),
+    ({"tools": [{"function": {"name": "f"}}], "tool_choice": "f", "ignore_eos": True},
+     "ignore_eos=True continues after"),
+])  # fmt: skip
 def test_options_that_do_not_fit(options: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         GenerationConfig(**options)

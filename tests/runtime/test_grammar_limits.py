@@ -69,14 +69,10 @@ def wait_for(holds: Callable[[], object]) -> None:
 # Compiling
 
 
-@pytest.mark.parametrize(
-    ("limits", "says"),
-    [
-        (QUICK, "compiling it takes more than 0.2 seconds, the limit. Simplify it"),
-        (GrammarLimits(compile_memory=40 << 20), "compiling it takes more than 40 MB of memory, the limit. Simplify"),
-    ],
-    ids=["seconds", "memory"],
-)
+@pytest.mark.parametrize(("limits", "says"), [
+    (QUICK, "compiling it takes more than 0.2 seconds, the limit. Simplify it"),
+    (GrammarLimits(compile_memory=40 << 20), "compiling it takes more than 40 MB of memory, the limit. Simplify"),
+], ids=["seconds", "memory"])  # fmt: skip
 def test_a_grammar_beyond_a_limit_is_refused(
     make: Callable[..., Grammars], limits: GrammarLimits, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,32 +178,27 @@ def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Gramm
     assert [*map(grammars.is_quick, DEAR[:3])] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("source", "is_cheap"),
-    [
-        (GrammarSource("regex", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), True),
-        (GrammarSource("regex", "(a{1000}){1000}"), False),
-        (GrammarSource("regex", "a{1000}{1000}"), False),
-        (GrammarSource("regex", "a" * 600), False),
-        (GrammarSource("grammar", 'start: "yes" | "no"\n'), True),
-        (ATTACK, False),
-        (GrammarSource("grammar", "start: A{100}\nA: B{100}\nB: /a/"), False),
-        (GrammarSource("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
-        (GrammarSource("tools", 'start: %json {"allOf": []}'), False),
-        (GrammarSource("json_schema", '{"maxLength": 100000}'), False),
-        (GrammarSource("json_schema", '{"multipleOf": 0.01}'), True),
-        (GrammarSource("json_schema", '{"multipleOf": 56606581}'), False),
-        (GrammarSource("json_schema", '{"multipleOf": 1e-09}'), False),
-        (GrammarSource("json_schema", '{"items": [{"multipleOf": 56606581}, {"multipleOf": 0}]}'), False),
-        (GrammarSource("json_schema", '{"items": [{"multipleOf": 997}, {"multipleOf": 991}]}'), False),
-        (GrammarSource("json_schema", json.dumps({"items": [{"pattern": "a"}] * 9})), False),
-        (GrammarSource("json_schema", json.dumps({"items": [{"pattern": "(a{1000}){1000}"}]})), False),
-        *(
-            (GrammarSource("json_schema", json.dumps(SCHEMAS[name])), True)
-            for name in ("object", "array", "numbers", "ref")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("source", "is_cheap"), [
+    (GrammarSource("regex", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), True),
+    (GrammarSource("regex", "(a{1000}){1000}"), False),
+    (GrammarSource("regex", "a{1000}{1000}"), False),
+    (GrammarSource("regex", "a" * 600), False),
+    (GrammarSource("grammar", 'start: "yes" | "no"\n'), True),
+    (ATTACK, False),
+    (GrammarSource("grammar", "start: A{100}\nA: B{100}\nB: /a/"), False),
+    (GrammarSource("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
+    (GrammarSource("tools", 'start: %json {"allOf": []}'), False),
+    (GrammarSource("json_schema", '{"maxLength": 100000}'), False),
+    (GrammarSource("json_schema", '{"multipleOf": 0.01}'), True),
+    (GrammarSource("json_schema", '{"multipleOf": 56606581}'), False),
+    (GrammarSource("json_schema", '{"multipleOf": 1e-09}'), False),
+    (GrammarSource("json_schema", '{"items": [{"multipleOf": 56606581}, {"multipleOf": 0}]}'), False),
+    (GrammarSource("json_schema", '{"items": [{"multipleOf": 997}, {"multipleOf": 991}]}'), False),
+    (GrammarSource("json_schema", json.dumps({"items": [{"pattern": "a"}] * 9})), False),
+    (GrammarSource("json_schema", json.dumps({"items": [{"pattern": "(a{1000}){1000}"}]})), False),
+    *((GrammarSource("json_schema", json.dumps(SCHEMAS[name])), True) for name in ("object", "array", "numbers",
+     "ref")),
+])  # fmt: skip
 def test_grammars_that_are_certain_to_be_cheap(source: GrammarSource, is_cheap: bool) -> None:
     assert source.is_cheap == is_cheap
 
@@ -308,15 +299,11 @@ def test_answers_with_late_masks_are_the_same(make: Callable[..., Grammars]) -> 
         assert {each.finish_reason for each in late} == {plain.finish_reason}
 
 
-@pytest.mark.parametrize(
-    ("limits", "says"),
-    [
-        (GrammarLimits(mask_seconds=-1), "and the limit of a token is -1"),
-        (GrammarLimits(answer_seconds=-1), "seconds in all, and the limit of an answer is -1"),
-        (GrammarLimits(answer_seconds=-1, slow_seconds=-1), "seconds in all, and the limit of an answer is -1"),
-    ],
-    ids=["token", "answer", "in the thread"],
-)
+@pytest.mark.parametrize(("limits", "says"), [
+    (GrammarLimits(mask_seconds=-1), "and the limit of a token is -1"),
+    (GrammarLimits(answer_seconds=-1), "seconds in all, and the limit of an answer is -1"),
+    (GrammarLimits(answer_seconds=-1, slow_seconds=-1), "seconds in all, and the limit of an answer is -1"),
+], ids=["token", "answer", "in the thread"])  # fmt: skip
 def test_an_answer_beyond_the_limit_of_its_masks_fails_alone(
     make: Callable[..., Grammars], limits: GrammarLimits, says: str
 ) -> None:

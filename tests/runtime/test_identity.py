@@ -99,22 +99,13 @@ def in_eights(part: ModelSpec, backend: Any) -> tuple[ModelSpec, Any]:
     return part, backend
 
 
-@pytest.mark.parametrize(
-    ("device", "change"),
-    [
-        pytest.param("CPU", in_eights, id="padding"),
-        pytest.param(
-            "CPU",
-            lambda part, made: (part.on("CPU", DeviceConfig(properties={"SCHEDULING_CORE_TYPE": "ECORE_ONLY"})), made),
-            id="properties",
-        ),
-        pytest.param(
-            "NPU",
-            lambda part, made: (part.on("NPU", DeviceConfig(npu_max_prompt_tokens=2048)), made),
-            id="sizes of an NPU",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("device", "change"), [
+    pytest.param("CPU", in_eights, id="padding"),
+    pytest.param("CPU", lambda part, made: (part.on("CPU",
+     DeviceConfig(properties={"SCHEDULING_CORE_TYPE": "ECORE_ONLY"})), made), id="properties"),
+    pytest.param("NPU", lambda part, made: (part.on("NPU", DeviceConfig(npu_max_prompt_tokens=2048)), made),
+     id="sizes of an NPU"),
+])  # fmt: skip
 def test_a_cost_is_of_calls_that_were_timed(
     part: ModelSpec,
     monkeypatch: pytest.MonkeyPatch,

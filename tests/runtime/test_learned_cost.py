@@ -201,15 +201,11 @@ def plain_token_ids() -> list[int]:
     return World(NOISE).decode(drafted=False, num=LATER)[0]
 
 
-@pytest.mark.parametrize(
-    ("main", "draft"),
-    [
-        (CLEAN[0], times(CLEAN[1], lambda _: 5.0)),
-        (times(CLEAN[0], lambda rows: 3.0 if rows > 2 else 1.0), CLEAN[1]),
-        (times(CLEAN[0], lambda rows: 0.5 if rows > 2 else 1.0), CLEAN[1]),
-    ],
-    ids=["draft model five times too high", "rows too high", "rows too low"],
-)
+@pytest.mark.parametrize(("main", "draft"), [
+    (CLEAN[0], times(CLEAN[1], lambda _: 5.0)),
+    (times(CLEAN[0], lambda rows: 3.0 if rows > 2 else 1.0), CLEAN[1]),
+    (times(CLEAN[0], lambda rows: 0.5 if rows > 2 else 1.0), CLEAN[1]),
+], ids=["draft model five times too high", "rows too high", "rows too low"])  # fmt: skip
 def test_after_500_tokens_costs_are_as_good_as_clean_ones(main: PassCost, draft: PassCost) -> None:
     world = Healing(NOISE, main, draft)
     world.decode(num=500)

@@ -203,14 +203,11 @@ def with_open_heads(model: onnx.ModelProto) -> None:
             port.type.tensor_type.shape.dim[3].dim_param = "head_size"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (without_rows, "lacks rows_begin"),
-        (with_more_inputs, "asks for pixels"),
-        (with_open_heads, "leaves open how many heads"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (without_rows, "lacks rows_begin"),
+    (with_more_inputs, "asks for pixels"),
+    (with_open_heads, "leaves open how many heads"),
+])  # fmt: skip
 def test_other_graphs_are_refused(
     model: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], message: str
 ) -> None:
@@ -242,13 +239,10 @@ def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
         outrider.Engine(bundle, SMALL, tokenizer=ToyTokenizer())
 
 
-@pytest.mark.parametrize(
-    ("properties", "message"),
-    [
-        ({"PERFORMANCE_HINT": "LATENCY"}, "is for models in openvino, and these are in onnx"),
-        ({"session.intra_op.allow_spinning": "0"}, None),
-    ],
-)
+@pytest.mark.parametrize(("properties", "message"), [
+    ({"PERFORMANCE_HINT": "LATENCY"}, "is for models in openvino, and these are in onnx"),
+    ({"session.intra_op.allow_spinning": "0"}, None),
+])  # fmt: skip
 def test_properties_of_another_library_are_refused(
     tmp_path: Path, properties: dict[str, str], message: str | None
 ) -> None:

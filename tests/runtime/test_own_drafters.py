@@ -49,18 +49,15 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
     return load_toy(toy_bundle)
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [
-        lambda request: Draft([1] * request.limit),
-        lambda request: Draft([1] * (request.limit + 60)),
-        lambda request: Draft([1, 2, 10**9]),
-        lambda request: Draft([-1]),
-        lambda request: Draft([]),
-        lambda request: Draft([], parents=[]),
-        lambda request: Draft([10**9, 1], parents=[-1, -1]),
-    ],
-)
+@pytest.mark.parametrize("draft", [
+    lambda request: Draft([1] * request.limit),
+    lambda request: Draft([1] * (request.limit + 60)),
+    lambda request: Draft([1, 2, 10**9]),
+    lambda request: Draft([-1]),
+    lambda request: Draft([]),
+    lambda request: Draft([], parents=[]),
+    lambda request: Draft([10**9, 1], parents=[-1, -1]),
+])  # fmt: skip
 def test_any_draft_leaves_the_text_as_it_is(engine: outrider.Engine, draft: Callable[[Any], Draft]) -> None:
     own = Own(draft)
     engine.add_drafter("own", own)
@@ -156,24 +153,21 @@ def fail(*_: Any) -> Any:
     raise SystemExit("no more")
 
 
-@pytest.mark.parametrize(
-    ("member", "value", "rule"),
-    [
-        ("num_assistant_tokens", lambda: None, "is .*, not an integer from 0 to 64"),
-        ("num_assistant_tokens", lambda: 1000, "is .*, not an integer from 0 to 64"),
-        ("seconds", lambda: None, "is .*, not a finite number"),
-        ("seconds", lambda: float("nan"), "is .*, not a finite number"),
-        ("seconds", fail, r"raised SystemExit: no more\. Fix it"),
-        ("ahead_seconds", lambda: None, "is .*, not a finite number"),
-        ("requirements", lambda: ("hidden",), "is .*, not Requirements"),
-        ("reserve", lambda: lambda *_: None, "is .*, not True or False"),
-        ("reserve", lambda: fail, r"raised SystemExit: no more\. Fix it"),
-        ("propose", lambda: lambda _: None, "is .*, not a list of drafts"),
-        ("propose", lambda: lambda requests: (Draft([]) for _ in requests), "is .*, not a list of drafts"),
-        ("propose", lambda: fail, r"raised SystemExit: no more\. Fix it"),
-        ("observe", lambda: fail, r"raised SystemExit: no more\. Fix it"),
-    ],
-)
+@pytest.mark.parametrize(("member", "value", "rule"), [
+    ("num_assistant_tokens", lambda: None, "is .*, not an integer from 0 to 64"),
+    ("num_assistant_tokens", lambda: 1000, "is .*, not an integer from 0 to 64"),
+    ("seconds", lambda: None, "is .*, not a finite number"),
+    ("seconds", lambda: float("nan"), "is .*, not a finite number"),
+    ("seconds", fail, r"raised SystemExit: no more\. Fix it"),
+    ("ahead_seconds", lambda: None, "is .*, not a finite number"),
+    ("requirements", lambda: ("hidden",), "is .*, not Requirements"),
+    ("reserve", lambda: lambda *_: None, "is .*, not True or False"),
+    ("reserve", lambda: fail, r"raised SystemExit: no more\. Fix it"),
+    ("propose", lambda: lambda _: None, "is .*, not a list of drafts"),
+    ("propose", lambda: lambda requests: (Draft([]) for _ in requests), "is .*, not a list of drafts"),
+    ("propose", lambda: fail, r"raised SystemExit: no more\. Fix it"),
+    ("observe", lambda: fail, r"raised SystemExit: no more\. Fix it"),
+])  # fmt: skip
 def test_a_member_that_breaks_a_rule_is_named(
     engine: outrider.Engine, member: str, value: Callable[[], Any], rule: str
 ) -> None:

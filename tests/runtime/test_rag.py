@@ -129,15 +129,12 @@ def test_the_main_models_own_answer_is_lossless(engine: outrider.Engine) -> None
     assert drafted.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize(
-    ("question", "documents", "said"),
-    [
-        (" ", DOCUMENTS, "The question is empty"),
-        (QUESTION, [], "is not a list of texts with one at least"),
-        (QUESTION, "one text", "is not a list of texts"),
-        (QUESTION, ["a text", " "], "Document 1 is empty"),
-    ],
-)
+@pytest.mark.parametrize(("question", "documents", "said"), [
+    (" ", DOCUMENTS, "The question is empty"),
+    (QUESTION, [], "is not a list of texts with one at least"),
+    (QUESTION, "one text", "is not a list of texts"),
+    (QUESTION, ["a text", " "], "Document 1 is empty"),
+])  # fmt: skip
 def test_empty_input_is_refused(engine: outrider.Engine, question: str, documents: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said):
         SpeculativeRAG(engine, engine).answer(question, documents)

@@ -271,29 +271,26 @@ def test_a_record_of_an_earlier_version_is_not_read_as_never_accepted(tmp_path: 
     assert file.read() is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"rows": ()}, "rows that ascend"),
-        ({"rows": (0, 2)}, "rows that ascend"),
-        ({"rows": (2, 2)}, "rows that ascend"),
-        ({"rows": (2, 1 << 31)}, "rows that ascend"),
-        ({"rows": (2, 4, 8)}, "seconds for each number of rows"),
-        ({"near": (0.1,)}, "seconds for each number of rows"),
-        ({"near": (0.1, 0.0)}, "a call takes from"),
-        ({"near": (0.1, math.nan)}, "a call takes from"),
-        ({"far": (0.1, math.inf)}, "a call takes from"),
-        ({"far": (-0.1, 0.1)}, "a call takes from"),
-        ({"contexts": (-5, 999_999)}, "contexts of a cost ascend"),
-        ({"contexts": (256, 16)}, "contexts of a cost ascend"),
-        ({"contexts": (256, 1 << 40)}, "contexts of a cost ascend"),
-        ({"doubt": (0.1,)}, "a doubt for each number of rows"),
-        ({"doubt": (0.1, math.nan)}, "a doubt for each number of rows"),
-        ({"scale": 0.0}, "scale"),
-        ({"scale": math.nan}, "scale"),
-        ({"scale": math.inf}, "scale"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"rows": ()}, "rows that ascend"),
+    ({"rows": (0, 2)}, "rows that ascend"),
+    ({"rows": (2, 2)}, "rows that ascend"),
+    ({"rows": (2, 1 << 31)}, "rows that ascend"),
+    ({"rows": (2, 4, 8)}, "seconds for each number of rows"),
+    ({"near": (0.1,)}, "seconds for each number of rows"),
+    ({"near": (0.1, 0.0)}, "a call takes from"),
+    ({"near": (0.1, math.nan)}, "a call takes from"),
+    ({"far": (0.1, math.inf)}, "a call takes from"),
+    ({"far": (-0.1, 0.1)}, "a call takes from"),
+    ({"contexts": (-5, 999_999)}, "contexts of a cost ascend"),
+    ({"contexts": (256, 16)}, "contexts of a cost ascend"),
+    ({"contexts": (256, 1 << 40)}, "contexts of a cost ascend"),
+    ({"doubt": (0.1,)}, "a doubt for each number of rows"),
+    ({"doubt": (0.1, math.nan)}, "a doubt for each number of rows"),
+    ({"scale": 0.0}, "scale"),
+    ({"scale": math.nan}, "scale"),
+    ({"scale": math.inf}, "scale"),
+])  # fmt: skip
 def test_a_cost_checks_itself(change: dict[str, Any], message: str) -> None:
     whole: dict[str, Any] = {"rows": (2, 4), "near": (0.1, 0.2), "far": (0.2, 0.3)}
     PassCost(**whole)

@@ -60,15 +60,12 @@ def test_all_generators_are_there() -> None:
     assert {"pydantic", "msgspec", "zod 4", "zod-to-json-schema", "TypeBox", "schemars 0.8", "schemars 1"} <= kinds
 
 
-@pytest.mark.parametrize(
-    ("option", "text", "right"),
-    [
-        ("regex", "<call>ab", "<call>ab"),
-        ("grammar", 'start: "a" /<call>/ "b"', "a<call>b"),
-        ("json_schema", '{"const": "<call>ab"}', '"<call>ab"'),
-        ("json_schema", '{"const": "\\u003ccall>ab"}', '"<call>ab"'),
-    ],
-)
+@pytest.mark.parametrize(("option", "text", "right"), [
+    ("regex", "<call>ab", "<call>ab"),
+    ("grammar", 'start: "a" /<call>/ "b"', "a<call>b"),
+    ("json_schema", '{"const": "<call>ab"}', '"<call>ab"'),
+    ("json_schema", '{"const": "\\u003ccall>ab"}', '"<call>ab"'),
+])  # fmt: skip
 def test_the_text_of_a_special_token_can_be_forced(option: Any, text: str, right: str) -> None:
     """As other tokens: the special one was allowed alone, and not taken."""
     stored = json.loads(TOKENIZER.to_str())

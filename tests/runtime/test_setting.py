@@ -118,17 +118,14 @@ def test_a_small_gain_is_noise(
     assert choice_of(part).setting.precision == taken
 
 
-@pytest.mark.parametrize(
-    ("cores", "by_threads", "tried", "taken"),
-    [
-        ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
-        ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # stops when fewer threads are slower
-        ({"cores": 16}, {8: 0.97, 4: 0.1}, [0, 8], 0),  # 0.97 is within the noise
-        ({"performance": 6, "efficiency": 8}, {6: 0.7, 3: 1.1}, [0, 6, 3], 6),
-        ({"cores": 3}, {1: 0.1}, [0], 0),
-        ({"threads": 8}, {4: 0.1}, [0], 0),  # where nothing is known of cores
-    ],
-)
+@pytest.mark.parametrize(("cores", "by_threads", "tried", "taken"), [
+    ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
+    ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # stops when fewer threads are slower
+    ({"cores": 16}, {8: 0.97, 4: 0.1}, [0, 8], 0),  # 0.97 is within the noise
+    ({"performance": 6, "efficiency": 8}, {6: 0.7, 3: 1.1}, [0, 6, 3], 6),
+    ({"cores": 3}, {1: 0.1}, [0], 0),
+    ({"threads": 8}, {4: 0.1}, [0], 0),  # where nothing is known of cores
+])  # fmt: skip
 def test_fewer_threads_are_taken_where_they_are_faster(
     part: ModelSpec,
     processor: Callable[..., list[Setting]],
@@ -172,19 +169,14 @@ def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
 FEW_OF_FIVE = Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 5))  # calls of one row need five
 
 
-@pytest.mark.parametrize(
-    ("wide", "verdict"),
-    [
-        pytest.param(Kind(lambda rows: 10.0 + rows), "chosen", id="no padding"),
-        pytest.param(Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 2)), "chosen", id="two rows"),
-        pytest.param(Kind(lambda rows: 12.9 + rows), "exact", id="rounds are as fast as before"),
-        pytest.param(Kind(lambda rows: 10.0 + rows * (1 if rows < 50 else 1.1)), "exact", id="prompts are slower"),
-        pytest.param(
-            Kind(lambda rows: 5.0, kernels=FEW_OF_FIVE.kernels), "calls need as many rows", id="the same rows"
-        ),
-        pytest.param(Kind(lambda rows: 5.0, noise=1.0), "too far from f32", id="too far"),
-    ],
-)
+@pytest.mark.parametrize(("wide", "verdict"), [
+    pytest.param(Kind(lambda rows: 10.0 + rows), "chosen", id="no padding"),
+    pytest.param(Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 2)), "chosen", id="two rows"),
+    pytest.param(Kind(lambda rows: 12.9 + rows), "exact", id="rounds are as fast as before"),
+    pytest.param(Kind(lambda rows: 10.0 + rows * (1 if rows < 50 else 1.1)), "exact", id="prompts are slower"),
+    pytest.param(Kind(lambda rows: 5.0, kernels=FEW_OF_FIVE.kernels), "calls need as many rows", id="the same rows"),
+    pytest.param(Kind(lambda rows: 5.0, noise=1.0), "too far from f32", id="too far"),
+])  # fmt: skip
 def test_columns_are_appended_where_calls_need_fewer_rows_and_less_time(
     part: ModelSpec, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch, wide: Kind, verdict: str
 ) -> None:
@@ -202,13 +194,10 @@ def test_columns_are_appended_where_calls_need_fewer_rows_and_less_time(
     assert [each.columns for each in compiled] == [choice.setting.columns]
 
 
-@pytest.mark.parametrize(
-    ("can_append", "kind"),
-    [
-        pytest.param(False, FEW_OF_FIVE, id="no such products"),
-        pytest.param(True, Kind(FAST, kernels=lambda rows: int(rows < 2)), id="two rows are enough"),
-    ],
-)
+@pytest.mark.parametrize(("can_append", "kind"), [
+    pytest.param(False, FEW_OF_FIVE, id="no such products"),
+    pytest.param(True, Kind(FAST, kernels=lambda rows: int(rows < 2)), id="two rows are enough"),
+])  # fmt: skip
 def test_columns_are_tried_only_where_calls_are_padded_further(
     part: ModelSpec,
     processor: Callable[..., list[Setting]],
@@ -356,13 +345,10 @@ def test_rows_are_read_alone_where_that_makes_them_exact(
     assert found.exactness.rule == RowRule(sequence=Rounding(2), separate=True)
 
 
-@pytest.mark.parametrize(
-    ("milliseconds", "least"),
-    [
-        pytest.param(FAST, 2, id="two rows take the time of one"),
-        pytest.param(lambda rows: 10 + rows, 1, id="they do not"),
-    ],
-)
+@pytest.mark.parametrize(("milliseconds", "least"), [
+    pytest.param(FAST, 2, id="two rows take the time of one"),
+    pytest.param(lambda rows: 10 + rows, 1, id="they do not"),
+])  # fmt: skip
 def test_a_draft_model_reads_rows_alone_and_claims_nothing(
     part: ModelSpec,
     processor: Callable[..., list[Setting]],
@@ -461,16 +447,13 @@ def interrupt(_: str) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    ("instructions", "level", "tried"),
-    [
-        (("avx2", "avx512_fp16"), "", {"f32", "bf16"}),  # which widens f16
-        (("avx2", "amx_fp16"), "", {"f32", "bf16", "f16"}),
-        (("asimd", "asimdhp"), "", {"f32", "bf16", "f16"}),
-        (("avx2", "amx_fp16"), "AVX512_CORE_BF16", {"f32", "bf16"}),
-        (("avx2", "amx_fp16"), "avx2_vnni", {"f32"}),
-    ],
-)
+@pytest.mark.parametrize(("instructions", "level", "tried"), [
+    (("avx2", "avx512_fp16"), "", {"f32", "bf16"}),  # which widens f16
+    (("avx2", "amx_fp16"), "", {"f32", "bf16", "f16"}),
+    (("asimd", "asimdhp"), "", {"f32", "bf16", "f16"}),
+    (("avx2", "amx_fp16"), "AVX512_CORE_BF16", {"f32", "bf16"}),
+    (("avx2", "amx_fp16"), "avx2_vnni", {"f32"}),
+])  # fmt: skip
 def test_precisions_without_kernels_are_not_tried(
     part: ModelSpec, monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], level: str, tried: set[str]
 ) -> None:

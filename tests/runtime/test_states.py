@@ -596,14 +596,11 @@ def test_a_graph_that_stores_something_else_in_a_state_is_refused(kind: str, cha
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize(
-    ("states", "said"),
-    [
-        (("selective_ssm", "") * LAYERS, r"keep selective_ssm \(layers 0, 2\), and its graph has short_convolution"),
-        (("", "short_convolution") * LAYERS, r"keep short_convolution \(layers 1, 3\), .* \(layers 0, 2\)"),
-        ((), r"keep no states, and its graph has short_convolution \(layers 0, 2\)\. .* 'outrider export'"),
-    ],
-)
+@pytest.mark.parametrize(("states", "said"), [
+    (("selective_ssm", "") * LAYERS, r"keep selective_ssm \(layers 0, 2\), and its graph has short_convolution"),
+    (("", "short_convolution") * LAYERS, r"keep short_convolution \(layers 1, 3\), .* \(layers 0, 2\)"),
+    ((), r"keep no states, and its graph has short_convolution \(layers 0, 2\)\. .* 'outrider export'"),
+])  # fmt: skip
 def test_a_manifest_that_names_other_states_than_the_graph_s_is_refused(
     states: tuple[StateKind, ...], said: str, tmp_path: Path
 ) -> None:

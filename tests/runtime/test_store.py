@@ -147,17 +147,14 @@ def test_an_answer_that_is_not_what_was_written_is_found(tmp_path: Path, found: 
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"hello", "is no answer store. Name another file"),
-        (b"o", "is no answer store. Name another file"),
-        (b"outrider answers\x01\0\0", "is no answer store. Name another file"),
-        (b"SQLite format 3\0", "is no answer store. Name another file"),
-        (bytes(500), "is no answer store. Name another file"),
-        (b"outrider answers\x01\0\0\0" + bytes(32), "is no answer store of this version. Delete it, or name another"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (b"hello", "is no answer store. Name another file"),
+    (b"o", "is no answer store. Name another file"),
+    (b"outrider answers\x01\0\0", "is no answer store. Name another file"),
+    (b"SQLite format 3\0", "is no answer store. Name another file"),
+    (bytes(500), "is no answer store. Name another file"),
+    (b"outrider answers\x01\0\0\0" + bytes(32), "is no answer store of this version. Delete it, or name another"),
+])  # fmt: skip
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "answers.bin"
     path.write_bytes(content)
@@ -189,13 +186,10 @@ def test_a_foreign_database_is_refused_with_what_stands_beside_it(tmp_path: Path
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("PRAGMA user_version = 3", "is no answer store of this version. Delete it, or name another file"),
-        ("DROP TABLE answers", "answers.bin' is damaged: a table is missing. Delete it"),
-    ],
-)
+@pytest.mark.parametrize(("statement", "message"), [
+    ("PRAGMA user_version = 3", "is no answer store of this version. Delete it, or name another file"),
+    ("DROP TABLE answers", "answers.bin' is damaged: a table is missing. Delete it"),
+])  # fmt: skip
 def test_a_store_with_other_tables_is_refused(tmp_path: Path, statement: str, message: str) -> None:
     path = tmp_path / "answers.bin"
     filled(path, [[1]])

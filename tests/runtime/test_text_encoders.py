@@ -57,17 +57,14 @@ def test_a_long_text_is_cut_where_that_is_asked_for(embedder: Any) -> None:
         embedder.embed(["quick", text])
 
 
-@pytest.mark.parametrize(
-    ("texts", "options", "kind", "says"),
-    [
-        ([], {}, RequestError, "input is empty"),
-        (["a", " \n"], {}, RequestError, "input[1] is empty"),
-        ([[1, 10**9]], {}, RequestError, "input[0] is a list of token ids that no text has"),
-        ([[-1]], {}, RequestError, "input[0] is a list"),
-        (["a"], {"dimensions": WIDTH + 1}, OptionError, "dimensions=17 is not from 1 to 16"),
-        (["a"], {"dimensions": 0}, OptionError, "dimensions=0"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "options", "kind", "says"), [
+    ([], {}, RequestError, "input is empty"),
+    (["a", " \n"], {}, RequestError, "input[1] is empty"),
+    ([[1, 10**9]], {}, RequestError, "input[0] is a list of token ids that no text has"),
+    ([[-1]], {}, RequestError, "input[0] is a list"),
+    (["a"], {"dimensions": WIDTH + 1}, OptionError, "dimensions=17 is not from 1 to 16"),
+    (["a"], {"dimensions": 0}, OptionError, "dimensions=0"),
+])  # fmt: skip
 def test_what_cannot_be_embedded_is_said(
     embedder: Any, texts: Any, options: Any, kind: type[OutriderError], says: str
 ) -> None:
@@ -89,16 +86,13 @@ def test_documents_are_ranked(reranker: Any) -> None:
     assert equal == sorted(equal)
 
 
-@pytest.mark.parametrize(
-    ("query", "documents", "top_n", "says"),
-    [
-        ("", ["a"], None, "query='' is empty"),
-        ("a", [], None, "documents is empty"),
-        ("a", ["a", ""], None, "documents[1] is empty"),
-        ("a", ["quick " * 100], None, "documents[0] has"),
-        ("a", ["a"], 0, "top_n=0"),
-    ],
-)
+@pytest.mark.parametrize(("query", "documents", "top_n", "says"), [
+    ("", ["a"], None, "query='' is empty"),
+    ("a", [], None, "documents is empty"),
+    ("a", ["a", ""], None, "documents[1] is empty"),
+    ("a", ["quick " * 100], None, "documents[0] has"),
+    ("a", ["a"], 0, "top_n=0"),
+])  # fmt: skip
 def test_what_cannot_be_ranked_is_said(reranker: Any, query: str, documents: Any, top_n: Any, says: str) -> None:
     with pytest.raises(OutriderError) as caught:
         reranker.rerank(query, documents, top_n=top_n)

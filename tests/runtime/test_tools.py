@@ -316,25 +316,19 @@ def test_nothing_is_held_back_that_is_certain() -> None:
     assert stream.push("</tool_call>\nBye") == ["Bye"]
 
 
-@pytest.mark.parametrize(
-    ("template", "form"),
-    [
-        (TEMPLATE, HERMES),
-        ("{{ '[TOOL_CALLS] [' }}", MISTRAL),
-        ("Environment: ipython {{ '<|python_tag|>' }}", LLAMA),
-        (
-            'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
-            LLAMA,
-        ),
-        ("<tool_call>\n<function=name>\n<parameter=key>", QWEN_CODER),
-        ("<tool_call>\n<function=name>", None),
-        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", GLM),
-        ("<tool_call>{name}<arg_key>{key}</arg_key><arg_value>", GLM_IN_LINE),
-        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", MISTRAL_ARGS),
-        ("{{ message['content'] }}", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("template", "form"), [
+    (TEMPLATE, HERMES),
+    ("{{ '[TOOL_CALLS] [' }}", MISTRAL),
+    ("Environment: ipython {{ '<|python_tag|>' }}", LLAMA),
+    ('Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.', LLAMA),
+    ("<tool_call>\n<function=name>\n<parameter=key>", QWEN_CODER),
+    ("<tool_call>\n<function=name>", None),
+    ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", GLM),
+    ("<tool_call>{name}<arg_key>{key}</arg_key><arg_value>", GLM_IN_LINE),
+    ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", MISTRAL_ARGS),
+    ("{{ message['content'] }}", None),
+    ("", None),
+])  # fmt: skip
 def test_the_format_of_a_template(template: str, form: ToolFormat | None) -> None:
     assert ToolFormat.of_template(template) is form
 
@@ -584,14 +578,11 @@ def test_arguments_in_a_syntax_follow_their_schema(tmp_path: Path, form: ToolFor
         assert not allowed(written(**each)), each
 
 
-@pytest.mark.parametrize(
-    ("form", "schema", "place"),
-    [
-        (QWEN_CODER, {"properties": {"day": {"type": "string", "format": "date"}}}, "/properties/day/format"),
-        (QWEN_CODER, {"anyOf": []}, "/anyOf"),
-        (GEMMA, {"properties": {"day": {"type": "string", "pattern": "^[0-9]$"}}}, "/properties/day"),
-    ],
-)
+@pytest.mark.parametrize(("form", "schema", "place"), [
+    (QWEN_CODER, {"properties": {"day": {"type": "string", "format": "date"}}}, "/properties/day/format"),
+    (QWEN_CODER, {"anyOf": []}, "/anyOf"),
+    (GEMMA, {"properties": {"day": {"type": "string", "pattern": "^[0-9]$"}}}, "/properties/day"),
+])  # fmt: skip
 def test_what_a_syntax_cannot_be_held_to_is_left_out(form: ToolFormat, schema: Any, place: str) -> None:
     """And refused where the function is strict."""
     tools = [function_of(schema)]

@@ -43,21 +43,17 @@ def at(seconds: float) -> int:
     return FIRST_STAMP + round(seconds / 0.02)
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "pieces", "done", "said"),
-    [
-        ([at(0), A, at(0.4), at(0.4), B, at(0.7), at(0.7)], [(0, 0.4, [A]), (0.4, 0.7, [B])], 0.7, 6),
-        ([at(0), A, at(0.4), at(0.4), B], [(0, 0.4, [A])], 0.4, 3),  # B has no end: it is read again
-        ([at(0), A, at(0.4), at(0.5), B, at(0.8)], [(0, 0.4, [A]), (0.5, 0.8, [B])], 1.0, 6),
-        ([at(0.1), A, at(0.4)], [(0.1, 0.4, [A])], 1.0, 3),
-        ([at(0), A, B], [(0, 1.0, [A, B])], 1.0, 3),
-        ([A, B], [(0, 1.0, [A, B])], 1.0, 2),
-        ([at(0), at(0.4), at(0.4)], [], 0.4, 2),
-        ([at(0)], [], 1.0, 1),
-        ([], [], 1.0, 0),
-    ],
-    ids=["pair", "open", "single", "one", "no end", "no stamps", "nothing said", "only a stamp", "nothing"],
-)
+@pytest.mark.parametrize(("token_ids", "pieces", "done", "said"), [
+    ([at(0), A, at(0.4), at(0.4), B, at(0.7), at(0.7)], [(0, 0.4, [A]), (0.4, 0.7, [B])], 0.7, 6),
+    ([at(0), A, at(0.4), at(0.4), B], [(0, 0.4, [A])], 0.4, 3),  # B has no end: it is read again
+    ([at(0), A, at(0.4), at(0.5), B, at(0.8)], [(0, 0.4, [A]), (0.5, 0.8, [B])], 1.0, 6),
+    ([at(0.1), A, at(0.4)], [(0.1, 0.4, [A])], 1.0, 3),
+    ([at(0), A, B], [(0, 1.0, [A, B])], 1.0, 3),
+    ([A, B], [(0, 1.0, [A, B])], 1.0, 2),
+    ([at(0), at(0.4), at(0.4)], [], 0.4, 2),
+    ([at(0)], [], 1.0, 1),
+    ([], [], 1.0, 0),
+], ids=["pair", "open", "single", "one", "no end", "no stamps", "nothing said", "only a stamp", "nothing"])  # fmt: skip
 def test_a_window_ends_with_its_last_complete_segment(
     token_ids: list[int], pieces: list[tuple[float, float, list[int]]], done: float, said: int
 ) -> None:
@@ -163,21 +159,17 @@ def test_a_window_always_goes_on() -> None:
 GOOD, UNLIKELY, REPEATED = ([A], -0.2), ([B], -1.4), ([A] * 90, -0.1)
 
 
-@pytest.mark.parametrize(
-    ("attempts", "options", "temperatures"),
-    [
-        ([GOOD], {}, [0]),
-        ([UNLIKELY, REPEATED, GOOD], {}, [0, 0.2, 0.4]),
-        ([UNLIKELY] * 6, {}, [*FALLBACK_TEMPERATURES]),
-        ([UNLIKELY], {"logprob_threshold": None}, [0]),
-        ([REPEATED], {"compression_ratio_threshold": None}, [0]),
-        ([UNLIKELY], {"logprob_threshold": -1.5}, [0]),
-        ([UNLIKELY], {"temperature": 0}, [0]),
-        ([UNLIKELY, GOOD], {"temperature": [0.5, 0.7]}, [0.5, 0.7]),
-        ([REPEATED, UNLIKELY, GOOD], {"temperature": (0, 1, 0.3)}, [0, 1, 0.3]),
-    ],
-    ids=["good", "bad", "never good", "no logprob", "no ratio", "lower", "greedy", "sampled", "own order"],
-)
+@pytest.mark.parametrize(("attempts", "options", "temperatures"), [
+    ([GOOD], {}, [0]),
+    ([UNLIKELY, REPEATED, GOOD], {}, [0, 0.2, 0.4]),
+    ([UNLIKELY] * 6, {}, [*FALLBACK_TEMPERATURES]),
+    ([UNLIKELY], {"logprob_threshold": None}, [0]),
+    ([REPEATED], {"compression_ratio_threshold": None}, [0]),
+    ([UNLIKELY], {"logprob_threshold": -1.5}, [0]),
+    ([UNLIKELY], {"temperature": 0}, [0]),
+    ([UNLIKELY, GOOD], {"temperature": [0.5, 0.7]}, [0.5, 0.7]),
+    ([REPEATED, UNLIKELY, GOOD], {"temperature": (0, 1, 0.3)}, [0, 1, 0.3]),
+], ids=["good", "bad", "never good", "no logprob", "no ratio", "lower", "greedy", "sampled", "own order"])  # fmt: skip
 def test_windows_that_fail_are_tried_again(
     attempts: list[tuple[list[int], float]], options: dict[str, Any], temperatures: list[float]
 ) -> None:
@@ -205,18 +197,14 @@ def test_the_engines_temperature_is_the_only_one() -> None:
     assert script.temperatures == [0.7]
 
 
-@pytest.mark.parametrize(
-    ("no_speech", "average", "options", "text", "num_attempts", "num_asked"),
-    [
-        (0.7, -1.2, {}, "b", 1, 1),  # silence is not tried again
-        (0.5, -1.2, {}, "ab", 6, 6),
-        (0.9, -0.9, {}, "ab", 1, 0),  # a likely text is not doubted, and nobody asks
-        (0.7, -1.2, {"no_speech_threshold": None}, "ab", 6, 0),
-        (0.7, -1.2, {"no_speech_threshold": 0.8}, "ab", 6, 6),
-        (0.7, -0.1, {"logprob_threshold": None}, "", 1, 2),  # then silence alone decides, of both windows
-    ],
-    ids=["silence", "speech", "likely", "off", "higher", "no logprob"],
-)
+@pytest.mark.parametrize(("no_speech", "average", "options", "text", "num_attempts", "num_asked"), [
+    (0.7, -1.2, {}, "b", 1, 1),  # silence is not tried again
+    (0.5, -1.2, {}, "ab", 6, 6),
+    (0.9, -0.9, {}, "ab", 1, 0),  # a likely text is not doubted, and nobody asks
+    (0.7, -1.2, {"no_speech_threshold": None}, "ab", 6, 0),
+    (0.7, -1.2, {"no_speech_threshold": 0.8}, "ab", 6, 6),
+    (0.7, -0.1, {"logprob_threshold": None}, "", 1, 2),  # then silence alone decides, of both windows
+], ids=["silence", "speech", "likely", "off", "higher", "no logprob"])  # fmt: skip
 def test_silence_is_left_out(
     no_speech: float, average: float, options: dict[str, Any], text: str, num_attempts: int, num_asked: int
 ) -> None:
@@ -260,21 +248,17 @@ def test_a_long_prompt_is_cut_at_its_begin() -> None:
     assert script.prompts[1] == [PREVIOUS, *[*text, at(0.6)][-255:], *BEGIN]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"temperature": "hot"}, "temperature='hot' is neither a number"),
-        ({"temperature": []}, "temperature=\\[\\] is neither a number"),
-        ({"temperature": [0, True]}, "is neither a number"),
-        ({"no_speech_threshold": "much"}, "no_speech_threshold='much' is no number"),
-        ({"logprob_threshold": float("nan")}, "logprob_threshold=nan is no number"),
-        ({"timestamps": 1}, "timestamps=1 is neither True nor False"),
-        ({"timestamps": True, "without_timestamps": True}, "Leave out one"),
-        ({"temperature": [0, -1]}, "temperature=-1"),
-        ({"task": "sing"}, "task='sing' is not known"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"temperature": "hot"}, "temperature='hot' is neither a number"),
+    ({"temperature": []}, "temperature=\\[\\] is neither a number"),
+    ({"temperature": [0, True]}, "is neither a number"),
+    ({"no_speech_threshold": "much"}, "no_speech_threshold='much' is no number"),
+    ({"logprob_threshold": float("nan")}, "logprob_threshold=nan is no number"),
+    ({"timestamps": 1}, "timestamps=1 is neither True nor False"),
+    ({"timestamps": True, "without_timestamps": True}, "Leave out one"),
+    ({"temperature": [0, -1]}, "temperature=-1"),
+    ({"task": "sing"}, "task='sing' is not known"),
+], ids=str)  # fmt: skip
 def test_wrong_options_get_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message) as error:
         Scripted([]).run(1, **options)
@@ -296,15 +280,11 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"timestamps": True},
-        {"logprob_threshold": -0.7, "temperature": (0.0, 0.4, 0.8)},  # some windows fail
-        {"condition_on_previous_text": True},
-    ],
-    ids=["timestamps", "fallback", "previous"],
-)
+@pytest.mark.parametrize("options", [
+    {"timestamps": True},
+    {"logprob_threshold": -0.7, "temperature": (0.0, 0.4, 0.8)},  # some windows fail
+    {"condition_on_previous_text": True},
+], ids=["timestamps", "fallback", "previous"])  # fmt: skip
 def test_drafted_is_plain(listener: Engine, tmp_path: Path, options: dict[str, Any]) -> None:
     """So windows begin at the same places, fail the same thresholds and are sampled with the same noise."""
     assert listener.main.capabilities.bit_exact_batching

@@ -335,15 +335,12 @@ def test_a_chain_has_the_parts_of_its_tree(size: int) -> None:
         assert chain.before(i + 1) == tree.before(i + 1)
 
 
-@pytest.mark.parametrize(
-    ("parents", "message"),
-    [
-        ([-1], "A draft of 2 tokens has 1 parents. Give one for each token"),
-        ([0, -1], r"parents=\[0, -1\], where token 0 follows token 0. Let each token follow one before it"),
-        ([-1, 2], "where token 1 follows token 2"),
-        ([-2, 0], "where token 0 follows token -2"),
-    ],
-)
+@pytest.mark.parametrize(("parents", "message"), [
+    ([-1], "A draft of 2 tokens has 1 parents. Give one for each token"),
+    ([0, -1], r"parents=\[0, -1\], where token 0 follows token 0. Let each token follow one before it"),
+    ([-1, 2], "where token 1 follows token 2"),
+    ([-2, 0], "where token 0 follows token -2"),
+])  # fmt: skip
 def test_what_is_no_tree_is_refused(parents: list[int], message: str) -> None:
     with pytest.raises(DrafterError, match=message):
         Draft([1, 2], parents=parents)

@@ -203,15 +203,12 @@ class Scripted(FakeBackend):
         return np.eye(self.vocab_size, dtype=np.float32)[self.script[len(token_ids) % len(self.script)]]
 
 
-@pytest.mark.parametrize(
-    ("script", "limit", "expected"),
-    [
-        ([8, 8, 8], 3, [1, 2, 1]),  # "bab" three times, cut to three
-        ([8, 7, 8], 3, [1, 2, 7]),  # nothing after an end
-        ([9, 9, 9], 3, []),  # a special token that the main model does not have
-        ([5, 8, 8], 1, []),  # half a character
-    ],
-)
+@pytest.mark.parametrize(("script", "limit", "expected"), [
+    ([8, 8, 8], 3, [1, 2, 1]),  # "bab" three times, cut to three
+    ([8, 7, 8], 3, [1, 2, 7]),  # nothing after an end
+    ([9, 9, 9], 3, []),  # a special token that the main model does not have
+    ([5, 8, 8], 1, []),  # half a character
+])  # fmt: skip
 def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[int]) -> None:
     draft = [b"a", b"b", b"ab", "é".encode(), b"-", b"\xc3", b" a", b"<end>", b"bab", b"<|other|>"]
     token_map = token_map_of(MAIN, draft, shared=False)

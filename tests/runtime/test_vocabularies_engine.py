@@ -54,15 +54,12 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_engine(bundle, pair.get("draft_tokens", LETTERS))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"repetition_penalty": 1.3, "banned_token_ids": [3, 4]},
-        {"temperature": 1.0, "seed": 2},
-        {"temperature": 0.7, "top_p": 0.9, "seed": 3},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {},
+    {"repetition_penalty": 1.3, "banned_token_ids": [3, 4]},
+    {"temperature": 1.0, "seed": 2},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 3},
+])  # fmt: skip
 def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options: dict[str, Any]) -> None:
     plain = engine.generate(PROMPT, drafter=None, max_new_tokens=60, ignore_eos=True, **options)
     for n in (1, 3, 6):
@@ -124,17 +121,13 @@ def cut(tmp_path: Path) -> Bundle:
     return save_toy_bundle(tmp_path / "pair", vocab_size=16, **options)
 
 
-@pytest.mark.parametrize(
-    ("token_ids", "message"),
-    [
-        (np.arange(7, dtype=np.int32), r"proposed.npy is int32 \[7\] and has to be int32 \[8\], an id for each logit"),
-        (np.arange(8), r"is int64 \[8\] and has to be int32"),
-        (np.arange(9, 17, dtype=np.int32), "has ids from 9 to 16; they go from 0 to 15"),
-        (np.arange(-1, 7, dtype=np.int32), "has ids from -1 to 6; they go from 0 to 15"),
-        (np.array([0, 1, 2, 3, 4, 5, 6, 6], dtype=np.int32), "has ids that do not ascend"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("token_ids", "message"), [
+    (np.arange(7, dtype=np.int32), r"proposed.npy is int32 \[7\] and has to be int32 \[8\], an id for each logit"),
+    (np.arange(8), r"is int64 \[8\] and has to be int32"),
+    (np.arange(9, 17, dtype=np.int32), "has ids from 9 to 16; they go from 0 to 15"),
+    (np.arange(-1, 7, dtype=np.int32), "has ids from -1 to 6; they go from 0 to 15"),
+    (np.array([0, 1, 2, 3, 4, 5, 6, 6], dtype=np.int32), "has ids that do not ascend"),
+], ids=str)  # fmt: skip
 def test_proposed_ids_that_do_not_fit_are_refused(cut: Bundle, token_ids: Any, message: str) -> None:
     np.save(cut.folder / "draft" / "proposed.npy", token_ids)
     rewrite(cut)
@@ -167,18 +160,14 @@ def pair(tmp_path: Path) -> Callable[[Way], Bundle]:
     )
 
 
-@pytest.mark.parametrize(
-    ("to_main", "message"),
-    [
-        (np.zeros(11, np.int32), r"to_main.npy is int32 \[11\] and has to be int32 \[12\]"),
-        (np.zeros(12, np.int64), r"is int64 \[12\] and has to be int32"),
-        (np.full(12, 16, np.int32), "has ids from 16 to 16; they go from −1 to 15"),
-        (np.full(12, -2, np.int32), "has ids from -2 to -2"),
-        (np.full(12, -1, np.int32), "to_main.npy has no token in common"),
-        (np.array([{}] * 12), r"is object \[12\] and has to be int32"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("to_main", "message"), [
+    (np.zeros(11, np.int32), r"to_main.npy is int32 \[11\] and has to be int32 \[12\]"),
+    (np.zeros(12, np.int64), r"is int64 \[12\] and has to be int32"),
+    (np.full(12, 16, np.int32), "has ids from 16 to 16; they go from −1 to 15"),
+    (np.full(12, -2, np.int32), "has ids from -2 to -2"),
+    (np.full(12, -1, np.int32), "to_main.npy has no token in common"),
+    (np.array([{}] * 12), r"is object \[12\] and has to be int32"),
+], ids=str)  # fmt: skip
 def test_a_map_that_does_not_fit_is_refused(pair: Any, to_main: Any, message: str) -> None:
     bundle = pair("intersection")
     np.save(bundle.folder / "draft" / "to_main.npy", to_main)
@@ -196,14 +185,11 @@ def test_token_bytes_that_do_not_fit_are_refused(pair: Any, content: bytes) -> N
         make_engine(read_bundle(bundle.folder), DRAFTS["partial"])
 
 
-@pytest.mark.parametrize(
-    ("way", "path"),
-    [
-        ("intersection", "draft/to_main.npy"),
-        ("intersection", "tokenizer/token_bytes.msgpack"),
-        ("text", "draft-tokenizer/token_bytes.msgpack"),
-    ],
-)
+@pytest.mark.parametrize(("way", "path"), [
+    ("intersection", "draft/to_main.npy"),
+    ("intersection", "tokenizer/token_bytes.msgpack"),
+    ("text", "draft-tokenizer/token_bytes.msgpack"),
+])  # fmt: skip
 def test_what_is_not_there_is_named(pair: Any, way: Way, path: str) -> None:
     bundle = pair(way)
     (bundle.folder / path).unlink()

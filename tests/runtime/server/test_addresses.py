@@ -75,13 +75,10 @@ def test_the_server_s_properties(http: httpx.Client, engine: outrider.Engine) ->
     assert not any(slot["is_processing"] for slot in http.get("/slots").json())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/chat/completions", "/v1/v1/chat/completions", "/v1//chat/completions", "//v1/chat/completions/",
-        "/api/v1/chat/completions", "/responses", "/v1/v1/messages", "/v1/api/chat",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("path", [
+    "/chat/completions", "/v1/v1/chat/completions", "/v1//chat/completions", "//v1/chat/completions/",
+    "/api/v1/chat/completions", "/responses", "/v1/v1/messages", "/v1/api/chat",
+])  # fmt: skip
 def test_base_urls_are_as_users_write_them(http: httpx.Client, path: str) -> None:
     """With the version twice or not at all, and with slashes too many."""
     given = {"input": "Hi"} if "responses" in path else {"messages": MESSAGES, "max_tokens": 1}

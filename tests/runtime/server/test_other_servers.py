@@ -87,27 +87,24 @@ def test_the_fields_that_are_asked_for(http: httpx.Client) -> None:
     assert made.keys() == {"content", "timings/prompt_n", "tokens_cached"}
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "says"),
-    [
-        ("/completion", {"prompt": [1, "x"]}, "A prompt of texts and token ids in one"),
-        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["y"]}}, "Send them to /v1/chat"),
-        ("/completion", {"prompt": "x", "samplers": ["top_k", "mirostat"]}, "'samplers' is not supported"),
-        ("/completion", {"prompt": "x", "samplers": ["top_k"], "temperature": 1}, "'samplers' is not supported"),
-        ("/completion", {"prompt": "x", "n_indent": 4, "stream": True}, "n_indent is not supported in a stream"),
-        ("/completion", {"prompt": "x", "n_indent": "4"}, "'n_indent' is not a number"),
-        ("/completion", {"prompt": "x", "n_predictt": 4}, "There is no field 'n_predictt'"),
-        ("/completion", {"n_predict": 4}, "'prompt'"),
-        ("/infill", {"input_prefix": 5}, "'input_prefix' is not a text"),
-        ("/infill", {"input_extra": [{"text": 5}]}, r"'input_extra\[0\].text' is not a text"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix needs a model with tokens"),
-        ("/api/v1/chat", {"input": "a", "integrations": ["mcp/x"]}, "'integrations' is not supported"),
-        ("/api/v1/chat", {"input": "a", "tools": []}, "There is no field 'tools' in LM Studio's API"),
-        ("/api/v1/chat", {"input": [{"type": "audio"}]}, r"'input\[0\]' is no item"),
-        ("/api/v1/chat", {"input": "a", "previous_response_id": "resp_x"}, "There is no response 'resp_x'"),
-        ("/api/v1/models/load", {"model": "tiny", "gpu": 1}, "There is no field 'gpu'"),
-    ],
-)
+@pytest.mark.parametrize(("path", "fields", "says"), [
+    ("/completion", {"prompt": [1, "x"]}, "A prompt of texts and token ids in one"),
+    ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["y"]}}, "Send them to /v1/chat"),
+    ("/completion", {"prompt": "x", "samplers": ["top_k", "mirostat"]}, "'samplers' is not supported"),
+    ("/completion", {"prompt": "x", "samplers": ["top_k"], "temperature": 1}, "'samplers' is not supported"),
+    ("/completion", {"prompt": "x", "n_indent": 4, "stream": True}, "n_indent is not supported in a stream"),
+    ("/completion", {"prompt": "x", "n_indent": "4"}, "'n_indent' is not a number"),
+    ("/completion", {"prompt": "x", "n_predictt": 4}, "There is no field 'n_predictt'"),
+    ("/completion", {"n_predict": 4}, "'prompt'"),
+    ("/infill", {"input_prefix": 5}, "'input_prefix' is not a text"),
+    ("/infill", {"input_extra": [{"text": 5}]}, r"'input_extra\[0\].text' is not a text"),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix needs a model with tokens"),
+    ("/api/v1/chat", {"input": "a", "integrations": ["mcp/x"]}, "'integrations' is not supported"),
+    ("/api/v1/chat", {"input": "a", "tools": []}, "There is no field 'tools' in LM Studio's API"),
+    ("/api/v1/chat", {"input": [{"type": "audio"}]}, r"'input\[0\]' is no item"),
+    ("/api/v1/chat", {"input": "a", "previous_response_id": "resp_x"}, "There is no response 'resp_x'"),
+    ("/api/v1/models/load", {"model": "tiny", "gpu": 1}, "There is no field 'gpu'"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_refused(http: httpx.Client, path: str, fields: dict[str, Any], says: str) -> None:
     answer = http.post(path, json=fields)
     assert answer.status_code == 400

@@ -172,19 +172,16 @@ def test_wrong_use_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
     assert "nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--max-body", "nan"], "'--max-body': nan is not a number"),
-        (["--max-body", "inf"], "'--max-body': inf is not in the range"),
-        (["--timeout", "nan"], "'--timeout': nan is not a number"),
-        (["--timeout", "inf"], "'--timeout': inf is not a number"),
-        (["--idle-minutes", "nan"], "'--idle-minutes': nan is not a number"),
-        (["--num-threads", "100000000"], "num_threads=100000000 is not an integer from 0 to 1024"),
-        (["--drafter", "sufix"], "has no drafter 'sufix'. Did you mean 'suffix'?"),
-        (["--drafter", "draft"], "has no drafter 'draft'. Known: auto, ngram, none, suffix."),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--max-body", "nan"], "'--max-body': nan is not a number"),
+    (["--max-body", "inf"], "'--max-body': inf is not in the range"),
+    (["--timeout", "nan"], "'--timeout': nan is not a number"),
+    (["--timeout", "inf"], "'--timeout': inf is not a number"),
+    (["--idle-minutes", "nan"], "'--idle-minutes': nan is not a number"),
+    (["--num-threads", "100000000"], "num_threads=100000000 is not an integer from 0 to 1024"),
+    (["--drafter", "sufix"], "has no drafter 'sufix'. Did you mean 'suffix'?"),
+    (["--drafter", "draft"], "has no drafter 'draft'. Known: auto, ngram, none, suffix."),
+])  # fmt: skip
 def test_numbers_and_names_that_no_server_can_use(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:

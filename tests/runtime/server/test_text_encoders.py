@@ -100,24 +100,21 @@ def test_models_say_what_they_are(encoding: Live) -> None:
     assert httpx.get(f"{encoding.url}/v1/models/bge").json()["max_model_len"] == LENGTH
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param", "says"),
-    [
-        ("/v1/embeddings", {"model": "bge"}, 400, None, "missing required field `input`"),
-        ("/v1/embeddings", {"input": ""}, 400, "input", "input[0] is empty. Leave it out."),
-        ("/v1/embeddings", {"input": []}, 400, None, "input is empty"),
-        ("/v1/embeddings", {"input": ["a", LONG]}, 400, "input", "input[1] has"),
-        ("/v1/embeddings", {"input": ["a", 1]}, 400, "input", "texts and token ids"),
-        ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "input", "Send at most 2,048"),
-        ("/v1/embeddings", {"input": "a", "dimensions": 99}, 400, "dimensions", "dimensions=99"),
-        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 400, "encoding_format", "'hex'"),
-        ("/v1/rerank", {"query": "a", "documents": []}, 400, "documents", "length >= 1"),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n", ">= 1"),
-        ("/v1/rerank", {"query": " ", "documents": ["b"]}, 400, "query", "is empty"),
-        ("/v1/chat/completions", {"model": "bge", "messages": [{"role": "user", "content": "Hi"}]}, 404, "model",
-         "There is no model 'bge' that writes."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("path", "body", "status", "param", "says"), [
+    ("/v1/embeddings", {"model": "bge"}, 400, None, "missing required field `input`"),
+    ("/v1/embeddings", {"input": ""}, 400, "input", "input[0] is empty. Leave it out."),
+    ("/v1/embeddings", {"input": []}, 400, None, "input is empty"),
+    ("/v1/embeddings", {"input": ["a", LONG]}, 400, "input", "input[1] has"),
+    ("/v1/embeddings", {"input": ["a", 1]}, 400, "input", "texts and token ids"),
+    ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "input", "Send at most 2,048"),
+    ("/v1/embeddings", {"input": "a", "dimensions": 99}, 400, "dimensions", "dimensions=99"),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 400, "encoding_format", "'hex'"),
+    ("/v1/rerank", {"query": "a", "documents": []}, 400, "documents", "length >= 1"),
+    ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, 400, "top_n", ">= 1"),
+    ("/v1/rerank", {"query": " ", "documents": ["b"]}, 400, "query", "is empty"),
+    ("/v1/chat/completions", {"model": "bge", "messages": [{"role": "user", "content": "Hi"}]}, 404, "model",
+     "There is no model 'bge' that writes."),
+])  # fmt: skip
 def test_bad_requests_are_refused_by_name(
     encoding: Live, path: str, body: dict[str, Any], status: int, param: str | None, says: str
 ) -> None:
