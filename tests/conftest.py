@@ -144,11 +144,8 @@ def smollm2_onnx(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 # Main and draft model: each backend for both, and each beside the other.
 FORMATS: list[tuple[Format, Format]] = [
-    ("openvino", "openvino"),
-    ("onnx", "onnx"),
-    ("openvino", "onnx"),
-    ("onnx", "openvino"),
-]
+    ("openvino", "openvino"), ("onnx", "onnx"), ("openvino", "onnx"), ("onnx", "openvino"),
+]  # fmt: skip
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

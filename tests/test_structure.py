@@ -24,18 +24,9 @@ BENCH = ROOT / "bench" / "outrider_bench"
 
 # From the top down: a module imports what stands below it, never what stands above or beside it.
 LAYERS = [
-    {"cli"},
-    {"server", "rag"},
-    {"engine", "testing", "tools"},
-    {"drafters"},
-    {"decoding"},
-    {"models"},
-    {"inputs"},
-    {"tokens"},
-    {"config", "bundle", "types"},
-    {"system"},
-    {"errors"},
-]
+    {"cli"}, {"server", "rag"}, {"engine", "testing", "tools"}, {"drafters"}, {"decoding"}, {"models"}, {"inputs"},
+    {"tokens"}, {"config", "bundle", "types"}, {"system"}, {"errors"},
+]  # fmt: skip
 EXPORT_LAYERS = [
     {"distill"},
     {"bundles"},

@@ -344,11 +344,8 @@ def test_weights_are_compressed(tmp_path: Path, weights: str, largest: float) ->
     matrix = rng.normal(0, rng.uniform(0.001, 30, (80, 1)), (80, 96)).astype(np.float32)
     matrix[3], matrix[4], matrix[5] = 0, np.abs(matrix[4]) + 5, 1e-9
     tensors = {
-        "fc.weight": matrix,
-        "fc.bias": matrix[0],
-        "small.weight": matrix[:8, :8],
-        "rms_norm_eps": np.ones(1, "f4"),
-    }
+        "fc.weight": matrix, "fc.bias": matrix[0], "small.weight": matrix[:8, :8], "rms_norm_eps": np.ones(1, "f4"),
+    }  # fmt: skip
     container.write(tmp_path / "openvino_model.xml", tensors, {}, weights)
     read = HeadWeights.read(ov.Core(), tmp_path / "openvino_model.xml", None)
     made: dict[str, Any] = {}

@@ -77,13 +77,8 @@ def test_inspect_prints_what_is_inside(bundle: Path, capsys: pytest.CaptureFixtu
     assert run(["inspect", str(bundle), "--check"]) == 0
     text = capsys.readouterr().out
     for part in (
-        "plain.gguf",
-        "qwen2",
-        "Q8_0",
-        "404 tokens, padded to 448",
-        "token 400 or 402",
-        "tokenizer/tokenizer.json",
-    ):
+        "plain.gguf", "qwen2", "Q8_0", "404 tokens, padded to 448", "token 400 or 402", "tokenizer/tokenizer.json",
+    ):  # fmt: skip
         assert part in text
     assert "All 8 files have the sha256 of the manifest." in text
 
@@ -97,13 +92,8 @@ def test_inspect_reads_the_header_of_a_gguf_file(
     assert run(["inspect", str(gguf_file)]) == 0
     printed = capsys.readouterr().out
     for text in (
-        "nothing was converted",
-        "qwen2, ",
-        "Q8_0 (",
-        "gpt2 qwen2",
-        "chat template",
-        "without PyTorch",
-    ):
+        "nothing was converted", "qwen2, ", "Q8_0 (", "gpt2 qwen2", "chat template", "without PyTorch",
+    ):  # fmt: skip
         assert text in printed
     assert run(["inspect", str(gguf_file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -271,16 +271,12 @@ def test_what_cannot_be_exported_is_said(t5: Path, whisper: Path, tied: Path, tm
     from outrider_export import export_bundle
 
     for sources, options, message in (
-        (
-            (t5,),
-            {"format": "onnx"},
-            "'T5ForConditionalGeneration', which is not converted to ONNX",
-        ),
+        ((t5,), {"format": "onnx"}, "'T5ForConditionalGeneration', which is not converted to ONNX"),
         ((t5, tied), {}, "no encoder-decoder model"),
         ((tied, t5), {}, "of the same kind"),
         ((t5, whisper), {}, "another vocabulary"),
         ((t5, t5), {"draft_vocab": 50}, "not for encoder-decoder"),
-    ):
+    ):  # fmt: skip
         with pytest.raises(OutriderError, match=message):
             export_bundle(*sources, output=tmp_path / "out", **options)
     shutil.copytree(whisper, tmp_path / "bare", ignore=shutil.ignore_patterns("preprocessor_config.json"))

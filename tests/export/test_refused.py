@@ -131,11 +131,8 @@ def test_a_window_that_an_unknown_model_may_not_use_is_not_promised() -> None:
 def test_longrope_gets_one_set_of_frequencies() -> None:
     """With two, a row would depend on whether another row of its call is after the limit."""
     rope = {
-        "rope_type": "longrope",
-        "short_factor": [1.0],
-        "long_factor": [2.0],
-        "original_max_position_embeddings": 64,
-    }
+        "rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 64,
+    }  # fmt: skip
     rope |= {"short_mscale": 1.1, "long_mscale": 1.2}
     assert settle_positions(SimpleNamespace(rope_parameters=rope)) == {"context_length": 64}
     assert rope["long_factor"] == [1.0]

@@ -165,11 +165,7 @@ def test_a_damaged_recurrence_is_named(name: str, shape: Any, says: str, reads_i
     save_file(weights, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((reads_images[1] / "config.json").read_bytes())
     job = {
-        "model": str(tmp_path),
-        "gguf": False,
-        "weights": "int8",
-        "format": "openvino",
-        "output": str(tmp_path / "ir"),
-    }
+        "model": str(tmp_path), "gguf": False, "weights": "int8", "format": "openvino", "output": str(tmp_path / "ir"),
+    }  # fmt: skip
     with pytest.raises(ExportError, match=says):
         convert(job, Recorder())

@@ -40,11 +40,8 @@ RESPONSE = {
 }
 COMPLETION = {"model": "tiny", "max_tokens": 1, "prompt": ["Hi"], "regex": "a+"}
 BODIES = [
-    ("chat/completions", CHAT),
-    ("chat/completions", FORMAT),
-    ("responses", RESPONSE),
-    ("completions", COMPLETION),
-]
+    ("chat/completions", CHAT), ("chat/completions", FORMAT), ("responses", RESPONSE), ("completions", COMPLETION),
+]  # fmt: skip
 MESSAGES = {  # Anthropic's
     "model": "tiny",
     "max_tokens": 1,

@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
 # What the policy forbids is said by events too.
 WATCH = "addEventListener('securitypolicyviolation', (event) => console.error('policy', event.violatedDirective))"
 # Keeps the bodies of responses, which the protocol does not have once a page has read them piece by piece.

@@ -10,15 +10,9 @@ _NORMALIZED = {"accessorise": "accessorize", "colour": "color", "centre": "cente
 _EXTRA_IDS = 100  # T5's <extra_id_99> to <extra_id_0>, after its pieces
 # What T5's normaliser replaces, of some thousand rules: ligatures, signs, composed forms, spaces.
 _RULES = {
-    "\ufb01": "fi",
-    "\u212b": "\u00c5",
-    "e\u0301": "\u00e9",
-    "\u2026": "...",
-    "\u00a0": " ",
-    "\n": " ",
-    "\r": " ",
+    "\ufb01": "fi", "\u212b": "\u00c5", "e\u0301": "\u00e9", "\u2026": "...", "\u00a0": " ", "\n": " ", "\r": " ",
     "\t": " ",
-}
+}  # fmt: skip
 
 
 def edit(path: Path, **changes: Any) -> None:

@@ -177,17 +177,8 @@ def test_limits_do_not_rest_on_pythons_own(monkeypatch: pytest.MonkeyPatch) -> N
 
     def work() -> None:
         for name in (
-            "macro",
-            "recursive loop",
-            "block",
-            "nots",
-            "brackets",
-            "lists",
-            "signs",
-            "chain",
-            "filters",
-            "blocks",
-        ):
+            "macro", "recursive loop", "block", "nots", "brackets", "lists", "signs", "chain", "filters", "blocks",
+        ):  # fmt: skip
             try:
                 render(BEYOND[name])
             except RequestError:

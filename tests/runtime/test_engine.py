@@ -358,12 +358,9 @@ def test_references_are_read_once(toy_bundle: Bundle) -> None:
     engine.generate([1, 2], num_assistant_tokens=0, references=["four"], max_new_tokens=2)
     engine.add_drafter("own", Suffix())
     unread: list[dict[str, Any]] = [
-        {"drafter": "ngram"},
-        {"drafter": "draft"},
-        {"drafter": "own"},
-        {"num_assistant_tokens": 3},
+        {"drafter": "ngram"}, {"drafter": "draft"}, {"drafter": "own"}, {"num_assistant_tokens": 3},
         {"assistant_confidence_threshold": 0.4},
-    ]
+    ]  # fmt: skip
     for options in unread:
         with pytest.raises(outrider.OptionError, match="references are not read with .* Use drafter='suffix', or"):
             engine.generate([1, 2], references=["four"], **options)

@@ -84,11 +84,8 @@ def make_request(
 ) -> Answer:
     options |= {"temperature": 0.0 if sampling == "greedy" else 1.0}
     fields: dict[str, Any] = {
-        "verifier": VERIFIERS[sampling],
-        "noise": Noise(3),
-        "max_new_tokens": 30,
-        "ahead": overlap,
-    }
+        "verifier": VERIFIERS[sampling], "noise": Noise(3), "max_new_tokens": 30, "ahead": overlap,
+    }  # fmt: skip
     fields |= {"num_assistant_tokens": n} if drafter else {}
     return new_request(prompt, drafter, options, eos_token_ids=frozenset(eos), **fields)
 

@@ -29,14 +29,9 @@ from outrider_bench.verify.exact import chi_square_p_value
 
 # For each token the one that it follows. The last two are not in order of depth.
 SHAPES = [
-    [-1, -1],
-    [-1, -1, -1],
-    [-1, 0, 1],
-    [-1, -1, 0, 0, 1, 1],
-    [-1, 0, 0, 1, 1, 2],
-    [-1, 0, -1, 1, 2, 0],
+    [-1, -1], [-1, -1, -1], [-1, 0, 1], [-1, -1, 0, 0, 1, 1], [-1, 0, 0, 1, 1, 2], [-1, 0, -1, 1, 2, 0],
     [-1, 0, 1, 0, -1, 4],
-]
+]  # fmt: skip
 MATCHING = [Greedy(), Coupled()]
 REJECTION = [TokenRejection(), BlockRejection()]
 

@@ -104,12 +104,8 @@ def test_every_sampling_mode_has_a_verifier_and_says_whether_it_is_lossless() ->
 @pytest.mark.parametrize("sampling", LOSSY)
 def test_lossy_answers_say_so(toy_engine: outrider.Engine, sampling: str) -> None:
     options: dict[str, Any] = {
-        "temperature": 1.0,
-        "max_new_tokens": 30,
-        "seed": 0,
-        "ignore_eos": True,
-        "num_assistant_tokens": 3,
-    }
+        "temperature": 1.0, "max_new_tokens": 30, "seed": 0, "ignore_eos": True, "num_assistant_tokens": 3,
+    }  # fmt: skip
     lossy = toy_engine.generate("abc", sampling=sampling, acceptance_threshold=0.01, **options)
     exact = toy_engine.generate("abc", sampling="rejection", **options)
     assert not lossy.lossless

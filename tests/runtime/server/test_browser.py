@@ -360,16 +360,9 @@ def test_html_of_a_model_stays_text(page: Page, drafts: bool) -> None:
 
 def test_drafts_keep_markdown_and_the_spacing_of_code(page: Page) -> None:
     pieces = [
-        "Some **bo",
-        "ld** and `co",
-        "de`.\n\n1. on",
-        "e\n   - in",
-        "ner\n\n```py",
-        "thon\nif a:\n  ",
-        "  b\n``",
-        "`",
+        "Some **bo", "ld** and `co", "de`.\n\n1. on", "e\n   - in", "ner\n\n```py", "thon\nif a:\n  ", "  b\n``", "`",
         "",
-    ]
+    ]  # fmt: skip
     shapes = []
     for drafts in (True, False):
         page.get_by_role("switch", name="Show drafts").set_checked(drafts)

@@ -18,12 +18,9 @@ POLICY = {
     "trusted-types 'none'",
 }  # fmt: skip
 TYPES = {
-    "": "text/html; charset=utf-8",
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+    "": "text/html; charset=utf-8", ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml",
+}  # fmt: skip
 UNSAFE = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|\bon\w+=\"|<style|style=\""
 
 

@@ -123,11 +123,8 @@ def test_a_grammar_begins_after_the_reasoning(thinker: Live, monkeypatch: pytest
     form = ReasoningFormat("toy", "<think>", "<tool_call>")
     monkeypatch.setattr(formats, "_of_template", lambda template: form if "<think>" in template else None)
     schema = {
-        "type": "object",
-        "properties": {"a": {"type": "boolean"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
+        "type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False,
+    }  # fmt: skip
     engine = thinker.engine()
     asked: dict[str, Any] = {"max_new_tokens": 60, "reasoning_budget": 5, "json_schema": schema}
     texts = set()

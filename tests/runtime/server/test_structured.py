@@ -36,12 +36,8 @@ TOOLS: list[Any] = [
 def test_answers_follow_a_schema(client: Any, stream: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
     asked: dict[str, Any] = {
-        "model": "tiny",
-        "messages": MESSAGES,
-        "response_format": form,
-        "temperature": 1,
-        "seed": 3,
-    }
+        "model": "tiny", "messages": MESSAGES, "response_format": form, "temperature": 1, "seed": 3,
+    }  # fmt: skip
     texts = []
     for drafter in ("none", "suffix"):
         answer = client.chat.completions.create(**asked, extra_body={"drafter": drafter}, stream=stream)
