@@ -2,11 +2,10 @@
 
     python bench/scripts/hybrid_costs.py FOLDER TOKENIZER [MODEL …]
 
-The models have random weights in the shapes of published ones, and the tokenizer of a checkpoint's folder: what they
-say means nothing, and their calls cost what those of the real ones do. Each is exported in int8 into FOLDER, where it
-stays. Rows with stores and without are called in turns, after 200 tokens; each figure is the least of many. The memory
-that calls add is compared with what the cache counts of it. For an idle machine, so it is run by hand. Needs PyTorch
-and Transformers, which know the names of the tensors.
+The models are those of `family_sizes.py`, with random weights: their calls cost what those of the real ones do. Each is
+exported in int8 into FOLDER, where it stays. Rows with stores and without are called in turns, after 200 tokens; each
+figure is the least of many. The memory that calls add is compared with what the cache counts of it. For an idle
+machine, so it is run by hand.
 """
 
 import shutil
@@ -19,9 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import safetensors.torch
-import torch
-import transformers
+from family_sizes import OUTRIDER, SHAPES, write_checkpoint  # type: ignore[import-not-found]
 
 import outrider
 from outrider.models.kv import LAST, SequenceRows
@@ -33,59 +30,7 @@ PAST, REPEATS = 200, 15
 PROPERTIES = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 128}
 NUM_SLOTS = 3  # whose memory is measured, after a first one
 CACHE_SIZE = 4  # GB, of which most are never written
-_QWEN = {
-    "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "vocab_size": 248_320,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "tie_word_embeddings": True,
-}  # fmt: skip
-_ATTENTION = {"lfm2": (2, 5, 8, 10, 12, 14), "granitemoehybrid": (5, 15, 25, 35)}
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "LFM2.5-1.2B": (
-        "lfm2",
-        {
-            "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "block_ff_dim": 12_288, "conv_L_cache": 3, "vocab_size": 65_536, "tie_embedding": True,
-        },
-    ),
-    "Qwen3.5-0.8B": ("qwen3_5_text", _QWEN | {"hidden_size": 1024, "intermediate_size": 3584}),
-    "Qwen3.5-2B": ("qwen3_5_text", _QWEN | {"hidden_size": 2048, "intermediate_size": 6144}),
-    "Granite-4.0-H-1B": (
-        "granitemoehybrid",
-        {
-            "hidden_size": 1536, "num_hidden_layers": 40, "num_attention_heads": 12, "num_key_value_heads": 4,
-            "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
-            "shared_intermediate_size": 4096, "num_local_experts": 0, "vocab_size": 100_352,
-            "tie_word_embeddings": True, "position_embedding_type": None,
-        },
-    ),
-}  # fmt: skip
-
-
-def write_checkpoint(folder: Path, tokenizer: Path, kind: str, fields: dict[str, Any]) -> None:
-    """A checkpoint with random weights in bf16."""
-    if kind in _ATTENTION:
-        other = "conv" if kind == "lfm2" else "mamba"
-        full = "full_attention" if kind == "lfm2" else "attention"
-        layers = range(fields["num_hidden_layers"])
-        fields = fields | {"layer_types": [full if i in _ATTENTION[kind] else other for i in layers]}
-    config = transformers.AutoConfig.for_model(kind, **fields, bos_token_id=1, eos_token_id=2, pad_token_id=2)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    config.architectures, config.dtype = [type(model).__name__], "bfloat16"
-    torch.manual_seed(0)
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight":  # tied
-            continue
-        made = torch.ones(tensor.shape) if tensor.ndim == 1 else torch.randn(tensor.shape) / tensor.shape[-1] ** 0.5
-        if kind == "qwen3_5_text" and name.endswith("norm.weight") and ".linear_attn." not in name:
-            made *= 0  # its norms multiply by 1 + weight
-        tensors[name] = made.to(torch.bfloat16)
-    folder.mkdir()
-    config.save_pretrained(folder)
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer / name, folder)
+MODELS = ("LFM2.5 1.2B", "Qwen3.5 0.8B", "Qwen3.5 2B", "Granite 4.0-H 1B")
 
 
 def export(folder: Path, tokenizer: Path, name: str) -> Path:
@@ -94,9 +39,8 @@ def export(folder: Path, tokenizer: Path, name: str) -> Path:
     if not made.exists():
         checkpoint = folder / f"{name}-checkpoint"
         shutil.rmtree(checkpoint, ignore_errors=True)
-        write_checkpoint(checkpoint, tokenizer, *SHAPES[name])
-        outrider_export = [sys.executable, "-m", "outrider", "export", str(checkpoint), "-o", str(made)]
-        subprocess.run(outrider_export, check=True, stdout=subprocess.DEVNULL)
+        write_checkpoint(checkpoint, tokenizer, SHAPES[name])
+        subprocess.run([*OUTRIDER, "export", str(checkpoint), "-o", str(made)], check=True, stdout=subprocess.DEVNULL)
         shutil.rmtree(checkpoint)
     return made
 
@@ -158,7 +102,7 @@ def main(folder: str, tokenizer: str, *names: str) -> None:
         "| bytes of a row of states | of a token's keys and values | memory: measured / counted |"
     )
     print("|---" * (len(ROWS) + 4) + "|")
-    for name in names or SHAPES:
+    for name in names or MODELS:
         bundle = export(place, Path(tokenizer), name)
         with outrider.load(bundle, drafter=None, cache_size=CACHE_SIZE, properties=PROPERTIES) as engine:
             use, (measured, counted) = engine.cache["main"], memory(engine)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hybrid_costs import CACHE_SIZE, PAST, PROPERTIES, SHAPES, export, measure  # type: ignore[import-not-found]
+from family_sizes import SHAPES  # type: ignore[import-not-found]
+from hybrid_costs import CACHE_SIZE, PAST, PROPERTIES, export, measure  # type: ignore[import-not-found]
 
 import outrider
 from outrider.drafters import prediction
@@ -24,9 +25,9 @@ CUT, LONGEST = 32_768, 7  # tokens of an output matrix, and draft tokens
 BLOCK_LAYERS, BLOCK_STATES = 5, 5
 QWEN = {"mtp": 4.54, "dflash": 4.92, "dspark": 5.49, "dflash2": 5.97}
 TOKENS: dict[str, dict[str, float]] = {
-    "Qwen3.5-0.8B": QWEN,
-    "Qwen3.5-2B": QWEN,
-    "LFM2.5-1.2B": {"dspark": 3.54},
+    "Qwen3.5 0.8B": QWEN,
+    "Qwen3.5 2B": QWEN,
+    "LFM2.5 1.2B": {"dspark": 3.54},
 }
 
 
@@ -34,7 +35,7 @@ def weights_of(fields: dict[str, Any], kind: str) -> int:
     """The weights that a drafter reads: of MTP for a token, of the others for a draft."""
     hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
     size = fields.get("head_dim") or hidden // heads
-    wide = fields.get("intermediate_size") or 2 * fields["block_ff_dim"] // 3
+    wide = fields["intermediate_size"] if fields["kind"] != "lfm2" else 2 * fields["intermediate_size"] // 3
     own, shared = heads * size, fields["num_key_value_heads"] * size
     layer = 2 * hidden * own + 2 * hidden * shared + 3 * hidden * wide
     if kind == "mtp":
@@ -66,7 +67,7 @@ def main(folder: str, tokenizer: str, *names: str) -> None:
         with outrider.load(bundle, drafter=None, cache_size=CACHE_SIZE, properties=PROPERTIES) as engine:
             rows = measure(engine)[True]
         for kind, tokens in TOKENS[name].items():
-            share = weights_of(SHAPES[name][1], kind) / size
+            share = weights_of(SHAPES[name], kind) / size
             found = best(tokens, rows, share, at_once=kind != "mtp")
             print(f"| {name} | `{kind}` | {tokens} | {found.num_draft_tokens} | {found.speed_up:.2f} |", flush=True)
 
