@@ -5,11 +5,9 @@ Token ids are random, because the figures depend only on their number.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,6 +20,7 @@ from outrider.bundle.folder import Bundle
 from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.models.tuning.measure.slots import open_slot
+from outrider.system.memory import memory_in_use
 from outrider.types import Chunk
 
 _FIT = 20  # conversations that fit in the cache
@@ -72,7 +71,7 @@ def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
     if config.generation.drafter is not None:
         options["num_assistant_tokens"] = 3  # so that a draft model reads all texts
     engine = load(folder, config)
-    loaded = resident_bytes()
+    loaded = memory_in_use(mapped=False)
     texts = _texts(engine)
     peak, second, ages = loaded, [], {}
     for i in range(count + _BETWEEN):
@@ -84,7 +83,7 @@ def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
             text = ages.pop(i - _BETWEEN)
             second.append(engine.generate(text + next(texts)[:_QUESTION], **options).stats)
             engine.settle()
-        peak = max(peak, resident_bytes())
+        peak = max(peak, memory_in_use(mapped=False))
     return {
         "num_conversations": count,
         "num_that_fit": _FIT,
@@ -152,28 +151,3 @@ def _texts(engine: Engine) -> Iterator[list[int]]:
     most = engine.bundle.manifest.main.vocab_size
     while True:
         yield rng.integers(0, most, _LONG).tolist()
-
-
-def resident_bytes() -> int:
-    """Resident bytes of this process; on Linux without pages of mapped files, which vary."""
-    if sys.platform == "win32":
-        return _working_set()
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon:"))
-        return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the highest so far; in bytes on macOS
-
-
-def _working_set() -> int:
-    """For Windows; not verified there."""
-    # PROCESS_MEMORY_COUNTERS of psapi.h: two numbers of 32 bits, the first its size; then eight of 64.
-    counters = (ctypes.c_uint64 * 9)(72)
-    kernel = ctypes.CDLL("kernel32")
-    kernel.GetCurrentProcess.restype = ctypes.c_void_p
-    kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
-    if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), 72):
-        raise OSError("the process's memory cannot be asked for")
-    return counters[2]  # after the highest working set

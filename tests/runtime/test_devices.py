@@ -24,11 +24,11 @@ from outrider.bundle import Bundle, Format
 from outrider.errors import DeviceError
 from outrider.models.backends import devices, onnx_providers, processor
 from outrider.models.backends.devices import Device, compile_error
-from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning import loading, model_spec, probe
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
+from outrider.system.memory import system_memory
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 SMALL = outrider.Config().replace(cache_size=0.01)

@@ -14,7 +14,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.models.backends.memory import release_pages
+from outrider.system.memory import release_pages
 from toys import load_toy
 
 PROGRAM = """
@@ -114,7 +114,7 @@ def resident(path: Path) -> int:
 FREED = """
 import ctypes, sys, threading
 from pathlib import Path
-from outrider.system.allocator import return_free_pages, return_large_buffers
+from outrider.system.memory import return_free_pages, return_large_buffers
 
 if sys.argv[1:]:
     return_large_buffers()

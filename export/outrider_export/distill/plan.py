@@ -21,8 +21,8 @@ from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import MANIFEST_NAME, Geometry
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
-from outrider.models.backends.memory import system_memory
 from outrider.system.files import reading, usable, write_whole
+from outrider.system.memory import system_memory
 from outrider_export.bundles.drafters import check_name
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, make_plan

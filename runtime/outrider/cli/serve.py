@@ -18,7 +18,7 @@ from outrider.cli.progress import progress_line, shown_in_background
 from outrider.config import COPYING, Config
 from outrider.engine.opening import is_model
 from outrider.errors import OptionError, OutriderError, nearest, needs
-from outrider.system.allocator import return_large_buffers
+from outrider.system.memory import return_large_buffers
 
 
 @click.command()

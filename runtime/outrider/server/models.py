@@ -25,7 +25,7 @@ from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
 from outrider.server.text_encoders import TextEncoder, TextEncoders, fingerprint_of
-from outrider.system.allocator import return_free_pages
+from outrider.system.memory import return_free_pages
 from outrider.system.progress import listener
 
 log = logging.getLogger("outrider.server")

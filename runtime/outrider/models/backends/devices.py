@@ -18,8 +18,8 @@ from openvino import opset13 as ops
 
 from outrider.bundle.manifest import Format
 from outrider.errors import DeviceError, OptionError, install, nearest, one_line
-from outrider.models.backends.memory import system_memory
 from outrider.system.core import new_core
+from outrider.system.memory import system_memory
 from outrider.types import CompiledModel
 
 _PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}

@@ -22,7 +22,6 @@ from outrider.models.backends.devices import check_device, compile_error, facts_
 from outrider.models.backends.divided import DividedCall, divide
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, GRID, WHOLE, given_embeds, given_grid, given_whole
 from outrider.models.backends.infer_calls import GraphState, InferCalls
-from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, blocks_to_allocate, tokens_per_row
 from outrider.models.backends.paged_call import PagedCall
 from outrider.models.backends.paged_graph import HIDDEN_IN, input_width, needs_all_rows, read_decoder
@@ -33,6 +32,7 @@ from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
 from outrider.models.kv import NUM_FIXED, ROWS_PER_SEQUENCE, Prefixes
 from outrider.system.core import new_core
+from outrider.system.memory import release_pages
 from outrider.types import (
     LONG_POSITION,
     NO_PROMPT,

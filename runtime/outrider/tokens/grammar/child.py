@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from outrider.errors import one_line
-from outrider.system.children import memory_in_use
+from outrider.system.memory import memory_in_use
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from outrider.tokens.grammar.source import GrammarSource
 

@@ -1,13 +1,16 @@
-"""The system's memory, asked from each operating system directly, to save a dependency."""
+"""Memory of the system and of this process, asked from each operating system directly, to save a dependency."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _DONTNEED = 4  # MADV_DONTNEED of Linux
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
+_LARGE = 4 << 20  # bytes
 
 
 def system_memory() -> tuple[int | None, int | None]:
@@ -74,3 +77,48 @@ def release_pages(path: Path) -> None:
         if line.endswith(f" {name}") and "w" not in rights:
             begin, end = (int(each, 16) for each in addresses.split("-"))
             advise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONTNEED)
+
+
+def memory_in_use(*, mapped: bool = True) -> int:
+    """Bytes of memory that this process occupies; on macOS the most that it has occupied.
+
+    mapped: on Linux, pages of mapped files, which vary, are counted, too.
+    """
+    if sys.platform == "win32":
+        counters = (ctypes.c_size_t * 9)()  # PROCESS_MEMORY_COUNTERS; the first is two numbers of 4 bytes
+        kernel = getattr(ctypes, "windll").kernel32  # noqa: B009
+        kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+        size = ctypes.sizeof(counters)
+        return int(counters[2]) if kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), counters, size) else 0
+    if sys.platform == "linux":
+        resident, shared = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split()[1:3])
+        return (resident if mapped else resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def return_large_buffers() -> None:
+    """Have this process return buffers of 4 MB and more to the system as soon as they are freed.
+
+    glibc raises its limits when it frees a buffer of up to 32 MB, and then keeps as much as 64 MB for each thread that
+    had one: a server that unloads models would go on to hold hundreds of megabytes of their weights. Other C libraries
+    are left as they are.
+    """
+    mallopt = _glibc("mallopt")
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
+        mallopt(_M_TRIM_THRESHOLD, _LARGE)
+
+
+def return_free_pages() -> None:
+    """Return the pages that are free now, between smaller buffers that are not, to the system."""
+    malloc_trim = _glibc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc; None where there is another C library."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
