@@ -36,6 +36,7 @@ from outrider.server.models import Models
 from outrider.server.ollama import OllamaChat, OllamaText, shown, tag_of
 from outrider.server.openapi import describe
 from outrider.server.properties import property_routes
+from outrider.server.protocol.reading import as_text
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import AccessGuard
@@ -165,10 +166,7 @@ async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Respon
 
 async def _show(service: Service, request: Request) -> Response:
     fields = await read_json(service, request)
-    name = fields.get("model", fields.get("name"))
-    if not isinstance(name, str):
-        raise ApiError(400, "'model' is not a text.", param="model", code="invalid_type")
-    name = name.removesuffix(":latest")
+    name = as_text(fields.get("model", fields.get("name")), "model").removesuffix(":latest")
     encoder = service.models.encoders.by_name.get(name)
     return as_json(shown(service.models.find(name) if encoder is None else encoder))
 

@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from outrider.engine.text_encoders import Embedder, Embeddings, Ranking, Reranker
 from outrider.server.endpoint import Service, as_json, read_json, unless_gone
-from outrider.server.errors import ApiError, bad_field, out_of_time
+from outrider.server.errors import ApiError, out_of_time
 from outrider.server.limits import Gone
 from outrider.server.protocol.encoding import (
     MOST_TEXTS,
@@ -36,7 +36,7 @@ from outrider.server.protocol.encoding import (
     RerankResult,
     RerankText,
 )
-from outrider.server.protocol.reading import IGNORED
+from outrider.server.protocol.reading import IGNORED, as_request
 from outrider.server.text_encoders import TextEncoder
 
 log = logging.getLogger("outrider.server")
@@ -143,10 +143,7 @@ async def _read(service: Service, request: Request, kind: type[Body]) -> Body:
     """
     fields = await read_json(service, request)
     IGNORED.add(fields.keys() - {*kind.__struct_fields__})
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise bad_field(error) from error
+    return as_request(fields, kind)
 
 
 def _texts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:

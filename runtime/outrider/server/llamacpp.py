@@ -20,7 +20,7 @@ from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.options import AnswerChoice, choices_of_completion
-from outrider.server.protocol.reading import IGNORED, read_fields, read_object
+from outrider.server.protocol.reading import IGNORED, as_text, read_fields, read_object
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.usage import timings_of
 from outrider.types import TokenLogprobs
@@ -188,7 +188,7 @@ class LlamaInfill(LlamaCompletion):
         """The completion that a body asks for."""
         fields = read_object(body)
         given = {name: fields.pop(name, None) for name in ("input_prefix", "input_suffix", "input_extra")}
-        before, after = (_text(given[name] or "", name) for name in ("input_prefix", "input_suffix"))
+        before, after = (as_text(given[name] or "", name) for name in ("input_prefix", "input_suffix"))
         files = _files(given["input_extra"] or [])
         asked = cls._read(fields)
         if not isinstance(asked.own.prompt, str):
@@ -234,18 +234,12 @@ def _number(others: Mapping[str, Any], name: str) -> float:
     return value
 
 
-def _text(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise ApiError(400, f"'{place}' is not a text.", param=place, code="invalid_type")
-    return value
-
-
 def _files(given: Any) -> list[tuple[str, str]]:
     if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
         raise ApiError(400, "'input_extra' is not a list of objects.", param="input_extra", code="invalid_type")
     places = [(each, f"input_extra[{i}]") for i, each in enumerate(given)]
     return [
-        (_text(each.get("filename") or "tmp", f"{place}.filename"), _text(each.get("text") or "", f"{place}.text"))
+        (as_text(each.get("filename") or "tmp", f"{place}.filename"), as_text(each.get("text") or "", f"{place}.text"))
         for each, place in places
     ]
 

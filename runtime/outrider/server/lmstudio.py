@@ -26,7 +26,7 @@ from outrider.server.endpoint import Endpoint, NamedEvent, Service, as_json, rea
 from outrider.server.errors import ApiError
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat
-from outrider.server.protocol.reading import IGNORED, read_fields, read_object
+from outrider.server.protocol.reading import IGNORED, as_text, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.text_encoders import TextEncoder
 
@@ -144,9 +144,7 @@ def _only_field(fields: dict[str, Any], name: str) -> str:
     for other in fields:
         message = f"There is no field '{other[:100]}'. Leave it out."
         raise ApiError(400, message, param=other[:100], code="unknown_field")
-    if not isinstance(value, str):
-        raise ApiError(400, f"'{name}' is not a text.", param=name, code="invalid_type")
-    return value
+    return as_text(value, name)
 
 
 def _added(head: AnswerHead, results: Sequence[Result], *, calls: bool = False) -> dict[str, Any]:
@@ -236,9 +234,8 @@ class LmStudioChat(SingleAnswer[ChatRequest]):
                 raise ApiError(400, message, param=name[:100], code="unknown_field")
         system, given, reasoning = (fields.pop(name, None) for name in ("system_prompt", "input", "reasoning"))
         stored, previous = fields.pop("store", None), fields.pop("previous_response_id", None)
-        if previous is not None and not isinstance(previous, str):
-            message = "'previous_response_id' is not a text."
-            raise ApiError(400, message, param="previous_response_id", code="invalid_type")
+        if previous is not None:
+            as_text(previous, "previous_response_id")
         if "max_output_tokens" in fields:
             fields["max_tokens"] = fields.pop("max_output_tokens")
         messages = [{"role": "system", "content": system}] if system else []

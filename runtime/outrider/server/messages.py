@@ -14,7 +14,7 @@ from outrider.inputs.reasoning import Thought
 from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
-from outrider.server.errors import ApiError, bad_field, in_anthropic_s_words
+from outrider.server.errors import ApiError, in_anthropic_s_words
 from outrider.server.options import BETWEEN_PARTS, AnswerChoice, choices_of_chat
 from outrider.server.protocol.messages import (
     DocumentBlock,
@@ -30,7 +30,7 @@ from outrider.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from outrider.server.protocol.reading import IGNORED, read_fields, read_object
+from outrider.server.protocol.reading import IGNORED, as_request, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, TextPart
 from outrider.server.reader import Piece
 from outrider.server.usage import timings_of
@@ -55,10 +55,7 @@ def read_message_fields(fields: dict[str, Any]) -> ChatRequest:
     if isinstance(messages, list):
         fields["messages"] = [_without_hosted(message) for message in messages]
     others = {name: value for name, value in fields.items() if name not in known}
-    try:
-        asked = msgspec.convert({name: value for name, value in fields.items() if name in known}, MessagesRequest)
-    except msgspec.ValidationError as error:
-        raise bad_field(error) from error
+    asked = as_request({name: value for name, value in fields.items() if name in known}, MessagesRequest)
     return read_fields(others | _chat_of(asked), ChatRequest)
 
 

@@ -15,11 +15,11 @@ from outrider.inputs.reasoning import Thought
 from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
-from outrider.server.errors import ApiError, bad_field
+from outrider.server.errors import ApiError
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.models import Model
 from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
-from outrider.server.protocol.reading import read_fields, read_object
+from outrider.server.protocol.reading import as_request, as_text, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
 from outrider.server.reader import AnswerReading, Piece
 from outrider.server.text_encoders import TextEncoder
@@ -100,13 +100,6 @@ def _parts(text: Any, images: Any, place: str) -> list[dict[str, Any]]:
     return parts
 
 
-def _load_request(fields: dict[str, Any]) -> LoadRequest:
-    try:
-        return msgspec.convert(fields, LoadRequest)
-    except msgspec.ValidationError as error:
-        raise bad_field(error) from error
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat()
 
@@ -128,7 +121,7 @@ class OllamaChat(SingleAnswer[Any]):
         """The chat that a body asks for."""
         fields, made = _read(body, _CHAT)
         if "unload" in made:
-            return _load_request(made)
+            return as_request(made, LoadRequest)
         messages = fields.get("messages")
         turns = [_turn(message, i) for i, message in enumerate(messages)] if isinstance(messages, list) else messages
         return read_fields(made | {"messages": turns, "tools": fields.get("tools")}, ChatRequest)
@@ -232,13 +225,11 @@ class OllamaText(OllamaChat):
         """The chat or the completion that a body asks for."""
         fields, made = _read(body, _TEXT)
         if "unload" in made:
-            return _load_request(made)
+            return as_request(made, LoadRequest)
         if fields.get("template"):
             message = "'template' is not supported: the model's own is used. Leave it out, or set raw to true."
             raise ApiError(400, message, param="template", code="unsupported_field")
-        prompt = fields.get("prompt") or ""
-        if not isinstance(prompt, str):
-            raise ApiError(400, "'prompt' is not a text. Send a text.", param="prompt", code="invalid_type")
+        prompt = as_text(fields.get("prompt") or "", "prompt")
         if fields.get("raw") or fields.get("suffix"):
             made.pop("enable_thinking", None)
             made.pop("reasoning_effort", None)

@@ -14,7 +14,6 @@ from outrider.server.protocol.requests import (
     MOST_CHOICES,
     SERVED,
     Asked,
-    CalledFunction,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -31,7 +30,7 @@ from outrider.server.protocol.requests import (
     Tool,
     ToolChoice,
 )
-from outrider.system.nesting import TooDeep, check_json
+from outrider.server.protocol.reshaping import value_of_json
 from outrider.tokens.grammar import say_once, widened
 from outrider.types import TokenLogprobs
 
@@ -282,7 +281,11 @@ def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
     }
     if message.tool_calls:
         turn["tool_calls"] = [
-            {"id": call.id or f"call_{place}_{i}", "type": "function", "function": _called(call.function)}
+            {
+                "id": call.id or f"call_{place}_{i}",
+                "type": "function",
+                "function": called(call.function.name, call.function.arguments),
+            }
             for i, call in enumerate(message.tool_calls)
         ]
     others = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts or None}
@@ -297,18 +300,10 @@ def _thoughts(content: str | list[Part] | None) -> str:
     return "".join(each if isinstance(each, str) else _text(each) for each in given)
 
 
-def _called(function: CalledFunction) -> dict[str, Any]:
-    given = function.arguments or {}
-    return {"name": function.name, "arguments": arguments_of(given) if isinstance(given, str) else given}
-
-
-def arguments_of(written: str) -> Any:
-    """Arguments of a call for the chat template, which writes them as JSON itself."""
-    try:
-        check_json(written)
-        return msgspec.json.decode(written)
-    except (msgspec.DecodeError, TooDeep):
-        return written  # cut off by a token limit, say; what is too deep, the tokenizer refuses
+def called(name: str | None, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """A call for the chat template, which writes its arguments as JSON itself; a text that is cut, as it is."""
+    given = arguments or {}
+    return {"name": name, "arguments": value_of_json(given) if isinstance(given, str) else given}
 
 
 def _content(content: str | list[Part]) -> str | list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from outrider.server.errors import ApiError
 from outrider.server.options import (
     BETWEEN_PARTS,
     AnswerChoice,
-    arguments_of,
+    called,
     continued,
     options_of,
     schema_of,
@@ -348,8 +348,7 @@ def _add_call(turns: list[Turn], call: InputItem | OutputCall) -> None:
     """Add a call to the answer that it is part of: text and calls are one turn for a chat template."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": ""})
-    given = call.arguments or {}
-    function = {"name": call.name, "arguments": arguments_of(given) if isinstance(given, str) else given}
+    function = called(call.name, call.arguments)
     turns[-1].setdefault("tool_calls", []).append({"id": call.call_id, "type": "function", "function": function})
 
 

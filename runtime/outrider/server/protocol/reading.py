@@ -230,10 +230,22 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
             ignored.append(name)
         del fields[name]
     IGNORED.add(ignored)
+    return as_request(fields, kind)
+
+
+def as_request(fields: dict[str, Any], kind: type[Body]) -> Body:
+    """The request that fields are which it has. Raises as `read_fields`."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         raise bad_field(error) from error
+
+
+def as_text(value: Any, name: str) -> str:
+    """A field's value. Raises ApiError with status 400 unless it is a text."""
+    if not isinstance(value, str):
+        raise ApiError(400, f"'{name}' is not a text. Send a text.", param=name, code="invalid_type")
+    return value
 
 
 def _check_spelling(name: str, value: object, kind: type[Body]) -> None:

@@ -129,14 +129,14 @@ def _schema_of_others(fields: dict[str, Any]) -> dict[str, Any]:
             return {name: found[name]}
     schema = found.get("json")
     if isinstance(schema, str):  # vLLM reads it
-        schema = _read_json(schema)
+        schema = value_of_json(schema)
     if schema is None:
         return {"response_format": {"type": "json_object"}} if found.get("json_object") is True else {}
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
 
 
-def _read_json(text: str) -> Any:
-    """The value that a text is in JSON; the text where it is none."""
+def value_of_json(text: str) -> Any:
+    """The value that a text is in JSON; the text where it is none, or is nested too deeply."""
     try:
         check_json(text)
         return msgspec.json.decode(text)
