@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.bundle.hashes import vocabulary_sha256
 from outrider.errors import ExportError
+from outrider.inputs.text.token_bytes import BYTE_OF_CHARACTER
 from outrider.system.files import FAULTS, why
 from outrider_export.sources.gguf_file import GGUFHeader
 from outrider_export.tokenizers.gguf_tokenizer import (
@@ -128,19 +129,9 @@ def _spelling(tokenizer: dict[str, Any]) -> str:
     return "text"
 
 
-def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that byte-level pieces are spelled with (GPT-2's `bytes_to_unicode`), and their bytes."""
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_level_alphabet()
-
-
 def _of_byte_level(token: str) -> bytes:
     try:
-        return bytes([_ALPHABET[character] for character in token])
+        return bytes([BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:  # it is listed among the pieces, but is not byte-level
         return _of_text(token)
 

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+# Byte-level pieces are spelled with these characters. Source: openai/gpt-2, `encoder.py: bytes_to_unicode`.
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
 def read_token_bytes(folder: Path) -> dict[int, bytes]:
@@ -27,7 +31,7 @@ def read_token_bytes(folder: Path) -> dict[int, bytes]:
         return {}
     kinds = {*_types_of(content.get("decoder"))}
     if "ByteLevel" in kinds:
-        table = _characters_of_bytes()
+        table = BYTE_OF_CHARACTER
         return {i: bytes(map(table.__getitem__, text)) for text, i in vocabulary.items() if {*text} <= table.keys()}
     if "ByteFallback" in kinds:
         return {i: _spelled(text) for text, i in vocabulary.items()}
@@ -44,10 +48,3 @@ def _types_of(value: Any) -> list[str]:
     if not isinstance(value, dict):
         return []
     return [str(value.get("type")), *(kind for each in value.get("decoders", ()) for kind in _types_of(each))]
-
-
-def _characters_of_bytes() -> dict[str, int]:
-    """GPT-2's table of printable characters for all bytes: openai/gpt-2, `encoder.py: bytes_to_unicode`."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
