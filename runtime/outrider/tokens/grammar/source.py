@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-from outrider.tokens.grammar.gbnf import lark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +27,10 @@ _COMBINES = {"allOf", "patternProperties", "x-guidance"}  # intersections, and g
 _OF_SCHEMAS = re.compile(
     r'"(?:allOf|pattern|patternProperties|format|multipleOf|x-guidance)"|"(?:min|max)[A-Z]\w+"\s*:\s*\d{4}'
 )
+
+_GBNF_RULE = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
+_MOST_GBNF_CHARACTERS = 20_000  # which take up to 0.2 seconds: reading them is quadratic in the number of rules
+_LARK_HEADER = "%llguidance {}\n"  # which changes nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class GrammarSource:
         texts = {
             "json_schema": None if schema is None else json.dumps(schema),
             "regex": config.regex,
-            "grammar": None if config.grammar is None else lark_of(config.grammar),
+            "grammar": None if config.grammar is None else _lark_of(config.grammar),
         }
         return next((cls(option, text) for option, text in texts.items() if text is not None), None)
 
@@ -72,6 +75,21 @@ class GrammarSource:
         if self.option == "tools":
             return not _OF_SCHEMAS.search(text) and _num_copies(text, nested=False) <= _CHEAP_LENGTH
         return len(text) <= _CHEAP_COPIES // 10 and not set("&~%") & set(text) and _num_copies(text) <= _CHEAP_LENGTH
+
+
+@lru_cache(32)
+def _lark_of(grammar: str) -> str:
+    """A grammar of llama.cpp's, in GBNF, in Lark's form. Any other, or one that cannot be read, as it is."""
+    if len(grammar) > _MOST_GBNF_CHARACTERS or not _GBNF_RULE.search(grammar):
+        return grammar
+    try:
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+    except ImportError:  # compiling it says what is missing
+        return grammar
+    try:
+        return gbnf_to_lark(grammar).removeprefix(_LARK_HEADER).strip()
+    except (Exception, RecursionError):  # its own errors, and others for odd texts
+        return grammar
 
 
 def _is_cheap_pattern(text: str) -> bool:
