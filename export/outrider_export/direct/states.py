@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from outrider.bundle.manifest import MOST_WIDTH
 
 
@@ -189,3 +192,30 @@ STATE_KINDS = {  # in `layer_types`, by our names
     ShortConvolution.kind: "conv", GatedDeltaNet.kind: "linear_attention", SelectiveSSM.kind: "mamba",
 }  # fmt: skip
 _MOST_COLUMNS = 64  # of a convolution; published models have 3 or 4
+
+
+def rows_in_fused(part: str, state: GatedDeltaNet) -> tuple[str, int, NDArray[np.int64]] | None:
+    """The matrix that holds a projection, how many rows it has, and which of them; None if there is no such matrix.
+
+    Qwen3-Next's checkpoints have two projections of a gated delta net in one matrix, by heads of keys:
+
+        module, count, rows = rows_in_fused("linear_attn.in_proj_z", state)     # those of "linear_attn.in_proj_qkvz"
+
+    Source: Transformers 5.5, modeling_qwen3_next.py, `fix_query_key_value_ordering`.
+    """
+    each = state.num_heads // state.num_key_heads
+    values = each * state.head_size
+    sizes: tuple[int, ...]
+    wanted: tuple[int, ...]
+    if part in ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"):
+        name, sizes = "linear_attn.in_proj_qkvz", (state.key_size, state.key_size, values, values)
+        wanted = (0, 1, 2) if part.endswith("qkv") else (3,)
+    elif part in ("linear_attn.in_proj_b", "linear_attn.in_proj_a"):
+        name, sizes, wanted = "linear_attn.in_proj_ba", (each, each), (0,) if part.endswith("b") else (1,)
+    else:
+        return None
+    total = state.num_key_heads * sum(sizes)
+    by_head = np.arange(total).reshape(state.num_key_heads, -1)
+    begins = np.cumsum((0, *sizes))
+    rows = [by_head[:, begins[i] : begins[i + 1]].reshape(-1) for i in wanted]
+    return name, total, np.concatenate(rows)

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from outrider.errors import ExportError
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
-from outrider_export.direct.fused_heads import rows_in_fused
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
-from outrider_export.direct.states import GatedDeltaNet, State
+from outrider_export.direct.states import GatedDeltaNet, State, rows_in_fused
 from outrider_export.sources.peft_adapter import Change, LoraAdapter, check_fits
 from outrider_export.sources.source import name_in_text
 
