@@ -154,7 +154,8 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
         )
     no_timestamps = generation.get("no_timestamps_token_id", vocabulary.find("<|notimestamps|>"))
     languages = generation.get("lang_to_id") or {}
-    if not languages and generation.get("is_multilingual") is None and any(map(_is_language, vocabulary.tokens)):
+    names = any(token and _LANGUAGE.fullmatch(token) for token in vocabulary.tokens)
+    if not languages and generation.get("is_multilingual") is None and names:
         raise ExportError(
             f"{folder}/generation_config.json has no lang_to_id, so its languages are not known. Copy the file of the "
             "model that it was made from, such as openai/whisper-small, or add is_multilingual: false."
@@ -183,10 +184,6 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
         no_speech_token_id=_find(vocabulary, "<|nospeech|>", "<|nocaptions|>"),
         previous_token_id=previous if isinstance(previous, int) else _find(vocabulary, "<|startofprev|>"),
     )
-
-
-def _is_language(token: str | None) -> bool:
-    return token is not None and _LANGUAGE.fullmatch(token) is not None
 
 
 def _find(vocabulary: Vocabulary, *names: str) -> int | None:

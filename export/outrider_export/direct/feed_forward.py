@@ -51,7 +51,8 @@ class FeedForward:
             return self._dense(i, x)
         if layer.experts.shared == "beside":
             return self._beside(i, layer.experts, x, stream)
-        made = self._mixture(i, layer.experts, x)
+        bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
+        made = self._experts(i, layer.experts, x, Router(ops.constant(self._router(i)), bias, choice))
         if not layer.experts.shared:
             return made
         made = ops.add(made, self._shared(i, layer.experts, x))
@@ -72,10 +73,6 @@ class FeedForward:
         if (cutoff := self.decoder.layers[i].cutoff) is not None:
             gate = _largest(gate, cutoff)
         return self.project(i, "mlp.down_proj", ops.multiply(self.activated(gate), self.project(i, "mlp.up_proj", x)))
-
-    def _mixture(self, i: int, experts: Experts, x: ov.Node) -> ov.Node:
-        bias, choice = (self.weights.vector(f"{layer_name(i, part)}.bias") for part in (ROUTER, CHOICE))
-        return self._experts(i, experts, x, Router(ops.constant(self._router(i)), bias, choice))
 
     def _router(self, i: int) -> NDArray[np.float32]:
         return self.weights.matrix(layer_name(i, ROUTER)).read(slice(None))

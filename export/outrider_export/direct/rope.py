@@ -77,14 +77,6 @@ def _proportional(parameters: Mapping[str, Any], head_size: int) -> Rope:
     return Rope(made / np.float32(parameters.get("factor") or 1.0))
 
 
-def _default(plain: Frequencies, _: Mapping[str, Any]) -> Rope:
-    return Rope(plain)
-
-
-def _linear(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
-    return Rope(plain / np.float32(parameters["factor"]))
-
-
 def _dynamic(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
     """As Hunyuan: a larger base from the first position on. Without `alpha`, it grows with the text: see `rope_of`."""
     size = 2 * len(plain)
@@ -139,9 +131,9 @@ def _longrope(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
 
 
 _KINDS: dict[str, Callable[[Frequencies, Mapping[str, Any]], Rope]] = {
-    "default": _default,
+    "default": lambda plain, _: Rope(plain),
     "dynamic": _dynamic,
-    "linear": _linear,
+    "linear": lambda plain, parameters: Rope(plain / np.float32(parameters["factor"])),
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

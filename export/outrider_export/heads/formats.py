@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +176,6 @@ def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
-def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    return _on_last("eagle", config, _renamed(tensors, {r"^model\.": ""}), main)
-
-
 def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
     renamed = _renamed(tensors, {r"^mtp\.": ""})
     numbers: dict[str, float] = {}
@@ -238,24 +235,13 @@ def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
-def _assistant(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:  # noqa: ARG001
-    return HeadCheckpoint("assistant", (LAST,), **assistant.read(config, tensors))
-
-
-def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    layers = int(config.get("medusa_num_layers", 1))
-    renamed = _renamed(tensors, {r"^(?:medusa_head|medusa_heads|heads)\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
-    return _places("medusa", int(config["medusa_num_heads"]), layers, renamed, main)
-
-
-def _hydra(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    layers = int(config.get("hydra_num_layers", 1))
-    renamed = _renamed(tensors, {r"^hydra_head\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
-    return _places("hydra", int(config["hydra_num_heads"]), layers, renamed, main)
-
-
-def _blockwise(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
-    return _places("blockwise", int(config["num_heads"]), 0, tensors, main)
+def _layered(
+    kind: str, module: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry
+) -> HeadCheckpoint:
+    """Medusa's and Hydra's heads, in which an output matrix follows some layers. module: a pattern for its name."""
+    layers = int(config.get(f"{kind}_num_layers", 1))
+    renamed = _renamed(tensors, {module: "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
+    return _places(kind, int(config[f"{kind}_num_heads"]), layers, renamed, main)
 
 
 def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]], main: Geometry) -> HeadCheckpoint:
@@ -382,13 +368,13 @@ def _renamed(tensors: dict[str, NDArray[Any]], changes: dict[str, str]) -> dict[
 
 _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry], HeadCheckpoint]] = {
     "eagle3": _eagle3,
-    "eagle": _eagle,
+    "eagle": lambda config, tensors, main: _on_last("eagle", config, _renamed(tensors, {r"^model\.": ""}), main),
     "mtp": _mtp,
     "dflash": _dflash,
     "dflash2": _dflash,
     "dspark": _dspark,
-    "assistant": _assistant,
-    "medusa": _medusa,
-    "hydra": _hydra,
-    "blockwise": _blockwise,
+    "assistant": lambda config, tensors, _: HeadCheckpoint("assistant", (LAST,), **assistant.read(config, tensors)),
+    "medusa": partial(_layered, "medusa", r"^(?:medusa_head|medusa_heads|heads)\."),
+    "hydra": partial(_layered, "hydra", r"^hydra_head\."),
+    "blockwise": lambda config, tensors, main: _places("blockwise", int(config["num_heads"]), 0, tensors, main),
 }

@@ -96,7 +96,9 @@ def write_head(
                 hidden_size=head.hidden_size,
                 context_length=head.context_length,
                 logits_width=_num_logits(main, head, proposed),
-                num_experts=_num_experts(head),
+                num_experts=max(
+                    (len(e) for name, e in head.tensors.items() if name.endswith(container.EXPERTS)), default=0
+                ),
                 num_active_experts=int(head.numbers.get(NUM_ACTIVE, 0)),
             ),
             vocab_size=main.vocab_size,
@@ -144,10 +146,6 @@ def _share(
     if multiplied_by(matrix) == matrix.input_value(0):
         return {MATRIX: matrix.input_value(1)}, {}
     return {}, {MATRIX: _without_sums(matrix, head.hidden_size)}
-
-
-def _num_experts(head: HeadCheckpoint) -> int:
-    return max((len(values) for name, values in head.tensors.items() if name.endswith(container.EXPERTS)), default=0)
 
 
 def _num_logits(main: ModelEntry, head: HeadCheckpoint, proposed: NDArray[np.int32] | None) -> int:

@@ -82,12 +82,13 @@ def find_head(graph: Any) -> Any:
     """The node that multiplies the last hidden states by the output matrix."""
     maker = {name: node for node in graph.node for name in node.output}
     fixed = {tensor.name for tensor in graph.initializer}
+    fixed |= {name for name, node in maker.items() if node.op_type == "Constant"}
     name, ops = "logits", []
     while (node := maker.get(name)) is not None:
         if node.op_type in _PRODUCTS:
             return node
         ops.append(node.op_type)
-        moving = [i for i in node.input if i and i not in fixed and not _is_constant(maker.get(i))]
+        moving = [i for i in node.input if i and i not in fixed]
         if node.op_type not in _ELEMENTWISE or len(moving) != 1:
             break
         name = moving[0]
@@ -95,10 +96,6 @@ def find_head(graph: Any) -> Any:
         f"The model's logits are made by {' of '.join(ops) or 'nothing'}; Outrider looks for a product with the output "
         f"matrix ({' or '.join(_PRODUCTS)}) there. {EXPORT_IT}"
     )
-
-
-def _is_constant(node: Any) -> bool:
-    return node is not None and node.op_type == "Constant"
 
 
 def is_past(name: str) -> bool:

@@ -64,7 +64,7 @@ _temperature = number(0, 1000, says="0 (greedy), or a number from 0.001 to 1000"
 _schema = Values(
     object,
     "a JSON schema as a dict or as its text, or true for any object",
-    lambda v: v is True or _is_table(v),
+    lambda v: v is True or isinstance(v, Mapping),
     as_schema,
 )
 _tools = Values(tuple, "a list of functions as in OpenAI's API, each with a name of its own", are_tools, as_tuple)
@@ -76,10 +76,6 @@ _variables = Values(
     value_of,
 )
 _tool_choice = Values(str, "'auto', 'none', 'required' or a function's name", bool, as_tool_choice)
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 @dataclass(frozen=True, kw_only=True)

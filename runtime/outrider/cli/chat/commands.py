@@ -149,14 +149,6 @@ def _set(session: Session, argument: str) -> Reply:
     return Reply(f"{name}={getattr(session.config, name)!r}")
 
 
-def _continue(session: Session, _argument: str) -> Reply:
-    return Reply(chunks=session.go_on())
-
-
-def _retry(session: Session, _argument: str) -> Reply:
-    return Reply(chunks=session.retry())
-
-
 def _rewind(session: Session, argument: str) -> Reply:
     if argument and not argument.isdecimal():
         raise OptionError(f"/rewind {shown(argument)} is not a number of turns. Type one, as in /rewind 2")
@@ -200,10 +192,6 @@ def _load(session: Session, argument: str) -> Reply:
     return Reply(f"Loaded {_turns(session)}. /undo restores the last conversation.")
 
 
-def _quit(_session: Session, _argument: str) -> Reply:
-    return Reply(ends=True)
-
-
 def _turns(session: Session) -> str:
     count = len(session.chat.turns)
     return f"{count} turn" if count == 1 else f"{count} turns"
@@ -215,8 +203,10 @@ COMMANDS: dict[str, Command] = {
     "stats": Command("", "Show the last answer's speed, drafts and cached tokens.", _stats),
     "drafts": Command(_SWITCH, "Show which tokens were accepted, recovered, bonus or plain.", _drafts),
     "plain": Command(_SWITCH, "Answer without drafts, to compare.", _plain),
-    "continue": Command("", "Go on with the last answer, which was cut or cancelled.", _continue),
-    "retry": Command("", "Answer the last message again.", _retry),
+    "continue": Command(
+        "", "Go on with the last answer, which was cut or cancelled.", lambda session, _: Reply(chunks=session.go_on())
+    ),
+    "retry": Command("", "Answer the last message again.", lambda session, _: Reply(chunks=session.retry())),
     "rewind": Command("[N]", "Forget the last turn or N turns, and edit the message.", _rewind),
     "undo": Command("", "Undo the last change of the conversation.", _undo),
     "new": Command("", "Begin a new conversation.", _new),
@@ -227,7 +217,7 @@ COMMANDS: dict[str, Command] = {
     "set": Command("[OPTION [VALUE]]", "Set a generation option, such as temperature 0.7; default resets it.", _set),
     "save": Command("FILE", "Save the conversation.", _save),
     "load": Command("FILE", "Continue a saved conversation.", _load),
-    "quit": Command("", "Quit. Ctrl-D, or Ctrl-C twice, does the same.", _quit),
+    "quit": Command("", "Quit. Ctrl-D, or Ctrl-C twice, does the same.", lambda *_: Reply(ends=True)),
 }
 
 

@@ -357,10 +357,6 @@ def _are_integers(values: Any) -> bool:
     return is_list and all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in {*map(type, values)})
 
 
-def _are_prompt(values: Any) -> bool:
-    return _are_integers(values) and len(values) > 0
-
-
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -370,7 +366,9 @@ RULES = {
     "prefix": Rule("a list of integers", _are_integers),
     "encode": Rule("a list of integers", _are_token_ids, of_call=True),
     "chat_template": Rule("a text", _is_text),
-    "encode_prompt": Rule("a list of integers, with one at least", _are_prompt, of_call=True),
+    "encode_prompt": Rule(
+        "a list of integers, with one at least", lambda values: _are_integers(values) and len(values) > 0, of_call=True
+    ),
     "decode": Rule("a text", _is_text, of_call=True),
     "has_chat_template": Rule("True or False", lambda value: isinstance(value, bool)),
     "render": Rule("a text", _is_text, of_call=True),
