@@ -37,7 +37,6 @@ def describe_runtimes(formats: Iterable[str]) -> dict[str, str]:
 
 def describe_machine(device: str) -> dict[str, str]:
     """The device by its maker's name, the processor with its instructions, and the system."""
-
     name = str(new_core().get_property(device, "FULL_DEVICE_NAME")).strip()
     return {
         "device": f"{device}: {name}",
@@ -55,10 +54,6 @@ def describe_processor() -> dict[str, str]:
 
 def default_num_threads() -> int:
     """OpenVINO's default number of CPU threads. The other runtimes get the same number."""
-    import numpy as np
-    import openvino as ov
-    from openvino import opset13 as ops
+    from outrider.models.backends.devices import one_operator
 
-    parameter = ops.parameter([1], np.float32)
-    compiled = new_core().compile_model(ov.Model([ops.relu(parameter)], [parameter], "any"), "CPU")
-    return int(compiled.get_property("INFERENCE_NUM_THREADS"))
+    return int(new_core().compile_model(one_operator(), "CPU").get_property("INFERENCE_NUM_THREADS"))

@@ -25,7 +25,7 @@ from outrider_bench.modes.mode import AnsweredLoad, Run
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.setup import Setup
 
-Load = Callable[[list[str], Setup], Iterable[Any]]
+ModeLoader = Callable[[list[str], Setup], Iterable[Any]]
 
 _PATIENCE = 3.0  # seconds for an engine to end by itself
 _NO_ANSWER = (EOFError, OSError)  # the other end of the pipe is gone
@@ -59,7 +59,7 @@ class BenchWorker:
     is first needed, and again after it has died.
     """
 
-    def __init__(self, names: list[str], setup: Setup, log: Path, load: Load = load_modes) -> None:
+    def __init__(self, names: list[str], setup: Setup, log: Path, load: ModeLoader = load_modes) -> None:
         self.names, self.log = names, log
         self._load = load
         # For each mode: its runtime, its description, and the trial of precisions if it has to find the fastest.
@@ -165,7 +165,7 @@ class RemoteMode:
 
 @contextmanager
 def start_workers(
-    names: list[str], setup: Setup, logs: Path, failed: Callable[[str, str], None], load: Load = load_modes
+    names: list[str], setup: Setup, logs: Path, failed: Callable[[str, str], None], load: ModeLoader = load_modes
 ) -> Iterator[list[RemoteMode]]:
     """The modes of these names, each engine in a process of its own; all of them end with the block.
 
@@ -195,7 +195,7 @@ def start_workers(
             worker.close()
 
 
-def _serve(connection: Connection, names: list[str], setup: Setup, log: str, load: Load) -> None:
+def _serve(connection: Connection, names: list[str], setup: Setup, log: str, load: ModeLoader) -> None:
     """Run requests from the pipe until it closes. Ctrl-C is handled by the parent, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

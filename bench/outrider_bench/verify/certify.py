@@ -41,6 +41,7 @@ TOY_PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 TOY_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
 _CANCELLED_TOKENS = 32  # at most, of answers, those after cancelled ones included
 NUM_TOKENS = 3  # of the joint distribution of the sampling checks
+NUM_SAMPLES = 2000
 LOSSY_THRESHOLDS = {"threshold": (1.0, 0.5, 0.1), "typical": (0.3, 0.09)}
 
 
@@ -311,7 +312,7 @@ def _toy_joint(toy: Engine) -> dict[tuple[int, ...], float]:
     return exact_joint(toy, TOY_PROMPT, GenerationConfig(**TOY_SAMPLING), NUM_TOKENS)
 
 
-def check_our_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
+def check_our_sampling(toy: Engine, num_samples: int = NUM_SAMPLES) -> list[Check]:
     """Our sampling modes: the lossless ones, with drafts of three and of random lengths, then the lossy ones."""
     one, draft, shuffled = make_modes(["draft:1", "draft:3", "shuffled:3"], toy)
     exact = _toy_joint(toy)
@@ -329,11 +330,11 @@ def check_our_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
     return checks
 
 
-def check_genai_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
+def check_genai_sampling(toy: Engine) -> list[Check]:
     """openvino-genai's plain sampling, and its sampling with a draft model and with prompt lookup."""
     names = {"genai": "plain sampling", "genai-draft:3": "draft sampling", "genai-ngram:3": "n-gram sampling"}
     exact = _toy_joint(toy)
-    return [check_sampling(mode, exact, num_samples, names[mode.name]) for mode in make_modes(list(names), toy)]
+    return [check_sampling(mode, exact, NUM_SAMPLES, names[mode.name]) for mode in make_modes(list(names), toy)]
 
 
 @contextmanager

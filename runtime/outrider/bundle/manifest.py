@@ -299,6 +299,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: tuple[FileEntry, ...]
     adapters: tuple[AdapterEntry, ...] = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `outrider.json` into `folder`, which has all files that the manifest lists."""

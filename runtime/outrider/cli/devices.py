@@ -122,8 +122,8 @@ _BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
 
 def _cache_precision(spec: ModelSpec, device: Device, config: Config) -> str | None:
     """The cache's precision; None if unknown."""
-
     from outrider.models.backends.npu_sizes import CACHE_KINDS
+    from outrider.models.backends.processor import precision_of_device
 
     asked = config.device.cache_precision, config.device.precision
     if spec.model.format == "onnx":
@@ -131,10 +131,7 @@ def _cache_precision(spec: ModelSpec, device: Device, config: Config) -> str | N
     if device.fixed:  # an NPU, whose cache has a precision of its own
         return CACHE_KINDS.get(asked[0], asked[0])
     chosen = next((each for each in asked if each != "auto"), None)
-    try:
-        return chosen or str(new_core().get_property(device.name, "INFERENCE_PRECISION_HINT").get_type_name())
-    except RuntimeError:
-        return None
+    return chosen or precision_of_device(new_core(), device.name) or None
 
 
 def _print_devices(found: list[Device], processor: ProcessorFacts) -> None:

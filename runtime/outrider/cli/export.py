@@ -76,17 +76,16 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     with terminable(), Bars(quiet=as_json) as bars:
         bundle = work(bars)
     manifest = bundle.manifest
-    size = sum(file.size for file in manifest.files)
     if as_json:
         models = {"main": manifest.main} | {drafter.name: drafter.model for drafter in manifest.drafters}
         weights = {name: model.weights for name, model in models.items()}
-        print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
+        print_json({"bundle": str(bundle.folder), "bytes": manifest.size, "weights": weights, "notes": bars.notes})
         return
     draft: str = "no draft model" if manifest.main.text_encoder is None else manifest.main.text_encoder.kind
     if manifest.drafters:
         first = manifest.drafters[0]
         draft = f"{'draft model' if first.kind == 'draft_model' else first.kind} in {first.model.weights}"
-    out.print(f"{output}: {size / 1e9:.2f} GB, main model in {manifest.main.weights}, {draft}.")
+    out.print(f"{output}: {manifest.size / 1e9:.2f} GB, main model in {manifest.main.weights}, {draft}.")
     if (text_encoder := manifest.main.text_encoder) is not None:
         what, path = ("embeddings", "embeddings") if text_encoder.kind == "embedding" else ("rankings", "rerank")
         out.print(f"Serve its {what}, beside models that write: outrider serve MODEL {output} (POST /v1/{path})")

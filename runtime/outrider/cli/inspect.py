@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import msgspec
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry, TextEncoderEntry, describe_layers
-from outrider.cli.console import err, out, print_json, table
+from outrider.cli.console import out, print_json, table
+from outrider.cli.export import Bars
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
 from outrider.cli.parts import is_unknown_architecture, print_parts
@@ -97,10 +97,9 @@ def _inspect_file(path: Path, *, as_json: bool) -> None:
 
 def check_files(bundle: Bundle, *, quiet: bool) -> None:
     """Compare the sha256 of every file with the manifest. Raises as `Bundle.check_hashes`."""
-    columns = (TextColumn("checking"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
-        task = bars.add_task("", total=_size(bundle))
-        bundle.check_hashes(lambda count: bars.advance(task, count))
+    with Bars(quiet=quiet) as bars:
+        bars.phase("checking", bundle.manifest.size)
+        bundle.check_hashes(bars.advance)
 
 
 def _print(bundle: Bundle) -> None:
@@ -108,7 +107,7 @@ def _print(bundle: Bundle) -> None:
     models = {"main": manifest.main} | {drafter.name: drafter.model for drafter in manifest.drafters}
     out.print(f"{bundle.folder}", style="bold", soft_wrap=True)
     out.print(
-        f"{decimal(_size(bundle))} in {len(manifest.files)} files, made by {manifest.created_by}, for outrider "
+        f"{decimal(manifest.size)} in {len(manifest.files)} files, made by {manifest.created_by}, for outrider "
         f"{manifest.minimum_runtime} or later\n"
     )
     described = {name: _describe(model) for name, model in models.items()}
@@ -254,7 +253,3 @@ def _print_models(models: dict[str, dict[str, str]]) -> None:
 
 def _or_none(token_id: int | None) -> str:
     return "none" if token_id is None else str(token_id)
-
-
-def _size(bundle: Bundle) -> int:
-    return sum(file.size for file in bundle.manifest.files)

@@ -95,7 +95,7 @@ def _shown_now(service: Service, model: Model | TextEncoder) -> dict[str, Any]:
         "type": "llm" if is_llm else "embedding" if info.type == "embeddings" else info.type,
         "publisher": "", "key": info.id, "display_name": info.id,
         "quantization": {"name": info.quantization, "bits_per_weight": _bits_of(info.quantization)},
-        "size_bytes": sum(file.size for file in model.bundle.manifest.files), "params_string": None,
+        "size_bytes": model.bundle.manifest.size, "params_string": None,
         "loaded_instances": [{"id": info.id, "config": config}] if info.loaded else [],
         "max_context_length": info.max_model_len, "format": None,
     }  # fmt: skip

@@ -254,7 +254,7 @@ def tag_of(model: Model | TextEncoder) -> dict[str, Any]:
         "name": model.name,
         "model": model.name,
         "modified_at": datetime.fromtimestamp(info.created, UTC).isoformat(),
-        "size": sum(each.size for each in manifest.files),
+        "size": manifest.size,
         "digest": model.fingerprint.removeprefix("outrider-").ljust(64, "0"),
         "details": details_of(model),
     }

@@ -63,14 +63,12 @@ def precisions_of(name: ModeName, setup: Setup) -> tuple[str, ...]:
 
 def default_precision(device: DeviceConfig) -> str:
     """The main device's default precision, as in `PRECISIONS`; empty: unknown."""
+    from outrider.models.backends.processor import precision_of_device
 
     given = device.of("main").properties.get("INFERENCE_PRECISION_HINT")
     if given or device.precision != "auto":
         return device.precision if device.precision != "auto" else str(given)
-    try:
-        return str(new_core().get_property(device.main_device, "INFERENCE_PRECISION_HINT").get_type_name())
-    except RuntimeError:
-        return ""
+    return precision_of_device(new_core(), device.main_device)
 
 
 def _devices_of(name: ModeName, setup: Setup) -> list[str]:

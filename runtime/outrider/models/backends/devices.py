@@ -89,7 +89,7 @@ def resolve_auto(core: ov.Core) -> str:
     """
     hints = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_STARTUP_FALLBACK": False}
     try:
-        chosen = core.compile_model(_one_operator(), "AUTO", hints).get_property("EXECUTION_DEVICES")
+        chosen = core.compile_model(one_operator(), "AUTO", hints).get_property("EXECUTION_DEVICES")
     except RuntimeError as error:
         raise OptionError("OpenVINO's AUTO finds no device here. Name one: see 'outrider devices'.") from error
     # The name is in brackets while the device is not ready.
@@ -246,7 +246,7 @@ def count_cores(core: ov.Core) -> dict[str, int]:
     Compiles a model of one operator for either kind of core and for both, and reads the numbers of threads. With one
     kind of core, all three numbers are the same.
     """
-    model = _one_operator()
+    model = one_operator()
     found = {}
     for kind in ("ANY_CORE", "PCORE_ONLY", "ECORE_ONLY"):
         hints = {"SCHEDULING_CORE_TYPE": kind, "ENABLE_HYPER_THREADING": False, "INFERENCE_NUM_THREADS": 1024}
@@ -257,7 +257,8 @@ def count_cores(core: ov.Core) -> dict[str, int]:
     return {"cores": found["ANY_CORE"]} | threads
 
 
-def _one_operator() -> ov.Model:
+def one_operator() -> ov.Model:
+    """The least model, to be compiled only to ask for properties."""
     parameter = ops.parameter([1], np.float32)
     return ov.Model([ops.relu(parameter)], [parameter], "one")
 

@@ -18,6 +18,7 @@ from outrider.models.backends.common import BufferStep, SequentialBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.encoder_states import Cross, Encoder
 from outrider.models.backends.infer_calls import GraphState
+from outrider.models.backends.processor import name_of
 from outrider.models.backends.taps import read_ir
 from outrider.models.kv import Unbranched
 from outrider.system.core import new_core
@@ -121,7 +122,7 @@ class EncoderDecoder(SequentialBackend):
         self.encoder = Encoder(core, encoder_path, model_path, encoder, device, hints, self._graph)
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = self._compiled.output("logits").get_partial_shape()[2].get_length()
-        self.precision = str(self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        self.precision = name_of(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
         self._rows = np.empty((0, self.logits_width), dtype=np.float32)
         self._num_tokens = self._num_used = 0
         self.can = Capabilities(bit_exact_batching=False, one_call=False, reads_sources=True)

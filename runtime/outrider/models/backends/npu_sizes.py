@@ -12,10 +12,7 @@ from outrider.errors import OptionError
 from outrider.models.backends.devices import find_name
 
 CACHE_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values; NPUW's default is f16
-_ROWS_STEP, _TOKENS_STEP = (
-    8,
-    64,
-)  # NPUW rounds a window's rows, and prompt and answer, up to multiples of these
+_ROWS_STEP, _TOKENS_STEP = 8, 64  # to multiples of which NPUW rounds a window's rows, and prompt and answer
 _PIECE = 256  # prompt tokens per call of the prefill model
 _DEFAULT_PROMPT, _DEFAULT_ANSWER = 1024, 512  # tokens; GenAI's are 1024 and 128
 

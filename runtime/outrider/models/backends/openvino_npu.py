@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
-from openvino import opset13 as ops
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.models.backends.attention import check_trimmable
 from outrider.models.backends.common import MeasuredBackend
-from outrider.models.backends.devices import facts_of
+from outrider.models.backends.devices import facts_of, one_operator
 from outrider.models.backends.infer_calls import GraphState, InferCalls
 from outrider.models.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.models.backends.npu_window import Window, WindowPending, WindowSlot
+from outrider.models.backends.processor import name_of
 from outrider.models.kv import PrefixCounts
 from outrider.system.core import new_core
 from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, FixedShape, Prompt, num_common_tokens
@@ -129,11 +129,9 @@ class OpenVINONpu(MeasuredBackend):
         """The precision that the device calculates in: f16 on an NPU, what the plugin reports on a CPU."""
         if not self._emulated_on:
             return "f16" if asked == "auto" else asked
-        port = ops.parameter([1], np.float32)
-        smallest = ov.Model([ops.result(ops.abs(port))], [port], "smallest")
         options = {} if asked == "auto" else {"INFERENCE_PRECISION_HINT": asked}
-        compiled = self._core.compile_model(smallest, self._emulated_on, options)
-        return str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+        compiled = self._core.compile_model(one_operator(), self._emulated_on, options)
+        return name_of(compiled.get_property("INFERENCE_PRECISION_HINT"))
 
     @property
     def fingerprint(self) -> dict[str, str]:

@@ -215,6 +215,14 @@ def _capabilities(core: ov.Core) -> list[str]:
     return [*core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")]
 
 
+def precision_of_device(core: ov.Core, device: str) -> str:
+    """What an OpenVINO device calculates in by default; empty if it does not say."""
+    try:
+        return name_of(core.get_property(device, "INFERENCE_PRECISION_HINT"))
+    except RuntimeError:
+        return ""
+
+
 def name_of(kind: ov.Type) -> str:
     """ "bf16", "f32", "u8", …"""
     return str(kind.get_type_name())
