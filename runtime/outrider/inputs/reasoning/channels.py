@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from outrider.inputs.reasoning.stream import Thought, held
+from outrider.inputs.reasoning.stream import Thought
+from outrider.inputs.text.stream import num_held
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
@@ -69,7 +70,7 @@ class Channels:
 
     def _body(self, pieces: list[Thought | str]) -> bool:
         found = _END.search(self._left)
-        count = 0 if found else max(held(self._left, end) for end in _ENDS)
+        count = 0 if found else max(num_held(self._left, end) for end in _ENDS)
         text = self._left[: found.start() if found else len(self._left) - count]
         if self._kind == "analysis":
             text = text.rstrip()

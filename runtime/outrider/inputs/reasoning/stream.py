@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.inputs.text.stream import num_held
+
 
 @dataclass(frozen=True, slots=True)
 class Thought:
@@ -82,7 +84,7 @@ class MarkedReasoning:
         before, marker, rest = self._left.partition(self._end)
         if not self._said:
             before = before.lstrip()
-        certain = before.rstrip() if marker else before[: len(before) - held(before, self._end)].rstrip()
+        certain = before.rstrip() if marker else before[: len(before) - num_held(before, self._end)].rstrip()
         if certain:
             pieces.append(Thought(certain))
             self._said = True
@@ -109,15 +111,9 @@ class MarkedReasoning:
     def _answer(self, pieces: list[Thought | str]) -> bool:
         text, self._left = self._left, ""
         if self._closer and self._after_reasoning:  # the last blanks may stand before the closer
-            count = held(text, self._closer, whole=True)
+            count = num_held(text, self._closer, whole=True)
             certain = text[: len(text) - count].rstrip()
             text, self._left = certain, text[len(certain) :]
         if text:
             pieces.append(text)
         return False
-
-
-def held(text: str, marker: str, *, whole: bool = False) -> int:
-    """The most characters at the end of a text that may be the beginning of a marker, or all of it if `whole`."""
-    sizes = range(min(len(marker) - (not whole), len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(marker[:size])), 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import RequestError, one_line
+from outrider.inputs.text.special_tokens import text_of
 from outrider.inputs.text.template_limits import TemplateLimit
 from outrider.inputs.text.template_sandbox import compiled, render
 from outrider.inputs.text.turns import TOLD, TOLD_OF_TOOLS, joined_turns, told_of_tools, without_system
@@ -48,7 +49,7 @@ class ChatTemplates:
         """
         config = _read_json(folder / "tokenizer_config.json")
         tokens = _read_json(folder / "special_tokens_map.json") | config
-        special = {name: token for name in _TOKENS if (token := _text_of(tokens.get(name))) is not None}
+        special = {name: token for name in _TOKENS if (token := text_of(tokens.get(name))) is not None}
         return cls(_templates_of_files(folder) or _templates_of_json(folder, config), special)
 
     @property
@@ -301,8 +302,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _text_of(token: Any) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None

@@ -26,10 +26,15 @@ def read_special_tokens(folder: Path) -> tuple[str, ...]:
         added = [*(content.get("added_tokens") or ()), *(decoder.values() if isinstance(decoder, dict) else ())]
         found.update(str(token["content"]) for token in added if isinstance(token, dict) and token.get("special"))
         for key, value in content.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(text, str):
+            if key.endswith("_token") and (text := text_of(value)) is not None:
                 found.add(text)
     return tuple(sorted(text for text in found if len(text) > 1))
+
+
+def text_of(token: Any) -> str | None:
+    """The text of a token in one of these files, which have it as it is or in a table; None for something else."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 def without_special(value: Any, special: Collection[str]) -> Any:

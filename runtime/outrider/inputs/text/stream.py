@@ -9,6 +9,12 @@ from itertools import pairwise
 _MOST_BYTES_BEGUN = 3  # of a character in UTF-8 that is not complete
 
 
+def num_held(text: str, marker: str, *, whole: bool = False) -> int:
+    """The most characters at the end of a text that may be the beginning of a marker, or all of it if `whole`."""
+    sizes = range(min(len(marker) - (not whole), len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(marker[:size])), 0)
+
+
 class StopStrings:
     """Finds stop strings in a text that comes piece by piece.
 
@@ -102,8 +108,7 @@ class TextStream:
         stream.finish()            # no token follows: what was held back is certain too
 
     The final text is `decode(all tokens)`, cut before the first stop string, and before a character that is incomplete
-    where an answer is cut. Bytes of an incomplete character, and text
-    that may begin a stop string, are held back.
+    where an answer is cut. Bytes of an incomplete character, and text that may begin a stop string, are held back.
 
     A token's text depends on its neighbours (the space before a word, the bytes of one character), so a window of
     tokens is decoded together. It moves as the answer grows, and always starts some tokens back, as in Hugging Face

@@ -8,8 +8,7 @@ from typing import Any
 
 _BETWEEN_TURNS = "\n\n"  # as Gemma's template has it after a system message, and Ollama between turns of one role
 
-
-# Begins the template of requests with tools where the model's own has none. `outrider.inputs.tools` looks for it.
+# Begins the template of requests with tools where the model's own has none, as a sign for `ToolFormat`.
 TOLD_OF_TOOLS = "{#- calls in <tool_call> tags, which the model is told of -#}"
 TOLD = "You can call functions."  # in the text, if the model is told of them
 

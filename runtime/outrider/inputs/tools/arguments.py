@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from outrider.inputs.text.stream import num_held
 from outrider.inputs.tools.values import as_json, table_of, types_of
 
 _ESCAPED = '"\\/bfnrtu'  # what a backslash may stand before in JSON
@@ -124,8 +125,8 @@ class Tags:
 class TaggedArguments:
     """The same for arguments between tags.
 
-    Values become JSON by the function's schema, or by what they look like without one. Strings
-    come piece by piece, if the schema says that it is one.
+    Values become JSON by the function's schema, or by what they look like without one. A string by its schema comes
+    piece by piece.
     """
 
     def __init__(self, tags: Tags, schema: Mapping[str, Any]) -> None:
@@ -176,12 +177,6 @@ class TaggedArguments:
             held.append(num_held(whole, f"\n{tags.after_value[0]}"))
         certain = len(whole) - max(held)
         return _escaped(whole[:certain]), whole[certain:], False
-
-
-def num_held(text: str, marker: str) -> int:
-    """The most characters at the end of a text that may be the beginning of a marker."""
-    sizes = range(min(len(marker) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(marker[:size])), 0)
 
 
 def _escaped(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from outrider.inputs.text.turns import TOLD_OF_TOOLS
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.heads import head_by_name, head_in_json
 from outrider.inputs.tools.loose import EQUALS_TAGS, INVOKE_TAGS
@@ -29,9 +30,9 @@ class ToolFormat:
     answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
     these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
     between a name and the call's number. prefix: of the name, within `begin`. around: what may stand around all calls,
-    which is dropped. typed: what may stand before `named`. channels: whether an answer consists of
-    messages, of which calls are some. syntax: of the calls between `begin` and `end`, which are no JSON. closer:
-    between the last of them and `end`.
+    which is dropped. typed: what may stand before `named`. channels: whether an answer consists of messages, of which
+    calls are some. syntax: of the calls between `begin` and `end`, which are no JSON. closer: between the last of them
+    and `end`.
     """
 
     name: str
@@ -116,13 +117,7 @@ HERMES = ToolFormat("hermes", "<tool_call>", end="</tool_call>", blank="\n")
 LLAMA = ToolFormat("llama", "<|python_tag|>", separator=";", key="parameters", bare=True)
 MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", end="]", opener="[", separator=",", blank=" ")
 MISTRAL_ARGS = ToolFormat("mistral-args", "[TOOL_CALLS]", named="[ARGS]")
-QWEN_CODER = ToolFormat(
-    "qwen-coder",
-    "<tool_call>",
-    end="</tool_call>",
-    blank="\n",
-    tags=EQUALS_TAGS,
-)
+QWEN_CODER = ToolFormat("qwen-coder", "<tool_call>", end="</tool_call>", blank="\n", tags=EQUALS_TAGS)
 GLM = ToolFormat(
     "glm",
     "<tool_call>",
@@ -150,15 +145,9 @@ LFM = ToolFormat(
     "lfm", "<|tool_call_start|>", end="<|tool_call_end|>", opener="[", closer="]", separator=",", syntax=IN_PYTHON
 )  # fmt: skip
 GEMMA = ToolFormat("gemma", "<|tool_call>", end="<tool_call|>", syntax=IN_GEMMA)
-MINIMAX = ToolFormat(
-    "minimax",
-    "<minimax:tool_call>",
-    end="</minimax:tool_call>",
-    blank="\n",
-    tags=INVOKE_TAGS,
-)
+MINIMAX = ToolFormat("minimax", "<minimax:tool_call>", end="</minimax:tool_call>", blank="\n", tags=INVOKE_TAGS)
 _SIGNS = {  # the first that is found
-    "{#- calls in <tool_call> tags, which the model is told of -#}": HERMES,  # `outrider.inputs.text.turns`
+    TOLD_OF_TOOLS: HERMES,
     "<minimax:tool_call>": MINIMAX,  # MiniMax M2
     "<|tool_call_argument_begin|>": KIMI,  # Kimi K2
     "<｜tool▁sep｜>{": DEEPSEEK,
@@ -167,7 +156,6 @@ _SIGNS = {  # the first that is found
     "<|channel|>commentary": HARMONY,  # gpt-oss
     "<|tool_call|>": GRANITE,  # Granite 3
     "<|tool|>": PHI,  # Phi-4-mini
-} | {  # the first that is found
     "<parameter=": QWEN_CODER,  # Qwen3-Coder, Qwen3.5
     "<function=": None,
     "</arg_key><arg_value>": GLM_IN_LINE,  # GLM-4.7

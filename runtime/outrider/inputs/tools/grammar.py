@@ -11,7 +11,7 @@ from outrider.errors import OptionError, one_line
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
-from outrider.inputs.tools.values import bounds_in_lark, branches, table_of, values_of
+from outrider.inputs.tools.values import ABOUT, bounds_in_lark, branches, definitions_of, properties_of, values_of
 from outrider.tokens.grammar import JSON_STYLE, GrammarSource, check_schema, say_once, widened, with_real_dates
 from outrider.types import TextTokenizer
 
@@ -172,9 +172,8 @@ def _json(schema: Any) -> str:
     return f"%json {json.dumps({'x-guidance': JSON_STYLE} | made if isinstance(made, dict) else made)}"
 
 
-_ABOUT = {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}  # change nothing
-_OF_OBJECTS = _ABOUT | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
-_OF_STRINGS = _ABOUT | {"type", "minLength", "maxLength"}
+_OF_OBJECTS = ABOUT | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+_OF_STRINGS = ABOUT | {"type", "minLength", "maxLength"}
 
 
 def rules_of_arguments(
@@ -186,9 +185,7 @@ def rules_of_arguments(
     """
     name, parameters = function["name"], function.get("parameters") or {}
     left_out = [f"/{keyword}" for keyword in sorted(parameters.keys() - _OF_OBJECTS)]
-    required = [key for key in _listed(parameters.get("required")) if isinstance(key, str)]
-    known = table_of(parameters, "properties")
-    properties = {**known} | {key: {} for key in required if key not in known}
+    properties, required = properties_of(parameters)
     line, end = literal(tags.line), literal(tags.end)
     rules, places = list[str](), list[str]()
     for i, (key, schema) in enumerate(properties.items()):
@@ -202,25 +199,20 @@ def rules_of_arguments(
     return [f"{rule}: {head} {line} {' '.join(places)} {end}", *rules], left_out
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _values(
     rule: str, tags: Tags, schema: Any, root: Mapping[str, Any], tokenizer: TextTokenizer
 ) -> tuple[list[str], list[str]]:
     """Rules for a value and the tag after it, and the keywords of a text that they do not follow."""
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     sizes, others, left_out = list[str](), list[str](), list[str]()
     for branch in branches(schema, root):
         values = values_of(branch)
         if values is not None:
             others += [json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in values]
-        elif branch.get("type") == "string" or not branch.keys() - _ABOUT:
+        elif branch.get("type") == "string" or not branch.keys() - ABOUT:
             sizes.append(bounds_in_lark(branch, "Length"))
             left_out += sorted(branch.keys() - _OF_STRINGS)
         else:
-            others.append(_json({**definitions, **branch}))
+            others.append(_json({**definitions_of(root), **branch}))
     if not sizes:
         return [f"{rule}: ({' | '.join(others)}) {tags_in_lark(tags.value[1], tokenizer)}"], left_out
     tag, text = tags.value[1].strip(), f"/(?s:.{{{sizes[0]}}})/"  # what else is allowed can be written as text too

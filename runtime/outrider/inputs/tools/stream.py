@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments, num_held
+from outrider.inputs.text.stream import num_held
+from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments
 from outrider.inputs.tools.loose import (
     BARE,
     BRACKET,

@@ -10,11 +10,10 @@ from typing import Any
 
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark
 from outrider.inputs.tools.shapes import PYTHON_NAME, ReadWhole, gemma_calls, python_calls
-from outrider.inputs.tools.values import bounds_in_lark, resolved, table_of, values_of
+from outrider.inputs.tools.values import ABOUT, bounds_in_lark, definitions_of, properties_of, resolved, values_of
 from outrider.types import TextTokenizer
 
 _OF_NUMBERS = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_ABOUT = {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}  # change nothing
 _KINDS = ("array", "boolean", "integer", "null", "number", "object", "string")
 # Keywords that are followed, each for its type; those of numbers by llguidance.
 _FOLLOWED = {
@@ -23,10 +22,6 @@ _FOLLOWED = {
 }  # fmt: skip
 _MOST_REFERENCES = 8  # one after another
 _KEY = r"[A-Za-z_][A-Za-z0-9_]*"  # one that is written without quotes
-
-
-def _refers(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and "$ref" in schema
 
 
 @dataclass(frozen=True)
@@ -83,14 +78,11 @@ class _Rules:
         self._syntax, self._rule, self._root, self._in_json = syntax, rule, root, in_json
         self._quote = marker_in_lark(syntax.quote, tokenizer)
         self._names = dict[str, str]()  # of the rules for what schemas refer to, for strings and for any value
-        self._definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        self._definitions = definitions_of(root)
 
     def of_object(self, schema: Mapping[str, Any], place: str, colon: str, *, quoted: bool) -> str:
         """Keys and values, those that are required and others, in the schema's order. quoted: whether keys are."""
-        known, more = table_of(schema, "properties"), schema.get("additionalProperties", True)
-        listed = schema.get("required")
-        required = [key for key in listed if isinstance(key, str)] if isinstance(listed, list) else []
-        properties = {**known} | {key: {} for key in required if key not in known}
+        (properties, required), more = properties_of(schema), schema.get("additionalProperties", True)
         if not properties:
             return "" if more is False else self._of_map(more, place, colon, quoted=quoted)
         comma, rest = literal(self._syntax.comma), ""
@@ -111,13 +103,14 @@ class _Rules:
 
     def of(self, schema: Any, place: str) -> str:
         """An expression for a value."""
-        if not isinstance(schema, Mapping) or not schema.keys() - _ABOUT:
+        if not isinstance(schema, Mapping) or not schema.keys() - ABOUT:
             return self._of_any()
         if isinstance(reference := schema.get("$ref"), str):
             found = schema
             for _ in range(_MOST_REFERENCES):
                 found = resolved(found, self._root)
-            return self._named(reference, lambda: self._of_any() if _refers(found) else self.of(found, reference))
+            is_endless = isinstance(found, Mapping) and "$ref" in found
+            return self._named(reference, lambda: self._of_any() if is_endless else self.of(found, reference))
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
                 return f"({' | '.join(self.of(each, f'{place}/{key}/{i}') for i, each in enumerate(schema[key]))})"
@@ -135,12 +128,14 @@ class _Rules:
         make = {
             "string": lambda: self._of_string(bounds_in_lark(schema, "Length")),
             "array": lambda: self._of_array(schema, place),
-            "object": lambda: self._of_braces(schema, place),
+            "object": lambda: (
+                f'"{{" {self.of_object(schema, place, self._syntax.colon, quoted=self._syntax.is_python)} "}}"'
+            ),
             "boolean": lambda: f"({literal(self._syntax.words[0])} | {literal(self._syntax.words[1])})",
             "null": lambda: literal(self._syntax.words[2]),
         }
         numbers = {key: schema[key] for key in _OF_NUMBERS if key in schema}
-        if schema.keys() - _ABOUT - _FOLLOWED:
+        if schema.keys() - ABOUT - _FOLLOWED:
             return self._of_others(schema, place, make.get(kind, lambda: self._in_json(numbers)))
         return make[kind]() if kind in make else self._in_json(numbers)
 
@@ -173,9 +168,6 @@ class _Rules:
         item = self._new(self.of(schema.get("items", {}), f"{place}/items"))
         more = f"{{{max(int(least) - 1, 0)},{most and int(most) - 1}}}"
         return f'"[" ({item} ({literal(self._syntax.comma)} {item}){more}){"" if int(least) else "?"} "]"'
-
-    def _of_braces(self, schema: Mapping[str, Any], place: str) -> str:
-        return f'"{{" {self.of_object(schema, place, self._syntax.colon, quoted=self._syntax.is_python)} "}}"'
 
     def _of_map(self, schema: Any, place: str, colon: str, *, quoted: bool) -> str:
         """Any keys, with values by a schema."""

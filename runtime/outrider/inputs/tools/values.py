@@ -11,7 +11,7 @@ from outrider.errors import OptionError
 _KINDS = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), type(None): ("null",),
           list: ("array",), dict: ("object",)}  # fmt: skip
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates write these values in earlier calls
-
+ABOUT = {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}  # change nothing
 
 _DEEPEST = 8  # schemas that refer to others; one may refer to itself
 
@@ -53,6 +53,18 @@ def table_of(schema: Any, key: str) -> Mapping[str, Any]:
     """The table at a key of a schema; an empty one if there is none."""
     found = schema.get(key) if isinstance(schema, Mapping) else None
     return found if isinstance(found, Mapping) else {}
+
+
+def definitions_of(root: Mapping[str, Any]) -> dict[str, Any]:
+    """What schemas within this one may refer to."""
+    return {key: root[key] for key in ("$defs", "definitions") if key in root}
+
+
+def properties_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The properties of an object, those that are only required among them, and which are required."""
+    known, listed = table_of(schema, "properties"), schema.get("required")
+    required = [key for key in listed if isinstance(key, str)] if isinstance(listed, list) else []
+    return {**known} | {key: {} for key in required if key not in known}, required
 
 
 def bounds_in_lark(schema: Mapping[str, Any], of: str) -> str:

@@ -229,8 +229,7 @@ class Vision:
             if not isinstance(url, str) or not url.startswith("data:"):
                 raise RequestError(
                     f"Message {place} has the image_url {str(url)[:60]!r}, and images are never fetched. Give the "
-                    "image "
-                    "itself, as data:image/…;base64,…"
+                    "image itself, as data:image/…;base64,…"
                 )
             images.append(url)
             return {"type": "image"}
