@@ -22,7 +22,7 @@ from outrider.models.backends import onnx_cache, paged_tensors, taps
 from outrider.models.backends.onnxruntime import OnnxRuntime
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.kv.memory import ROOM
+from outrider.system.memory import ROOM
 from outrider.types import Chunk, Exactness, RowRule
 
 _NOTHING = 0  # PROT_NONE

@@ -16,8 +16,8 @@ from outrider.bundle import read_bundle
 from outrider.models.backends.processor import find_processor
 from outrider.models.backends.taps import ROOM as WEIGHTS_ROOM
 from outrider.models.backends.taps import read_ir
-from outrider.models.kv.memory import ROOM, allocate_zeros
 from outrider.system.core import new_core
+from outrider.system.memory import ROOM, allocate_zeros
 from outrider.testing import save_toy_bundle
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")

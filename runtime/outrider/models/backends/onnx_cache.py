@@ -14,15 +14,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from outrider.errors import DeviceError
-from outrider.models.kv import (
-    Buffer,
-    BufferPool,
-    Opening,
-    PrefixCounts,
-    SlotTokens,
-    allocate_zeros,
-    check_contents,
-)
+from outrider.models.kv import Buffer, BufferPool, Opening, PrefixCounts, SlotTokens, check_contents
+from outrider.system.memory import allocate_zeros
 from outrider.types import NO_PROMPT, CacheUse, Prompt, prompt_keys
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from outrider.models.kv import allocate_zeros
+from outrider.system.memory import allocate_zeros
 
 
 class HostTensor:

@@ -2,7 +2,6 @@
 
 from outrider.models.kv.block_pool import BlockPool, BlockTable
 from outrider.models.kv.buffer_pool import Buffer, BufferPool, Opening
-from outrider.models.kv.memory import allocate_zeros
 from outrider.models.kv.prefix_store import PREFIXES, Fetched, Prefixes, PrefixStore, StoredModel, check_contents
 from outrider.models.kv.slot_tokens import PrefixCounts, SlotTokens, Unbranched
 from outrider.models.kv.state_rows import (
@@ -38,6 +37,5 @@ __all__ = [
     "StateRows",
     "StoredModel",
     "Unbranched",
-    "allocate_zeros",
     "check_contents",
 ]

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import one_line
-from outrider.models.kv.state_worth import state_worths, states_of
+from outrider.models.kv.state_worth import key_of, state_worths, states_of
 from outrider.system.files import FAULTS, NO_ROOM, write_whole
 from outrider.types import num_common_tokens
 
@@ -35,9 +35,8 @@ ABOUT = "about.json"  # says what a folder's files belong to
 _MAGIC = b"outrider keys and values 3\n"  # with the version of the format; files of another one are deleted
 _LONGEST = 1 << 20  # bytes of a header
 _HALF_LIFE = 3 * 86_400.0  # seconds, after which a use counts half
-_SECONDS_PER_TOKEN = (
-    1e-3  # seconds for each token before it, by which a file counts as used earlier: ends go before beginnings
-)
+# For each token before it, by which a file counts as used earlier: ends go before beginnings.
+_SECONDS_PER_TOKEN = 1e-3
 _FREE_BYTES = 1_000_000_000  # bytes of the disk that are left to others
 _OLD = 3_600.0  # seconds, after which a temporary file belongs to nobody
 
@@ -80,7 +79,7 @@ class ChunkFile:
     def of(cls, parent: str, begin: int, token_ids: Sequence[int]) -> ChunkFile:
         """The chunk of these tokens after those of `parent`."""
         text = f"{parent} {' '.join(map(str, token_ids))}"
-        return cls(hashlib.sha256(text.encode()).hexdigest()[:40], parent, begin, tuple(token_ids))
+        return cls(key_of(text.encode()), parent, begin, tuple(token_ids))
 
     @property
     def end(self) -> int:
@@ -105,14 +104,14 @@ class File:
 
 def root_of(scope: bytes) -> str:
     """What the first chunk of a text of this scope has as its parent."""
-    return hashlib.sha256(scope).hexdigest()[:40]
+    return key_of(scope)
 
 
 class ChunkFiles:
     """The files of one model in one setting: a folder of its own in the store's folder.
 
         files = ChunkFiles(Path("prefixes"), {"model": "…", "precision": "f32"}, max_bytes=4 * 10**9)
-        files.write(Chunk.of(root_of(b""), 0, token_ids), content)
+        files.write(ChunkFile.of(root_of(b""), 0, token_ids), content)
         files.chain(token_ids, b"")    # the chunks that a text begins with
 
     identity: all that keys and values depend on besides the tokens. max_bytes: of all folders in `folder` together.

@@ -195,7 +195,7 @@ class StoredModel:
 class PrefixStore:
     """Saves an engine's prefix caches in files, and reads them for prompts that begin with what is there.
 
-        store = PrefixStore(folder, {"main": Stored(backend, identity, about)}, max_bytes=4 * 10**9)
+        store = PrefixStore(folder, {"main": StoredModel(backend, identity, about)}, max_bytes=4 * 10**9)
         fetched = store.fetch("main", prompt)    # in the thread that has the prompt
         fetched.restore(room)                    # in the thread that makes the models' calls
         store.copy_on()                          # there, too, between calls, while store.is_due

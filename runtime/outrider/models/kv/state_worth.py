@@ -9,9 +9,14 @@ _MAX_WORTH = 0.99
 Children = Mapping[str, Mapping[str, tuple[int, ...]]]  # tokens of files, by the parent and the key
 
 
+def key_of(text: bytes) -> str:
+    """The key of what a text names: a file, or the parent of some."""
+    return hashlib.sha256(text).hexdigest()[:40]
+
+
 def states_of(parent: str) -> str:
     """What the states after tokens of the chunks after `parent` have as their parent."""
-    return hashlib.sha256(f"states {parent}".encode()).hexdigest()[:40]
+    return key_of(f"states {parent}".encode())
 
 
 def state_worths(children: Children, parents: Mapping[str, str], sizes: Mapping[str, int]) -> dict[str, float]:
