@@ -154,8 +154,8 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
         )
     no_timestamps = generation.get("no_timestamps_token_id", vocabulary.find("<|notimestamps|>"))
     languages = generation.get("lang_to_id") or {}
-    names = any(token and _LANGUAGE.fullmatch(token) for token in vocabulary.tokens)
-    if not languages and generation.get("is_multilingual") is None and names:
+    has_languages = any(token and _LANGUAGE.fullmatch(token) for token in vocabulary.tokens)
+    if not languages and generation.get("is_multilingual") is None and has_languages:
         raise ExportError(
             f"{folder}/generation_config.json has no lang_to_id, so its languages are not known. Copy the file of the "
             "model that it was made from, such as openai/whisper-small, or add is_multilingual: false."
