@@ -10,8 +10,9 @@
 
 Besides::
 
+    adapters.py    each drafter with an adapter of the main model, and without
     conversations.py  the prefix cache in conversations, and its memory
-    simulation/    predictions for a pair on another machine
+    layers.py      layers that a drafter made of the main model's own can do without
     traces/        pictures and summaries of traces
     verify/        the certificate: whether the promises hold on this device
 """

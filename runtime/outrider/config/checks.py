@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -37,6 +38,17 @@ def plain(value: Any) -> Any:
     return value
 
 
+def is_finite_number(value: Any) -> bool:
+    """Whether this is a number, of Python's or NumPy's, that is neither infinite nor a truth value."""
+    is_real = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+    return is_real and math.isfinite(value)
+
+
+def is_count(value: Any) -> bool:
+    """Whether this is an integer of at least 0, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
 def as_tuple(value: Any) -> Any:
     """A list or set as a tuple with plain numbers; anything else as it is."""
     return tuple(map(plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
@@ -51,12 +63,12 @@ def as_biases(value: Any) -> Any:
     """A copy with plain numbers, whose keys are integers: those of TOML and JSON are strings."""
     if not isinstance(value, Mapping):
         return value
-    biases = {int(k) if _is_number(k) else plain(k): plain(v) for k, v in value.items()}
+    biases = {int(k) if _is_integer(k) else plain(k): plain(v) for k, v in value.items()}
     return biases if len(biases) == len(value) else value  # an id that occurs twice, as "7" and 7, is refused
 
 
-def _is_number(key: Any) -> bool:
-    """Whether a text is an integer. No token id has more digits than these."""
+def _is_integer(key: Any) -> bool:
+    """Whether this is the text of an integer. No token id has more digits than these."""
     return isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS
 
 
@@ -158,7 +170,7 @@ def are_biases(values: Mapping[Any, Any]) -> bool:
 
 def are_ids(values: tuple[Any, ...]) -> bool:
     """Whether these are token ids."""
-    return all(isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0 for value in values)
+    return all(map(is_count, values))
 
 
 def are_named(values: Mapping[Any, Any]) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Integral, Real
 from typing import Any, cast
 
 import numpy as np
 
+from outrider.config.checks import is_count, is_finite_number
 from outrider.errors import DrafterError
 from outrider.system.guard import Guarded, Rule
 from outrider.types import Drafter, Guess, Prompt, Proposer, Requirements
@@ -26,15 +25,6 @@ def inner(drafter: object) -> object:
     return drafter.inner if isinstance(drafter, Guarded) else drafter
 
 
-def _is_number(value: Any) -> bool:
-    is_real = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
-    return is_real and math.isfinite(value)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
-
-
 def _are_requirements(value: Any) -> bool:
     if not isinstance(value, Requirements):
         return False
@@ -45,18 +35,18 @@ def _are_requirements(value: Any) -> bool:
 def _is_guess(value: Any) -> bool:
     if not isinstance(value, Guess):
         return value is None
-    is_known = value.token_id is None or _is_count(value.token_id)
-    return _is_number(value.chance) and 0 <= value.chance <= 1 and _is_count(value.num_accepted) and is_known
+    is_known = value.token_id is None or is_count(value.token_id)
+    return is_finite_number(value.chance) and 0 <= value.chance <= 1 and is_count(value.num_accepted) and is_known
 
 
 _FLAG = ("True or False", lambda value: isinstance(value, bool | np.bool_))
-_NUMBER = ("a finite number", _is_number)
-_COUNT = ("an integer of at least 0", _is_count)
+_NUMBER = ("a finite number", is_finite_number)
+_COUNT = ("an integer of at least 0", is_count)
 _IGNORED = ("anything", lambda _: True)
 # By member of `Drafter`.
 RULES = {
     "num_assistant_tokens": Rule(
-        f"an integer from 0 to {_MAX_DRAFT_TOKENS}", lambda value: _is_count(value) and value <= _MAX_DRAFT_TOKENS
+        f"an integer from 0 to {_MAX_DRAFT_TOKENS}", lambda value: is_count(value) and value <= _MAX_DRAFT_TOKENS
     ),
     "seconds": Rule(*_NUMBER),
     "prompt_of": Rule("None or a Prompt", lambda value: value is None or isinstance(value, Prompt), of_call=True),
@@ -74,7 +64,7 @@ RULES = {
     "is_priced": Rule(*_FLAG),
     "is_free": Rule(*_FLAG),
     "at_once": Rule(*_FLAG),
-    "most_tokens": Rule("None or an integer of at least 0", lambda value: value is None or _is_count(value)),
+    "most_tokens": Rule("None or an integer of at least 0", lambda value: value is None or is_count(value)),
     "first_seconds": Rule(*_NUMBER),
     "can_draft": Rule(*_FLAG, of_call=True),
     "seconds_for": Rule(*_NUMBER, of_call=True),

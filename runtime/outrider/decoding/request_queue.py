@@ -67,9 +67,8 @@ class RequestQueue:
         """Raise RequestError in the worker's own thread: what waits for an answer there would stop all of them."""
         if threading.current_thread() is self._thread:
             raise RequestError(
-                "A sink, a drafter or an observer cannot wait for an answer: it runs in the engine's thread, so "
-                "the answer "
-                "would never come. Use engine.submit, or another thread."
+                "A sink, a drafter or an observer cannot wait for an answer: it runs in the engine's thread, so the "
+                "answer would never come. Use engine.submit, or another thread."
             )
 
     def close(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.config.checks import plain, shown_value
+from outrider.config.checks import is_finite_number, plain, shown_value
 from outrider.errors import OptionError
 
 FALLBACK_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -40,12 +39,12 @@ class TranscriptionOptions:
             if not isinstance(value := getattr(self, name), bool):
                 raise OptionError(f"{name}={shown_value(value)} is neither True nor False.")
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
-            if (value := getattr(self, name)) is not None and not _is_number(value):
+            if (value := getattr(self, name)) is not None and not is_finite_number(plain(value)):
                 raise OptionError(f"{name}={shown_value(value)} is no number. Give one, or None to turn it off.")
         if self.timestamps and self.without_timestamps:
             raise OptionError("timestamps=True shows what without_timestamps=True leaves out. Leave out one of them.")
         values = self._values()
-        if values is not None and not (values and all(map(_is_number, values))):
+        if values is not None and not (values and all(map(is_finite_number, values))):
             raise OptionError(
                 f"temperature={shown_value(self.temperature)} is neither a number nor some of them. Give one, such as "
                 "0.0, or several in the order in which they are tried."
@@ -62,8 +61,3 @@ class TranscriptionOptions:
         if given is None:
             return None
         return tuple(map(plain, given)) if isinstance(given, list | tuple) else (given,)
-
-
-def _is_number(value: Any) -> bool:
-    value = plain(value)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

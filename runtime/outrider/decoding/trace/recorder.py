@@ -181,10 +181,8 @@ class _Device:
         """Add a call's span, cut so that it does not overlap the one before."""
         chunks = call.chunks
         num_tokens, num_rows = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.num_rows for chunk in chunks)
-        reads = num_tokens - num_rows > (
-            len(chunks) if self.drafts else 0
-        )  # a draft model reads one more after a draft that was accepted whole
-        name = "read" if reads else "draft" if self.drafts else "check"
+        more = len(chunks) if self.drafts else 0  # which it reads after a draft that was accepted whole
+        name = "read" if num_tokens - num_rows > more else "draft" if self.drafts else "check"
         args: dict[str, Any] = {"sequences": len(chunks), "tokens": num_tokens, "rows": num_rows}
         args["context"] = call.context
         if call.error:
