@@ -478,7 +478,7 @@ def test_a_peers_model_that_is_not_there_is_said_before_devices_are_tried(
     openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "outrider.models.tuning.loading.choose_devices", lambda *_, **__: pytest.fail("devices are tried")
+        "outrider.models.tuning.placement.choose_devices", lambda *_, **__: pytest.fail("devices are tried")
     )
     given = ["--main-device", "auto", "--modes", "plain,auto@other", "--peer-model", f"other={tmp_path / 'nowhere'}"]
     assert run(["bench", str(openvino_bundle.folder), *given]) == 1

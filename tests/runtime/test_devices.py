@@ -25,7 +25,7 @@ from outrider.errors import DeviceError
 from outrider.models.backends import devices, onnx_providers, processor
 from outrider.models.backends.devices import Device, compile_error
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.tuning import loading, model_spec, probe
+from outrider.models.tuning import loading, model_spec, placement, probe
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
 from outrider.system.memory import system_memory
@@ -126,7 +126,7 @@ class TestADriverThatCrashes:
         assert answers_as_it_should(engine)
         assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
         gpu("")  # the driver is repaired
-        loading.forget()
+        probe.forget()
         assert load(bundle, main_device="auto").placement.main == "GPU"
 
     @pytest.mark.parametrize("error", [outrider.OptionError, outrider.BundleError])
@@ -159,18 +159,18 @@ class TestADriverThatCrashes:
     ) -> None:
         gpu(f"import signal; probe.ModelSpec.compile = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
         part = ModelSpec("main", bundle, bundle.manifest.main)
-        verdict = loading.verdict_of(part.on("GPU", SMALL.device))
+        verdict = probe.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
         assert verdict.reason == f"the process that tested it was ended by {name}"
         gpu("")
-        assert loading.verdict_of(part.on("GPU", SMALL.device)).works  # tried again
+        assert probe.verdict_of(part.on("GPU", SMALL.device)).works  # tried again
 
     @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Its parent process may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.ModelSpec.compile = lambda *_, **__: time.sleep(600)")
         part = ModelSpec("main", bundle, bundle.manifest.main)
-        assert "ended with code 1" in loading.verdict_of(part.on("GPU", SMALL.device)).reason
+        assert "ended with code 1" in probe.verdict_of(part.on("GPU", SMALL.device)).reason
 
     @pytest.mark.slow
     def test_one_that_hangs_is_given_up(
@@ -206,7 +206,7 @@ class TestVerdicts:
         options = SMALL.device
 
         def works(options: Any = options) -> bool | None:
-            return loading.verdict_of(part.on("GPU", options)).works
+            return probe.verdict_of(part.on("GPU", options)).works
 
         assert works()
         assert works()
@@ -224,7 +224,7 @@ class TestVerdicts:
         assert works()  # the old driver's verdict
         assert works(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
         assert works(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
-        loading.forget()
+        probe.forget()
         assert works() is False
         assert works() is False
         assert num_tried(tmp_path) == 4
@@ -241,12 +241,12 @@ class TestVerdicts:
     ) -> None:
         part = ModelSpec("main", bundle, bundle.manifest.main)
         odd = SMALL.replace(properties={"session.x": object()}).device
-        assert loading.verdict_of(part.on("GPU", odd)).works is None
+        assert probe.verdict_of(part.on("GPU", odd)).works is None
         assert (
-            loading.verdict_of(part.on("GPU", SMALL.replace(precision="bf16").device)).works is None
+            probe.verdict_of(part.on("GPU", SMALL.replace(precision="bf16").device)).works is None
         )  # the option's fault
         monkeypatch.setattr(probe, "child_command", lambda: None)
-        verdict = loading.verdict_of(part.on("GPU", SMALL.device))
+        verdict = probe.verdict_of(part.on("GPU", SMALL.device))
         assert verdict.works is None
         assert "no Python interpreter" in verdict.reason
         assert not (saved.FOLDER / "verdicts").exists()
@@ -266,10 +266,10 @@ def test_an_app_never_starts_itself(
 
 
 def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
-    folder, model = str(openvino_bundle.folder), openvino_bundle.manifest.main
-    assert probe.try_apart(probe.Job(folder, "main", model, "CPU", SMALL.device)).works
+    part = ModelSpec("main", openvino_bundle, openvino_bundle.manifest.main)
+    assert probe.try_apart(part.on("CPU", SMALL.device)).works
     broken = SMALL.replace(properties={"NO_SUCH_PROPERTY": "1"}).device
-    verdict = probe.try_apart(probe.Job(folder, "main", model, "CPU", broken))
+    verdict = probe.try_apart(part.on("CPU", broken))
     assert verdict.works is False
     assert "NO_SUCH_PROPERTY" in verdict.reason
 
@@ -326,20 +326,20 @@ class TestAuto:
     def test_an_npu_has_to_be_named(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         part = ModelSpec("main", bundle, bundle.manifest.main)
         here = [Device(name=name, format="onnx", full_name="one") for name in ("CPU", "NPU", "NPU.0", "GPU.1")]
-        monkeypatch.setattr(loading, "find_devices", lambda: here)
-        monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=True))
+        monkeypatch.setattr(placement, "find_devices", lambda: here)
+        monkeypatch.setattr(placement, "verdict_of", lambda *_: probe.Verdict(works=True))
         open_to_choice = SMALL.replace(main_device="auto").device
-        assert loading.choose_devices(part, [], open_to_choice).main == "GPU.1"
+        assert placement.choose_devices(part, [], open_to_choice).main == "GPU.1"
         del here[-1]
-        assert loading.choose_devices(part, [], open_to_choice).main == "CPU"
+        assert placement.choose_devices(part, [], open_to_choice).main == "CPU"
 
     def test_a_draft_model_of_another_format_goes_to_the_cpu(
         self, bundle: Bundle, openvino_bundle: Bundle, gpu: Callable[[str], None]
     ) -> None:
         """OpenVINO has no GPU here."""
         main, draft = (ModelSpec("main", each, each.manifest.main) for each in (bundle, openvino_bundle))
-        placement = loading.choose_devices(main, [draft], SMALL.replace(main_device="auto").device)
-        assert (placement.main, placement.draft) == ("GPU", "CPU")
+        found = placement.choose_devices(main, [draft], SMALL.replace(main_device="auto").device)
+        assert (found.main, found.draft) == ("GPU", "CPU")
 
     def test_a_verdict_that_says_nothing_is_none(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path

@@ -14,7 +14,7 @@ from outrider.config import DeviceConfig
 from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
 from outrider.models.backends.processor import ProcessorFacts
-from outrider.models.tuning import costs, loading, model_spec, settled
+from outrider.models.tuning import costs, loading, model_spec, probe
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.probe import Verdict
@@ -38,7 +38,7 @@ def part(bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mod
 
 def has_driver(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
     gpu = Device(name="GPU", format="openvino", full_name="one", driver=driver)
-    for module in (model_spec, loading):
+    for module in (model_spec, probe):
         monkeypatch.setattr(module, "find_device", lambda *_: gpu)
 
 
@@ -62,20 +62,20 @@ def test_a_setting_that_is_exact_with_one_driver_is_measured_with_another(
     part: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_driver(monkeypatch, "1")
-    settled._file(part.on("GPU", DeviceConfig())).write(Choice(Setting("f32", "f32")))
-    assert settled.is_settled(part.on("GPU", DeviceConfig()))
+    loading._file(part.on("GPU", DeviceConfig())).write(Choice(Setting("f32", "f32")))
+    assert loading.is_settled(part.on("GPU", DeviceConfig()))
     has_driver(monkeypatch, "2")
-    assert not settled.is_settled(part.on("GPU", DeviceConfig()))
+    assert not loading.is_settled(part.on("GPU", DeviceConfig()))
 
 
 def test_a_setting_is_one_for_all_drafters_and_folders(part: ModelSpec) -> None:
     """Else texts would depend on the drafter."""
-    settled._file(part).write(Choice(Setting("f32", "f32")))
-    assert settled.is_settled(replace(part, features=("hidden.1",)))
-    assert settled.is_settled(part.on("CPU", DeviceConfig(properties={"CACHE_DIR": "anywhere"})))
-    assert settled.is_settled(part.on("CPU", DeviceConfig(properties={"session.intra_op.allow_spinning": "0"})))
-    assert not settled.is_settled(replace(part, cuts=(1, 2)))
-    assert not settled.is_settled(part.on("CPU", DeviceConfig(properties={"ENABLE_CPU_PINNING": False})))
+    loading._file(part).write(Choice(Setting("f32", "f32")))
+    assert loading.is_settled(replace(part, features=("hidden.1",)))
+    assert loading.is_settled(part.on("CPU", DeviceConfig(properties={"CACHE_DIR": "anywhere"})))
+    assert loading.is_settled(part.on("CPU", DeviceConfig(properties={"session.intra_op.allow_spinning": "0"})))
+    assert not loading.is_settled(replace(part, cuts=(1, 2)))
+    assert not loading.is_settled(part.on("CPU", DeviceConfig(properties={"ENABLE_CPU_PINNING": False})))
 
 
 def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,10 +87,10 @@ def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monke
         return Verdict(works=True)
 
     has_driver(monkeypatch, "1")
-    monkeypatch.setattr(loading, "try_apart", try_apart)
+    monkeypatch.setattr(probe, "try_apart", try_apart)
     for name in ("one", "one", "other"):
         monkeypatch.setattr(model_spec, "this_processor", lambda name=name: ProcessorFacts(name))
-        assert loading.verdict_of(part.on("GPU", DeviceConfig())).works
+        assert probe.verdict_of(part.on("GPU", DeviceConfig())).works
     assert len(tried) == 2
 
 

@@ -18,9 +18,9 @@ from outrider.config import DeviceConfig
 from outrider.models.backends.onnx_slices import slice_of
 from outrider.models.backends.onnxruntime import OnnxRuntime
 from outrider.models.tuning import measured, model_spec
+from outrider.models.tuning.loading import compile_settled
 from outrider.models.tuning.measure import TRIAL_TOKENS, measure_exactness
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.settled import compile_settled
 from outrider.system import saved
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, CompiledModel

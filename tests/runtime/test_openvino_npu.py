@@ -17,7 +17,7 @@ from outrider.models.tuning.measure import LONGEST, MAIN_ROWS, measure_pass
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.measure.readings import compare_readings
 from outrider.models.tuning.measure.slots import open_slot
-from outrider.models.tuning.probe import Job, Verdict, _try
+from outrider.models.tuning.probe import Verdict, _Job, _try
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span
 from outrider_bench.modes.make import make_modes
@@ -180,7 +180,7 @@ def test_a_longer_prompt_than_it_was_compiled_for_is_read_in_windows(openvino_bu
 def test_a_small_model_can_be_tried_apart(openvino_bundle: Bundle) -> None:
     main = openvino_bundle.manifest.main
     options = outrider.Config().replace(properties=EMULATED, npu_max_prompt_tokens=5, npu_max_new_tokens=3).device
-    job = Job(str(openvino_bundle.folder), "draft", main, "NPU", options)
+    job = _Job(str(openvino_bundle.folder), "draft", main, "NPU", options)
     assert _try(job) == Verdict(works=True)
 
 

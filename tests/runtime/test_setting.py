@@ -15,11 +15,11 @@ from outrider.config import DeviceConfig
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.backends.processor import ProcessorFacts
 from outrider.models.tuning import measured, setting, trials
+from outrider.models.tuning.loading import choice_of, compile_settled
 from outrider.models.tuning.measure.exactness import measure_exactness
 from outrider.models.tuning.measured import Measured
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
-from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule

@@ -18,11 +18,11 @@ from outrider.models.backends.slices import Layers, Slices, _form, choose_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
 from outrider.models.tuning import measured, model_spec, trials
 from outrider.models.tuning.costs import cost_of
+from outrider.models.tuning.loading import choice_of, compile_settled
 from outrider.models.tuning.measure import PassCost, measure_exactness
 from outrider.models.tuning.measured import allocate_for_trials, compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
-from outrider.models.tuning.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.types import Chunk, CompiledModel
 

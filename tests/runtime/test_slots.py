@@ -8,8 +8,8 @@ import pytest
 from calls import rows_of_call
 from hybrids import save_hybrid
 from outrider.bundle import Format
+from outrider.models.tuning.loading import compile_settled
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.settled import compile_settled
 from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import NO_PROMPT, Chunk, Prompt
 from toys import random_ids

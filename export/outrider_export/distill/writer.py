@@ -24,8 +24,8 @@ from outrider.config import DeviceConfig
 from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.tuning.loading import choice_of
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.settled import choice_of
 from outrider.system.memory import system_memory
 from outrider.types import Chunk, Exactness
 from outrider_export.distill.texts import DistillText, Running, WritingTask

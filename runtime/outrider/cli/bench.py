@@ -125,8 +125,8 @@ def bench(
     interrupted run continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
-    from outrider.models.tuning.loading import choose_devices
     from outrider.models.tuning.model_spec import specs_of
+    from outrider.models.tuning.placement import choose_devices
     from outrider_bench import benchmark
     from outrider_bench.modes.make import default_modes
     from outrider_bench.modes.name import split_modes

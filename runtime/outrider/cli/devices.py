@@ -40,7 +40,7 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
     """
     from outrider.models.backends.devices import find_devices
     from outrider.models.backends.processor import find_processor
-    from outrider.models.tuning.loading import forget
+    from outrider.models.tuning.probe import forget
 
     config = read_options(options)
     if draft and not bundle:
@@ -68,8 +68,8 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
 def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and the placement by the options."""
     from outrider.bundle.folder import draft_models_of
-    from outrider.models.tuning.loading import choose_devices
     from outrider.models.tuning.model_spec import specs_of
+    from outrider.models.tuning.placement import choose_devices
 
     draft_bundle = open_draft_bundle(bundle, config.device)
     main, drafts = specs_of(bundle, draft_bundle, draft_models_of(draft_bundle, bundle))
@@ -84,7 +84,7 @@ def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[li
 
 def _try_model(spec: ModelSpec, device: Device, config: Config) -> dict[str, Any]:
     """Whether a device runs a model, and the memory that it takes there, in bytes."""
-    from outrider.models.tuning.loading import verdict_of
+    from outrider.models.tuning.probe import verdict_of
 
     reason = device.why_not(spec.role)
     works: bool | None = reason is None
@@ -93,7 +93,7 @@ def _try_model(spec: ModelSpec, device: Device, config: Config) -> dict[str, Any
         works, reason = verdict.works, verdict.reason or None
     setting = None
     if device.name == "CPU":
-        from outrider.models.tuning.settled import choice_of
+        from outrider.models.tuning.loading import choice_of
 
         setting = choice_of(spec.on(device.name, config.device)).setting
     precision = setting.cache_precision if setting else _cache_precision(spec, device, config)

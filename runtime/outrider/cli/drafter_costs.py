@@ -14,9 +14,9 @@ from outrider.cli.opening import load_model
 from outrider.config import Config
 from outrider.drafters.prediction import Costs, best_draft, needed, predict, predictions
 from outrider.errors import ExportError, OutriderError
-from outrider.models.tuning.loading import choose_devices
+from outrider.models.tuning.loading import is_settled
 from outrider.models.tuning.model_spec import specs_of
-from outrider.models.tuning.settled import is_settled
+from outrider.models.tuning.placement import choose_devices
 from outrider.system.files import reading
 
 if TYPE_CHECKING:

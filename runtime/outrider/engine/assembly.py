@@ -34,9 +34,10 @@ from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.kv import PREFIXES, PrefixStore, StoredModel
-from outrider.models.tuning.loading import LoadedModel, Placement, load_models
+from outrider.models.tuning.loading import LoadedModel, load_models
 from outrider.models.tuning.measure import pays
 from outrider.models.tuning.model_spec import specs_of
+from outrider.models.tuning.placement import Placement
 from outrider.models.tuning.retiming import Retiming
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why

@@ -10,6 +10,7 @@ under each model's identity, and read at later ones.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,37 +18,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import DeviceConfig, format_of_property
-from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.models.backends.devices import find_device, find_devices, resolve_auto
+from outrider.errors import BundleError, DeviceError, DeviceWarning, ExactnessWarning, OptionError, OutriderError
 from outrider.models.backends.processor import may_divide_by_zero, this_processor
-from outrider.models.tuning.costs import UNMEASURED, cost_of
-from outrider.models.tuning.measure import Contention, measure_contention
+from outrider.models.tuning.costs import UNMEASURED, cost_of, save_cost
+from outrider.models.tuning.measure import Contention, measure_contention, measure_exactness
+from outrider.models.tuning.measure.slots import Adapted
+from outrider.models.tuning.measured import compile_for_trials
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.models.tuning.probe import Job, Verdict, try_apart
-from outrider.models.tuning.settled import choice_of, compile_settled, is_settled
-from outrider.system import saved
-from outrider.system.core import new_core
+from outrider.models.tuning.placement import Placement, choose_devices, device_beside
+from outrider.models.tuning.probe import verdict_of
+from outrider.models.tuning.setting import Choice, Setting
+from outrider.models.tuning.trials import choose
+from outrider.system.progress import report
 from outrider.system.together import together
-from outrider.types import CompiledModel
+from outrider.types import CompiledModel, Exactness
 
 if TYPE_CHECKING:
     from outrider.models.tuning.measure import PassCost
-    from outrider.models.tuning.setting import Choice
+    from outrider.system.saved import SavedValue
 
-_AUTO = "auto chooses the first GPU that runs the model, otherwise the CPU"
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The devices of the main and the draft model, and why these, in a sentence. draft: None without a draft model."""
-
-    main: str
-    draft: str | None
-    why: str
-
-    def named_in(self, options: DeviceConfig) -> DeviceConfig:
-        """The options with these devices in place of "auto" and "AUTO"."""
-        return dataclasses.replace(options, main_device=self.main, draft_device=self.draft or options.draft_device)
+# Hidden states that drafters read change no setting. With one file for them all, a text is the same with each drafter.
+_ALIKE = ("features",)
 
 
 @dataclass(eq=False, slots=True)
@@ -152,7 +143,7 @@ def _compile_models(
     follows = is_chosen and options.draft_device is None
     failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
     for spec in own:
-        instead = _beside(beside, spec)
+        instead = device_beside(beside, spec)
         wanted = instead if follows else placement.draft or beside
         loaded[spec.role] = _load_first(spec, [wanted, instead, "CPU"], options, failures)
     found = beside, loaded[own[0].role].spec.device if own else None
@@ -187,40 +178,96 @@ def compile_checked(spec: ModelSpec) -> LoadedModel:
     return LoadedModel(spec, choice, backend)
 
 
-def forget() -> None:
-    """Delete the saved verdicts, so that all devices are tried again."""
-    saved.forget("verdicts")
+def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
+    """Compile a model in its setting, which is saved, or found now. Returns both.
 
-
-def verdict_of(spec: ModelSpec) -> Verdict:
-    """Whether a device runs a model. It is tried in a child process, now or at an earlier start; see `probe.Job`."""
-    device = spec.device
-    if not device.startswith("NPU") and find_device(device, spec.model.format) is None:  # an NPU can be emulated
-        return Verdict(works=None, reason="there is no such device")
-    file = spec.identity.saved("verdicts", Verdict, ["features", "cuts", "adapters"])  # the child changes no graph
-    verdict = file.read()
-    if verdict is None or verdict.works is None:  # "could not be tried" is not saved
-        job = Job(str(spec.bundle.folder.resolve()), spec.role, spec.model, device, spec.compile_options)
-        verdict = try_apart(job)
-        if verdict.works is not None:
-            file.write(verdict)
-    return verdict
-
-
-def choose_devices(main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig) -> Placement:
-    """The devices that `options` name; for "auto" the first GPU that runs the model, otherwise the CPU.
-
-    A GPU is tried in a process of its own (see `verdict_of`). Warns (`DeviceWarning`) of one that fails.
+    Warns (`ExactnessWarning`) if a main model's rows depend on the batch. Raises as `ModelSpec.compile`.
     """
-    draft = next((spec for spec in drafts if not spec.uses_main_cache), None)
-    main_device = _resolved(main, options.main_device, options)
-    draft_device = None
-    if draft and options.draft_device is not None:
-        draft_device = _resolved(draft, options.draft_device, options)
-    elif draft:
-        draft_device = _beside(main_device, draft) if options.main_device == "auto" else main_device
-    is_chosen = "auto" in (options.main_device, options.draft_device if draft else None)
-    return Placement(main_device, draft_device, why=_AUTO if is_chosen else "as asked for")
+    choice, backend = _choice_of(spec)
+    setting = choice.setting
+    if backend is None:
+        backend = spec.compile(setting)
+        backend.use(setting.exactness)
+    if spec.is_main and not setting.exactness.holds:
+        if setting.exactness.differences:
+            how = f"logits differ by up to {setting.exactness.largest_difference:.2g} with the other rows of a call"
+        else:
+            how = "its cache is too small to measure whether logits depend on the other rows of a call"
+        if backend.cache_precision == "u8":
+            remedy = "Leave cache_precision at 'auto'"
+        elif spec.options.precision != "auto":
+            remedy = "Leave precision at 'auto'"
+        elif backend.precision != "f32":
+            remedy = "Load with precision='f32'"
+        else:
+            remedy = "Load with drafter='none' and one request at a time, or export the model to ONNX,"
+        warnings.warn(
+            f"{spec} on {backend.device} in {backend.precision}, cache {backend.cache_precision}: {how}, so drafts may "
+            f"change the text. {remedy} to avoid this; 'outrider verify' shows by how much.",
+            ExactnessWarning,
+            stacklevel=2,
+        )
+    return choice, backend
+
+
+def choice_of(spec: ModelSpec) -> Choice:
+    """The setting of a model on its device, and its trials: saved, or found now."""
+    return _choice_of(spec)[0]
+
+
+def is_settled(spec: ModelSpec) -> bool:
+    """Whether a model's setting is saved, so that `compile_settled` measures nothing."""
+    return not spec.adapters and _file(spec).read() is not None
+
+
+def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
+    """The same, with the model if it was just compiled in that setting. Saves the cost that slices have."""
+    if spec.adapters:
+        return _choice_with_adapters(spec)
+    file = _file(spec)
+    if found := file.read():
+        return found, None
+    choice, measured = choose(spec)
+    file.write(choice)
+    if measured is None:
+        return choice, None
+    if measured.slices is None:
+        return choice, measured.main
+    report(f"{spec} is timed.")
+    cost, whole = measured.cost(), measured.whole
+    del measured  # frees the slices
+    gc.collect()
+    if whole is None:
+        report(f"{spec} is compiled.")
+    backend = spec.compile(choice.setting) if whole is None else whole.result()
+    backend.use(choice.setting.exactness)
+    save_cost(spec, backend, cost)
+    return choice, backend
+
+
+def _file(spec: ModelSpec) -> SavedValue[Choice]:
+    return spec.identity.saved("settings", Choice, _ALIKE)
+
+
+def _choice_with_adapters(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
+    """The setting of the model without adapters, with its padding if that is enough with them, or another.
+
+    So a row without an adapter has the bits that it has in an engine without adapters, wherever kernels allow that.
+    """
+    choice = _choice_of(dataclasses.replace(spec, adapters=None))[0]
+    gc.collect()
+    adapters = spec.adapters
+    if adapters is None:
+        raise AssertionError("the caller has found some")
+    taken = {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
+    file = spec.identity.saved("settings", Exactness, _ALIKE, **taken)
+    known, backend = file.read(), None
+    if known is None:
+        backend = compile_for_trials(spec, choice.setting)
+        known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
+        backend.use(known)
+        file.write(known)
+    return dataclasses.replace(choice, setting=dataclasses.replace(choice.setting, exactness=known)), backend
 
 
 def _load_first(
@@ -240,29 +287,6 @@ def _load_first(
         said = "" if isinstance(error, DeviceError) else f"{spec} does not run on {first}: "
         _warn(f"{said}{str(error).rstrip('.')}. {others[0]} is used instead.")
     return _load_first(spec, others, options, failures)
-
-
-def _resolved(spec: ModelSpec, name: str, options: DeviceConfig) -> str:
-    """The device that an option's value stands for, for this model."""
-    if name == "AUTO":
-        return resolve_auto(new_core())
-    if name != "auto":
-        return name
-    for device in find_devices():
-        kind = device.name.split(".")[0]
-        # An NPU limits prompts and answers: it has to be named.
-        if kind in ("CPU", "NPU") or device.format != spec.model.format or device.why_not(spec.role):
-            continue
-        verdict = verdict_of(spec.on(device.name, options))
-        if verdict.works is not False:
-            return device.name
-        _warn(f"{spec} does not run on {device.name}: {verdict.reason}. It is not chosen.")
-    return "CPU"
-
-
-def _beside(main_device: str, draft: ModelSpec) -> str:
-    """A draft model's device where "auto" chose the main model's: that one if it runs the draft's format."""
-    return main_device if main_device != "CPU" and find_device(main_device, draft.model.format) else "CPU"
 
 
 def _check_layers(main: ModelSpec, drafts: Sequence[ModelSpec]) -> None:
@@ -290,7 +314,9 @@ def _compile_beside(
             raise AssertionError("the manifest and the device were checked")
         here = spec.on(main.spec.device, options)
         try:
-            made[spec.role] = LoadedModel(here, choice_of(here), here.compile_beside(main.backend))
+            own = here.options  # no settings are tried of what is not compiled alone
+            choice = Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
+            made[spec.role] = LoadedModel(here, choice, here.compile_beside(main.backend))
         except DeviceError as error:
             if not can_leave_out:
                 raise

@@ -1,4 +1,4 @@
-"""Loading a model in a process of its own first: a driver that aborts does not end the app.
+"""Whether a device runs a model: it is loaded in a process of its own first, so a driver that aborts ends no app.
 
 The child loads the model as the engine would, makes one small call and prints a verdict. If it ends without one, the
 device has ended it.
@@ -22,9 +22,10 @@ from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import ModelEntry
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
+from outrider.models.backends.devices import find_device
 from outrider.models.tuning.measure.slots import copied_rows
 from outrider.models.tuning.model_spec import ModelSpec
-from outrider.system import children
+from outrider.system import children, saved
 from outrider.system.files import FAULTS
 from outrider.types import Chunk
 
@@ -35,7 +36,7 @@ _TOKEN_IDS = [0, 0]  # that it evaluates; few, as models in fixed shapes may hav
 _FROM_OUTSIDE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGKILL") if hasattr(signal, name)]
 
 
-class Job(msgspec.Struct, frozen=True):
+class _Job(msgspec.Struct, frozen=True):
     """The child's task: a `ModelSpec`, whose graph the child does not change."""
 
     folder: str  # of the bundle
@@ -52,8 +53,28 @@ class Verdict(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def try_apart(job: Job) -> Verdict:
+def verdict_of(spec: ModelSpec) -> Verdict:
+    """Whether a device runs a model. It is tried in a child process, now or at an earlier start."""
+    device = spec.device
+    if not device.startswith("NPU") and find_device(device, spec.model.format) is None:  # an NPU can be emulated
+        return Verdict(works=None, reason="there is no such device")
+    file = spec.identity.saved("verdicts", Verdict, ["features", "cuts", "adapters"])  # the child changes no graph
+    verdict = file.read()
+    if verdict is None or verdict.works is None:  # "could not be tried" is not saved
+        verdict = try_apart(spec)
+        if verdict.works is not None:
+            file.write(verdict)
+    return verdict
+
+
+def forget() -> None:
+    """Delete the saved verdicts, so that all devices are tried again."""
+    saved.forget("verdicts")
+
+
+def try_apart(spec: ModelSpec) -> Verdict:
     """Load a model in a child process and make a call. A crash of the device does not end this process."""
+    job = _Job(str(spec.bundle.folder.resolve()), spec.role, spec.model, spec.device, spec.compile_options)
     command = child_command()
     if command is None:
         return Verdict(works=None, reason="this program has no Python interpreter to start another one with")
@@ -91,13 +112,13 @@ def main() -> None:
     """The child: load the model that standard input describes, make a call, print the verdict."""
     _die_quietly()
     faulthandler.dump_traceback_later(PATIENCE, exit=True)  # the parent may be gone by then
-    verdict = _try(msgspec.json.decode(sys.stdin.buffer.read(), type=Job))
+    verdict = _try(msgspec.json.decode(sys.stdin.buffer.read(), type=_Job))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(verdict) + b"\n")
     sys.stdout.buffer.flush()
     os._exit(0)  # a driver that crashes at exit counts as working
 
 
-def _try(job: Job) -> Verdict:
+def _try(job: _Job) -> Verdict:
     try:
         bundle = read_bundle(Path(job.folder))
         backend = ModelSpec(job.role, bundle, job.model, device=job.device, options=job.options).compile()
