@@ -351,7 +351,7 @@ class TestAuto:
         assert num_tried(tmp_path) == 2
 
     def test_a_machine_with_a_cpu_tries_nothing(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(loading, "try_apart", forbidden)
+        monkeypatch.setattr(probe, "try_apart", forbidden)
         engine = load(openvino_bundle, main_device="auto", draft_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         assert answers_as_it_should(engine)
@@ -627,7 +627,8 @@ def test_a_broken_onnxruntime_is_listed_with_the_reason(monkeypatch: pytest.Monk
 
 
 def test_a_pair_on_the_cpu_asks_for_no_other_device(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "find_device", forbidden)
+    for module in (placement, probe):
+        monkeypatch.setattr(module, "find_device", forbidden)
     with warnings.catch_warnings(action="error", category=outrider.DeviceWarning):  # nothing was replaced
         assert load(openvino_bundle).placement.draft == "CPU"
 
