@@ -31,7 +31,7 @@ class ListedLogits:
     logits: Logits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class LogitsRow:
     """One row of a step.
 

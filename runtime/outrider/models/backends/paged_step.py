@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.types import Chunk
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class PagedStep(WithoutFeatures):
     """Rows of logits, in the output tensors of the request: valid until the next call.
 
@@ -44,7 +44,11 @@ class PagedStep(WithoutFeatures):
 
     def rows(self, chunk: Chunk) -> list[LogitsRow]:
         """The rows that a chunk asked for, cut to the real vocabulary."""
-        first = sum(each.num_rows for each in self.chunks[: self.chunks.index(chunk)])
+        first = 0
+        for each in self.chunks:
+            if each is chunk:
+                break
+            first += each.num_rows
         return [LogitsRow.of(row) for row in self.logits[first : first + chunk.num_rows]]
 
 
