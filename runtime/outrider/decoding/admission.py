@@ -9,7 +9,7 @@ from outrider.bundle import Manifest
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.models.backends.devices import check_room
-from outrider.models.tuning.costs import least_tokens
+from outrider.models.tuning.measure import timed_rows
 from outrider.types import CompiledModel
 
 
@@ -41,7 +41,9 @@ class Admission:
         check_room(self.backends.values(), max_tokens)
         for backend in self.backends.values():
             backend.allocate(max_tokens)
-        if max_tokens < (least := least_tokens(self.backends)):
+        # The caches are to have room for timing the models' calls.
+        least = max(backend.tokens_for(timed_rows(role, backend)[-1]) for role, backend in backends.items())
+        if max_tokens < least:
             raise OptionError(
                 f"{self._cache_holds(max_tokens)}; an engine needs room for {least:,}. {self._raise_cache_size(least)}"
             )

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING
 
 from outrider.models.tuning.learned_cost import LearnedCost
 from outrider.models.tuning.measure import (
-    DRAFT_ROWS,
-    MAIN_ROWS,
     PassCost,
     check_pass,
     contexts_of,
     measure_change,
     measure_pass,
+    timed_rows,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from outrider.models.tuning.model_spec import ModelSpec
     from outrider.system.saved import SavedValue
-    from outrider.types import Backend, CompiledModel
+    from outrider.types import CompiledModel
 
 
 # Hidden states are given by calls that ask for them, and those that are timed do not. So a drafter that reads some does
@@ -47,7 +46,7 @@ def cost_of(
         backend.use(backend.exactness)  # calls that are timed keep no rows
     file = _file(spec, backend)
     known = file.read()
-    rows = rows_of(spec.role, backend)
+    rows = timed_rows(spec.role, backend)
     longest = spec.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     if known is not None and not _can_be(known, backend, rows, longest):
@@ -87,17 +86,6 @@ def _tell(backend: weakref.ref[CompiledModel], cost: PassCost) -> None:
 def save_cost(spec: ModelSpec, backend: CompiledModel, cost: PassCost) -> None:
     """Save a cost that was measured on slices of the model, for `cost_of`."""
     _file(spec, backend).write(cost)
-
-
-def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
-    """Capacity in tokens that the caches need for timing the models' calls. backends: by the models' roles."""
-    return max(backend.tokens_for(rows_of(role, backend)[-1]) for role, backend in backends.items())
-
-
-def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
-    """The numbers of rows for timing a model's calls."""
-    rule = backend.capabilities.rows
-    return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
 def _file(spec: ModelSpec, backend: CompiledModel) -> SavedValue[PassCost]:

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import openvino as ov
 
 from outrider.models.backends.slices import Slices
-from outrider.models.tuning.costs import rows_of
 from outrider.models.tuning.measure import (
     NEAR,
     TRIAL_SEQUENCES,
@@ -20,6 +19,7 @@ from outrider.models.tuning.measure import (
     measure_exactness,
     measure_pass,
     time_calls,
+    timed_rows,
 )
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Setting
@@ -143,7 +143,7 @@ class Measured:
         spec, slices = self.spec, self.slices
         if slices is None:
             raise AssertionError("a whole model is measured with the cache that it is to have")
-        rows, longest = rows_of(spec.role, self.main), spec.model.geometry.context_length
+        rows, longest = timed_rows(spec.role, self.main), spec.model.geometry.context_length
         small, large = (measure_pass(each, rows, _ROUNDS, max_tokens=longest) for each in (self.small, self.main))
         return small.combined(large, slices.layers.whole, slices.layers.ratios[0])
 

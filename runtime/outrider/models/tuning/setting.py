@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from outrider.models.tuning.model_spec import ModelSpec
 
 GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-_DEVICES = 32  # the CPU's own choice of it
 _THREADS = "INFERENCE_NUM_THREADS"
 _RECURRENT = {"gated_delta_net", "selective_ssm"}  # whose tables have the precision of the calculation
 
@@ -59,11 +58,6 @@ class Setting:
             num_threads=self.num_threads or own.num_threads,
             properties=properties,
         )
-
-    def is_narrower(self, other: Setting) -> bool:
-        """Whether it is another setting with narrower groups, which is closer to f32, and not faster by a tenth."""
-        of_same = self.precision == other.precision and self.cache_precision == other.cache_precision
-        return of_same and (self.group_size or _DEVICES) < (other.group_size or _DEVICES)
 
     @property
     def description(self) -> str:

@@ -14,6 +14,7 @@ from outrider.models.tuning.measure.cost import (
     measure_change,
     measure_pass,
     time_calls,
+    timed_rows,
     timer,
 )
 from outrider.models.tuning.measure.exactness import (
@@ -46,5 +47,6 @@ __all__ = [
     "measure_pass",
     "pays",
     "time_calls",
+    "timed_rows",
     "timer",
 ]

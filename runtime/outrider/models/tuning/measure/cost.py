@@ -303,6 +303,12 @@ def time_calls(
     return taken
 
 
+def timed_rows(role: str, backend: Backend) -> tuple[int, ...]:
+    """The numbers of rows for timing a model's calls. role: "main", or a drafter's name."""
+    rule = backend.capabilities.rows
+    return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
+
+
 def contexts_of(backend: Backend, rows: Sequence[int], max_tokens: int | None = None) -> tuple[int, int]:
     """The short and the long context, in tokens, at which `measure_pass` times calls of these rows."""
     if backend.capabilities.fixed:
