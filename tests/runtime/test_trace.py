@@ -415,7 +415,10 @@ class Device(FakeBackend):
         self.seconds += time.perf_counter() - self.began
 
 
-def test_calls_on_two_devices_overlap(tmp_path: Path) -> None:
+def test_calls_on_two_devices_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1.0]
+    for name in ("time.perf_counter", "outrider.decoding.trace.recorder._now", "outrider.models.calls._now"):
+        monkeypatch.setattr(name, lambda: clock[0])
     main, draft = Device(8), Device(8)
     draft.device = "NPU"
     models: Any = {"main": main, "draft": draft}
@@ -423,12 +426,14 @@ def test_calls_on_two_devices_overlap(tmp_path: Path) -> None:
     check = submit(main, [Chunk(main.open(10), [1, 2], num_rows=2)], trace)
     slot = draft.open(10)
     for _ in range(2):
+        clock[0] += 0.001
         call = submit(draft, [Chunk(slot, [1, 2], num_rows=2)], trace)
-        time.sleep(0.01)
+        clock[0] += 0.01
         draft.finish()
         call.wait()
+    clock[0] += 0.001
     main.finish()
-    time.sleep(0.1)  # the host comes late
+    clock[0] += 0.1  # the host comes late
     check.wait()
     trace.close()
     read_strictly(tmp_path / "out.json")
