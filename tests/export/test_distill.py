@@ -25,7 +25,7 @@ from outrider.drafters.prediction import Costs, SpeedPrediction, needed, predict
 from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_bundle
 from outrider_export.distill import progress
-from outrider_export.distill.answers import DataProgress as Written
+from outrider_export.distill.answers import DataProgress
 from outrider_export.distill.card import card, command, find_license
 from outrider_export.distill.plan import Options, check_options, freeze, make_the_plan, parse_count
 from outrider_export.distill.prediction import DistillTrial, choose, shortfall, table
@@ -185,8 +185,8 @@ def test_lines_and_curves_show_acceptance_time_left_and_what_to_expect(tmp_path:
     assert {"medusa/loss", "medusa/acceptance 1", "medusa/acceptance 2"} <= {*curves}
 
 
-def written(num_tokens: int, seconds: float, **changes: Any) -> Written:
-    return Written(
+def written(num_tokens: int, seconds: float, **changes: Any) -> DataProgress:
+    return DataProgress(
         **{
             "num_tokens": num_tokens, "num_safe": 0, "num_wanted": 100, "num_expected": 400, "num_conversations": 3,
             "num_written": 900, "seconds": seconds, "seconds_left": 60.0, "is_asking": True, "batch_size": 16,

@@ -141,8 +141,7 @@ class DraftModelPlan:
                 f"both together: outrider export {main.source.id} --draft {source.id}"
             )
         pairing = Pairing.same(vocabulary)
-        main_bytes = sum(entry.size for entry in bundle.files_of(main.folder))
-        diet = plan_diet(plan, pairing, num_tokens, corpus, main_bytes, progress)
+        diet = plan_diet(plan, pairing, num_tokens, corpus, bundle.size_of(main.folder), progress)
         check_space(bundle.folder.parent, space_needed([plan]))
         return cls(plan, pairing, diet, progress)
 

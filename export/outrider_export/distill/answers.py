@@ -35,13 +35,12 @@ from outrider.system.files import reading
 from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
 from outrider_export.distill.gpu_writer import open_writer
 from outrider_export.distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
-from outrider_export.distill.recipe import LEAST_ANSWER, DataRecipe, Recipe, read_stored, write_stored
+from outrider_export.distill.recipe import LEAST_ANSWER, USUAL_PROMPT, DataRecipe, Recipe, read_stored, write_stored
 from outrider_export.distill.shards import Conversation, Shard
 from outrider_export.distill.texts import DistillText, WritingTask, is_loop
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts
-_USUAL_PROMPT = 128  # tokens
 _BEGINNING = 40  # tokens of an answer that are looked at for a refusal
 _TURNS = 4  # least conversations of a shard for each place in the batch, which is not full at the shard's end
 _NUMBERS = 1 << 20  # of texts that one shard may write
@@ -274,7 +273,7 @@ class _Job:
 
     def _check_disk(self) -> None:
         """Raise if the next shard may not fit on the disk."""
-        tokens = self._stored.shard_size * (_USUAL_PROMPT + self._recipe.max_new_tokens)
+        tokens = self._stored.shard_size * (USUAL_PROMPT + self._recipe.max_new_tokens)
         wanted = tokens * bytes_per_token(self._hidden_size, self._stored.needs)
         if (free := shutil.disk_usage(self._folder).free) < wanted:
             raise ExportError(

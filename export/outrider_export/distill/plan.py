@@ -1,6 +1,6 @@
 """What a distillation will do, with what it takes, before it begins; and that it goes on with the same options.
 
-    plan = Plan.of(options)
+    plan = make_the_plan(options)
     plan = freeze(plan, work / "plan.json")
 
 A plan is frozen in the work folder. Going on with other options is refused: half of the work would be of another kind.
@@ -27,7 +27,7 @@ from outrider_export.bundles.drafters import check_name
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.distill.data import bytes_per_token, feature_names, needs_of, tap_names
-from outrider_export.distill.recipe import USUAL_ANSWER
+from outrider_export.distill.recipe import USUAL_ANSWER, USUAL_PROMPT
 from outrider_export.distill.train.files import load
 from outrider_export.distill.writer import check_format
 from outrider_export.heads.formats import read_head
@@ -35,7 +35,6 @@ from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import fetch, locate
 
 KINDS = ("eagle3", "medusa", "draft")
-_USUAL_PROMPT = 128  # tokens
 _ADAM = 16  # bytes a weight in training: itself, its gradient and two moments
 _CHECKPOINT = 16  # the same in a checkpoint: weights, moments, and the best weights so far
 _TRIAL_BYTES = 2_000_000_000  # bytes: activations, and what Python and torch take
@@ -168,7 +167,7 @@ def make_the_plan(options: Options, progress: Progress | None = None) -> Distill
     if options.head is not None:
         _check_head(options.kind, head_folder(options.head, progress or Silent()), geometry)
     per_token = bytes_per_token(geometry.hidden_size, options.needs)
-    data = int(options.num_tokens * (1 + _USUAL_PROMPT / USUAL_ANSWER) * per_token)
+    data = int(options.num_tokens * (1 + USUAL_PROMPT / USUAL_ANSWER) * per_token)
     weights = max(_num_weights(kind, geometry) for kind in options.kinds)
     disk = data + weights * (_CHECKPOINT + 2) + (0 if is_bundle else 4 * size)
     matrices = 2 * 4 * geometry.logits_width * geometry.hidden_size
@@ -243,7 +242,7 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
         if entry.encoder is not None:
             raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
         check_format(bundle)
-        return entry.geometry, sum(each.size for each in bundle.files_of(entry.folder)), True
+        return entry.geometry, bundle.size_of(entry.folder), True
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
     if plan.encoder is not None:

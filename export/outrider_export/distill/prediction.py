@@ -116,7 +116,7 @@ def choose(trials: Sequence[DistillTrial], hours: float) -> DistillTrial:
     gaining = [each for each in trials if each.gain > 0]
     if gaining:
         return max(gaining, key=lambda each: each.worth(hours))
-    return max(trials, key=lambda each: _tokens(each.acceptance))
+    return max(trials, key=lambda each: sum(accumulate(each.acceptance, mul)))
 
 
 def table(trials: Sequence[DistillTrial], hours: float) -> list[list[str]]:
@@ -137,8 +137,3 @@ def table(trials: Sequence[DistillTrial], hours: float) -> list[list[str]]:
             for each in trials
         ),
     ]
-
-
-def _tokens(acceptance: Sequence[float]) -> float:
-    """Tokens a round, if as many are drafted as there are places."""
-    return sum(accumulate(acceptance, mul), 1.0)

@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import install
-from outrider_export.distill.answers import DataProgress as Written
+from outrider_export.distill.answers import DataProgress
 from outrider_export.distill.train.status import TrainingStatus, Watch
 
 _LINE_EVERY = 300.0  # seconds
@@ -64,7 +64,7 @@ class Live(Watch):
         for row in rows:
             self.tell("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
-    def wrote(self, state: Written) -> None:
+    def wrote(self, state: DataProgress) -> None:
         """Data has been written."""
         left, is_done = state.seconds_left, state.num_safe >= state.num_wanted
         speed = state.num_written / max(state.seconds, 1)

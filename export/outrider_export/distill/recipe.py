@@ -18,7 +18,7 @@ from outrider_export.distill.data import find_shards
 from outrider_export.distill.prompts import DistillPrompt
 
 LEAST_ANSWER = 4  # tokens
-USUAL_ANSWER = 200
+USUAL_PROMPT, USUAL_ANSWER = 128, 200
 _USER_SHARE = 0.5  # of the prompts
 _SHARDS, _LEAST_SIZE, _MOST_SIZE = 8, 64, 512  # conversations of a shard
 _FILE = "recipe.json"

@@ -30,20 +30,12 @@ from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle
-from outrider_export.distill.answers import DataProgress as Written
-from outrider_export.distill.answers import write_data
+from outrider_export.distill.answers import DataProgress, write_data
 from outrider_export.distill.card import card, describe
 from outrider_export.distill.data import Data
 from outrider_export.distill.gpu_writer import gpu_speed
 from outrider_export.distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
-from outrider_export.distill.prediction import (
-    SHARE,
-    DistillTrial,
-    choose,
-    shortfall,
-    table,
-    writing_speed,
-)
+from outrider_export.distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
 from outrider_export.distill.progress import Live
 from outrider_export.distill.prompts import read_prompts, texts_in
 from outrider_export.distill.recipe import Recipe
@@ -179,7 +171,7 @@ class _Run:
         self._live.stage("Writing data")
         with Stopping() as stopped, _Clock(self, "data") as clock:
 
-            def wrote(state: Written) -> None:
+            def wrote(state: DataProgress) -> None:
                 clock.tick()
                 self._live.wrote(state)
                 if stopped():
@@ -326,7 +318,7 @@ class _Clock:
         self._run.store("hours", self._run.hours)
 
 
-def _what_is_kept(state: Written) -> str:
+def _what_is_kept(state: DataProgress) -> str:
     again = state.num_tokens - state.num_safe
     kept = f"The same command continues with {state.num_safe:,} tokens of data"
     return kept + (f"; {again:,} of the unfinished part will be generated again." if again else ".")

@@ -15,7 +15,7 @@ from typing import Any
 from outrider.bundle import Bundle
 from outrider.drafters.prediction import Costs
 from outrider.system.files import reading, write_whole
-from outrider_export.describe.plan import Plan as Source
+from outrider_export.describe.plan import Plan
 from outrider_export.distill.data import Data
 from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.main_model import read_teacher
@@ -71,7 +71,7 @@ class Drafters:
         return read_teacher(self._bundle)
 
     @functools.cached_property
-    def _source(self) -> Source:
+    def _source(self) -> Plan:
         if self._options.source is None:
             raise AssertionError("the options were checked")
         main = Vocabulary.of_folder(self._bundle.tokenizer_path)

@@ -1,7 +1,7 @@
 """The main model's own text, in large batches, with what a drafter learns from it.
 
     writer = Writer(read_bundle("my-bundle"), features=tap_names(30))
-    tasks = [Task(i, writer.tokenizer.encode_prompt(each)) for i, each in enumerate(prompts)]
+    tasks = [WritingTask(i, writer.tokenizer.encode_prompt(each)) for i, each in enumerate(prompts)]
     for text in writer.write(tasks, seed=0, max_new_tokens=256):
         text.token_ids, text.top_ids, text.features
 
@@ -28,12 +28,12 @@ from outrider.models.tuning.loading import choice_of
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system.memory import system_memory
 from outrider.types import Chunk, Exactness
+from outrider_export.distill.recipe import USUAL_PROMPT
 from outrider_export.distill.texts import DistillText, Running, WritingTask
 
 BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads
 MAX_PROMPT_TOKENS = 1024
-_TYPICAL_PROMPT = 128  # tokens; the cache has room for a whole batch of these
 _TRIAL_CONTEXT, _TRIAL_CALLS = 192, 4
 _WORTH = 1.05  # a larger batch takes more memory, and is chosen where it is so much faster
 _GIGABYTE = 1e9
@@ -131,8 +131,8 @@ class Writer(TextWriter):
 
     @property
     def cache_bytes_per_text(self) -> float:
-        """Bytes of the KV cache that a text of a typical prompt takes. Times the batch size: what the cache needs."""
-        return (_TYPICAL_PROMPT + self._max_new_tokens) * self._backend.bytes_per_token
+        """Bytes of the KV cache that a text of a usual prompt takes. Times the batch size: what the cache needs."""
+        return (USUAL_PROMPT + self._max_new_tokens) * self._backend.bytes_per_token
 
     def _write(
         self, tasks: Iterator[WritingTask], seed: int, most: int, ends: Container[int], watch: Callable[[int], None]

@@ -113,6 +113,10 @@ class Bundle:
         below = tuple(f"{folder}/" for folder in folders)
         return [entry for entry in self.manifest.files if entry.path.startswith(below)]
 
+    def size_of(self, folder: str) -> int:
+        """Bytes of the files of one of its folders."""
+        return sum(entry.size for entry in self.files_of(folder))
+
     def sha256_of(self, folder: str) -> str:
         """One hash for the files of one of its folders, from those in the manifest."""
         lines = sorted(f"{entry.path.removeprefix(folder)} {entry.sha256}\n" for entry in self.files_of(folder))

@@ -58,7 +58,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
         acceptance = acceptance_in(source.fetched)
         made = add_drafter(opened.folder, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
-    size = sum(file.size for file in made.files_of(entry.model.folder))
+    size = made.size_of(entry.model.folder)
     found = measure_drafter(made, entry.name, acceptance)
     if as_json:
         described = {"name": entry.name, "kind": entry.kind, "bytes": size}
@@ -74,7 +74,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
 
 def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
     entry = bundle.manifest.adapters[-1]
-    size = sum(file.size for file in bundle.files_of(entry.folder))
+    size = bundle.size_of(entry.folder)
     if as_json:
         described = {"name": entry.name, "kind": "adapter", "rank": entry.rank, "targets": entry.targets}
         print_json({"bundle": str(bundle.folder), **described, "bytes": size})

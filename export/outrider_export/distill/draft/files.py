@@ -1,7 +1,7 @@
 """Where a small draft model comes from, and where it goes: checkpoint folders, hub ids and GGUF files.
 
 source = open_source("Qwen/Qwen2.5-Coder-0.5B-Instruct", main_vocabulary, "my-main")
-head = DraftModel(load_torch(source), token_ids)
+head = TrainedDraftModel(load_torch(source), token_ids)
 save_draft(head, source, Path("drafter"), {"layers": [0, 1, 23]})
 """
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError, OptionError
+from outrider_export.distill.train import places
 from outrider_export.distill.train.places import Targets, kl_of_top
 
 if TYPE_CHECKING:
@@ -117,13 +118,9 @@ def logits_of(model: Any, hidden: Any, token_ids: Any) -> Any:
 
 
 def columns_of(model: Any, token_ids: Any) -> Any:
-    """int64 [vocab]: each token's place among `token_ids`; −1 for others."""
+    """As `places.columns_of`, for a model's own vocabulary; None for all tokens."""
     count = len(model.get_output_embeddings().weight)
-    if token_ids is None:
-        return torch.arange(count, device=model.device)
-    columns = torch.full((count,), -1, device=model.device)
-    columns[token_ids] = torch.arange(len(token_ids), device=model.device)
-    return columns
+    return places.columns_of(torch.arange(count, device=model.device) if token_ids is None else token_ids, count)
 
 
 class Walk:

@@ -1,6 +1,6 @@
 """A small draft model in training, with the methods that all heads have.
 
-    head = DraftModel(model, token_ids)             # layers are out of `model` already
+    head = TrainedDraftModel(model, token_ids)             # layers are out of `model` already
     head.loss(batch).backward()
     right, valid = head.hits(held_out)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError
-from outrider_export.distill.train.checkpoint import Checkpoint
+from outrider_export.distill.train.checkpoint import read_checkpoint, write_checkpoint
 from outrider_export.distill.train.files import build, new_config
 from outrider_export.distill.train.places import Accuracy, Reach
 from outrider_export.distill.train.status import Evaluation, TrainingStatus, Watch
@@ -89,9 +89,8 @@ def fit(
         ExportError: for a checkpoint of another training, data without a batch, or a loss that is no number.
     """
     watch = watch or Watch()
-    file = None if checkpoint is None else Checkpoint(checkpoint)
     training = Training(head, data, num_steps, seed, share, learning_rate)
-    if file is not None and (found := file.read()) is not None:
+    if checkpoint is not None and (found := read_checkpoint(checkpoint)) is not None:
         training.load_state_dict(found)
     # An evaluation takes as long as some batches, so a short training has fewer of them.
     every = max(num_steps // NUM_EVALUATIONS, len(held_out(head.kind, data)))
@@ -108,9 +107,9 @@ def fit(
             training.evaluate()
             watch.evaluated(training.status)
         stops = stopped()
-        if file is not None and (is_due or stops or time.monotonic() - saved > _SAVE_EVERY):
+        if checkpoint is not None and (is_due or stops or time.monotonic() - saved > _SAVE_EVERY):
             training.seconds = time.monotonic() - began
-            file.write(training.state_dict())
+            write_checkpoint(checkpoint, training.state_dict())
             saved = time.monotonic()
         if stops:
             raise Stopped(f"The same command continues after step {training.step:,} of {num_steps:,}.")

@@ -5,6 +5,8 @@ A place is how far a draft token is from the text: place 1 is the first draft to
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -137,11 +139,7 @@ class Accuracy:
 
     def mean_length(self) -> float:
         """Tokens per round, the main model's own included, if as many are drafted as there are places."""
-        total, alive = 1.0, 1.0
-        for accuracy in self.by_place():
-            alive *= accuracy
-            total += alive
-        return round(total, 3)
+        return round(1 + sum(accumulate(self.by_place(), mul)), 3)
 
 
 def _alive(right: Any, valid: Any) -> Any:
