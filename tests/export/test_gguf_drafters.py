@@ -12,7 +12,7 @@ from outrider.bundle.manifest import Geometry
 from outrider.cli import run
 from outrider.errors import ExportError
 from outrider_export.bundles.drafters import add_drafter
-from outrider_export.heads.formats import kind_of, read_head
+from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.plan import is_head
 from outrider_export.sources.source import locate
 
@@ -23,7 +23,7 @@ KINDS = ("eagle3", "dflash", "dflash2", "dflash2 scaled", "dspark", "dspark with
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_has_what_its_checkpoint_has(kind: str, tmp_path: Path) -> None:
     path = write_drafter(tmp_path / "drafter.gguf", kind)
-    assert kind_of(path) == kind.split()[0]
+    assert kind_of_head(path) == kind.split()[0]
     assert is_head(locate(path))
     of_file, of_folder = read_head(path, GEOMETRY), read_head(write_head(tmp_path / "folder", kind), GEOMETRY)
     assert of_file.numbers == pytest.approx(of_folder.numbers)

@@ -22,7 +22,7 @@ from outrider.errors import ExportError
 from outrider.inputs.text.tokenizer import Tokenizer
 from outrider.models.tuning.measure.readings import read
 from outrider_export import export_bundle
-from outrider_export.describe.encoder_decoder import geometry_of, kind_of
+from outrider_export.describe.encoder_decoder import geometry_of, kind_of_encoder_decoder
 from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.describe.plan import check_route, fetch_config, why_not_direct
 from outrider_export.describe.special_tokens import eos_of_folder
@@ -86,7 +86,7 @@ def test_files_are_read(name: str, converted: Any, no_torch: None, tmp_path: Pat
         assert why_not_direct(name, None, read_config(folder), trust_remote_code=False) is None
     if "cannot be exported" not in layout.refused:
         config = read_config(folder)
-        geometry = (geometry_of if kind_of(config) else geometry_of_config)(config, folder)
+        geometry = (geometry_of if kind_of_encoder_decoder(config) else geometry_of_config)(config, folder)
         assert (geometry.num_heads, geometry.hidden_size) == (4, 64)
     if layout.files != "json":
         with pytest.raises(ExportError, match="has no tokenizer.json. Save one with transformers"):

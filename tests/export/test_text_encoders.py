@@ -14,7 +14,7 @@ from outrider.bundle.manifest import Pooling, TextEncoderEntry
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.sources.source import locate
-from outrider_export.text_encoders.checkpoint import describe, kind_of
+from outrider_export.text_encoders.checkpoint import describe, kind_of_text_encoder
 from text_encoders import write_bert
 
 TEXTS = ["The sled: 1, 2, 3!", "a", "snow falls on dogs and sleds, all night long."]
@@ -105,14 +105,14 @@ def test_weights_are_compressed(convert: Any, bert: Path) -> None:
 
 
 def test_kinds_and_lengths_are_found(tmp_path: Path) -> None:
-    assert kind_of(locate(write_config(tmp_path))) == "embedding"
+    assert kind_of_text_encoder(locate(write_config(tmp_path))) == "embedding"
     write_config(tmp_path, architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"})
-    assert kind_of(locate(tmp_path)) == "rerank"
+    assert kind_of_text_encoder(locate(tmp_path)) == "rerank"
     write_config(tmp_path, architectures=["Qwen3ForCausalLM"])
-    assert kind_of(locate(tmp_path)) is None
+    assert kind_of_text_encoder(locate(tmp_path)) is None
     add_pooling(tmp_path, pooling_mode_lasttoken=True, pooling_mode_cls_token=False)
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', "utf-8")
-    assert kind_of(locate(tmp_path)) == "embedding"
+    assert kind_of_text_encoder(locate(tmp_path)) == "embedding"
     geometry, entry = describe(tmp_path, "embedding")
     assert (geometry.context_length, entry.pooling) == (48, "last_token")
     write_config(tmp_path, model_type="xlm-roberta", pad_token_id=1)

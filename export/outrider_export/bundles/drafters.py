@@ -24,7 +24,7 @@ from outrider_export.describe.plan import Plan, check_route, check_weights, make
 from outrider_export.diet.diet import Diet, check_diet, plan_diet
 from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.extras import check_extra
-from outrider_export.heads.formats import kind_of, read_head
+from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.packed import PackedDrafter, is_packed, read_packed
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan
 from outrider_export.heads.write import check_head_weights
@@ -95,9 +95,9 @@ def add_drafter(
 def is_model(path: Path) -> bool:
     """Whether a source is a model that writes text by itself, and no drafter of another kind."""
     if not path.is_dir():
-        return kind_of(path) is None
+        return kind_of_head(path) is None
     names = architectures_of(read_json(path / "config.json"))
-    return kind_of(path) is None and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    return kind_of_head(path) is None and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 @dataclass(frozen=True)

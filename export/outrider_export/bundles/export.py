@@ -46,7 +46,7 @@ from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources.peft_adapter import read_adapter
 from outrider_export.sources.source import NONE, Located, check_packages, fetch, locate
 from outrider_export.target import NoRoom, Target, check_space
-from outrider_export.text_encoders.checkpoint import kind_of
+from outrider_export.text_encoders.checkpoint import kind_of_text_encoder
 from outrider_export.text_encoders.export import check_options, export_text_encoder
 
 
@@ -94,7 +94,7 @@ def export_bundle(
     check_weights("weights", weights, main_form)
     check_weights("draft_weights", draft_weights, draft_form)
     source = locate(main, revision)
-    kind = None if weights == "keep" else kind_of(source, ForModel(progress, "main"))
+    kind = None if weights == "keep" else kind_of_text_encoder(source, ForModel(progress, "main"))
     if kind is not None:
         return _export_text_encoder(
             source, kind, weights, Path(output), trust_remote_code, overwrite, progress,

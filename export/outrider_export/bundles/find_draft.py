@@ -21,12 +21,12 @@ from outrider.bundle.manifest import Format
 from outrider.errors import OutriderError
 from outrider_export.bundles.bundle_cache import BundleCache
 from outrider_export.describe.plan import Plan, make_plan
-from outrider_export.heads.formats import kind_of, read_head
+from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.own import find_own
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_shards import models_in, shards_of
 from outrider_export.sources.source import Located, locate
-from outrider_export.text_encoders.checkpoint import kind_of as kind_of_text
+from outrider_export.text_encoders.checkpoint import kind_of_text_encoder
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 AUTO = "auto"
@@ -68,7 +68,7 @@ def find_draft(
     located = locate(main)
     if located.kind == "hub" and (folder := _hub_folders().get(located.id)) is not None:
         located = Located(located.id, "hub", folder, folder.name)
-    if located.path is not None and kind_of_text(located) is not None:
+    if located.path is not None and kind_of_text_encoder(located) is not None:
         return None  # it writes nothing
     if located.path is not None:
         plan = make_plan("main", located, format, None)
@@ -133,7 +133,7 @@ def _fitting(plan: Plan, cache: BundleCache, format: Format) -> Iterator[Candida
             continue
         seen.add(resolved)
         with contextlib.suppress(OutriderError):  # damaged, or of a kind that is not known
-            if (kind := kind_of(path)) is not None:
+            if (kind := kind_of_head(path)) is not None:
                 read_head(path, plan.geometry)
                 yield Candidate(path, kind, _size(path) // (2 if path.is_dir() else 1))
             elif _vocabulary(path) == plan.vocabulary.tokens:

@@ -19,11 +19,10 @@ class Architecture:
     """An architecture by its `model_type` in config.json.
 
     models: some that have it. attention: "full", "sliding" in all layers, or "mixed". states: what layers without
-    attention have; "" if there are none. experts: whether layers are
-    mixtures of experts. onnx: whether `--format onnx` is tried, too. features: whether its hidden states are found, so
-    that heads can read them. real: published checkpoints that were run, too. like: the architecture whose
-    export optimum-intel is to use, which has none for this one. lifted: optimum-intel allows older versions of
-    Transformers only, and the tests show that newer ones do.
+    attention have; "" if there are none. experts: whether layers are mixtures of experts. onnx: whether `--format onnx`
+    is tried, too. features: whether its hidden states are found, so that heads can read them. real: published
+    checkpoints that were run, too. like: the architecture whose export optimum-intel is to use, which has none for this
+    one. lifted: optimum-intel allows older versions of Transformers only, and the tests show that newer ones do.
     """
 
     name: str

@@ -47,7 +47,7 @@ _SHAPE = {
 }  # fmt: skip
 
 
-def kind_of(config: dict[str, Any]) -> str | None:
+def kind_of_encoder_decoder(config: dict[str, Any]) -> str | None:
     """ "t5", "whisper" or "marian"; None for another kind of model."""
     return next((ARCHITECTURES[name] for name in architectures_of(config) if name in ARCHITECTURES), None)
 
@@ -58,7 +58,7 @@ def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
     Raises:
         ExportError: naming the key that is missing.
     """
-    is_t5 = kind_of(config) == "t5"
+    is_t5 = kind_of_encoder_decoder(config) == "t5"
     try:
         heads = config["num_heads" if is_t5 else "decoder_attention_heads"]
         layers = config.get("num_decoder_layers") or config["num_layers"] if is_t5 else config["decoder_layers"]
@@ -78,7 +78,7 @@ def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
 
 def _length(config: dict[str, Any], key: str) -> int:
     """The most positions of the encoder or the decoder. key: where Whisper's configuration has it."""
-    kind = kind_of(config)
+    kind = kind_of_encoder_decoder(config)
     if kind == "t5":
         return int(config.get("n_positions") or _T5_LENGTH)
     return int(config["max_position_embeddings" if kind == "marian" else key])
@@ -91,7 +91,7 @@ def vocabulary_of(folder: Path, config: dict[str, Any]) -> Vocabulary:
         ExportError: as `Vocabulary.of_folder`.
     """
     found = Vocabulary.of_folder(folder)
-    if kind_of(config) != "whisper" or not len(found) or found.tokens[-1] != "<|notimestamps|>":
+    if kind_of_encoder_decoder(config) != "whisper" or not len(found) or found.tokens[-1] != "<|notimestamps|>":
         return found
     count = min(_NUM_TIMESTAMPS, int(config.get("vocab_size") or 0) - len(found))
     added = range(len(found), len(found) + count)
@@ -112,7 +112,7 @@ def describe_encoder(folder: Path, config: dict[str, Any], vocabulary: Vocabular
             f"{folder} does not say with which token its decoder begins. Add decoder_start_token_id to "
             "generation_config.json."
         )
-    kind, size = kind_of(config), len(vocabulary)
+    kind, size = kind_of_encoder_decoder(config), len(vocabulary)
     forced = generation.get("forced_bos_token_id")
     return EncoderEntry(
         folder=ENCODER_FOLDER,
@@ -208,7 +208,7 @@ def _ids(values: list[Any], size: int) -> tuple[int, ...]:
 
 def _hash_of(folder: Path, config: dict[str, Any]) -> str:
     """sha256 of an encoder's weights and of what else it depends on: equal hashes are equal encoders."""
-    kind = kind_of(config) or ""
+    kind = kind_of_encoder_decoder(config) or ""
     digest = hashlib.sha256(json.dumps([kind, {key: config.get(key) for key in _SHAPE[kind]}]).encode())
     for name, tensor in sorted(tensors_of(folder).items()):
         if name.startswith(_WEIGHTS[kind]):

@@ -13,7 +13,12 @@ from outrider.errors import ExportError, OptionError, nearest
 from outrider_export import extras
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.describe.direct_vision import direct_vision_of
-from outrider_export.describe.encoder_decoder import describe_encoder, geometry_of, kind_of, vocabulary_of
+from outrider_export.describe.encoder_decoder import (
+    describe_encoder,
+    geometry_of,
+    kind_of_encoder_decoder,
+    vocabulary_of,
+)
 from outrider_export.describe.geometry import check_architecture, geometry_of_config, geometry_of_gguf
 from outrider_export.describe.vision import vision_of
 from outrider_export.direct.decoder import Decoder
@@ -198,7 +203,12 @@ def check_route(
             "OpenVINO."
         )
     names = {*architectures_of(config)}
-    is_tried = header or kind_of(config) or names & {*IMAGE_MODELS} or config.get("model_type") in ARCHITECTURES
+    is_tried = (
+        header
+        or kind_of_encoder_decoder(config)
+        or names & {*IMAGE_MODELS}
+        or config.get("model_type") in ARCHITECTURES
+    )
     untried = "" if is_tried else "; the model is none of docs/models.md, so that it may be refused all the same"
     check_extra(f"Exporting {source.id}, which has {obstacle},", format, untried)
 
@@ -283,7 +293,7 @@ def make_plan(
             config, num_weights = read_config(path), count_weights(path)
             weights = weights or default_weights(role, num_weights)
             vocabulary, header, encoder = vocabulary_of(path, config), None, None
-            if kind_of(config) is not None:
+            if kind_of_encoder_decoder(config) is not None:
                 geometry = _checked(geometry_of(config, path))
                 encoder = _checked(describe_encoder(path, config, vocabulary))
             else:

@@ -10,7 +10,7 @@ import msgspec
 from outrider.bundle.manifest import CROSS_NAME, MODEL_NAMES, EncoderEntry, Geometry
 from outrider.errors import ExportError, OptionError
 from outrider.system.core import new_core
-from outrider_export.describe.encoder_decoder import ENCODER_FOLDER, kind_of
+from outrider_export.describe.encoder_decoder import ENCODER_FOLDER, kind_of_encoder_decoder
 from outrider_export.describe.plan import Plan
 from outrider_export.progress import Progress
 
@@ -83,7 +83,7 @@ def place_encoder(plan: Plan, main: Plan, progress: Progress) -> EncoderEntry | 
 def job_of(plan: Plan, encoder: EncoderEntry, new: Path) -> dict[str, Any]:
     """What the child process needs to know besides the job of every model. new: the bundle's folder."""
     folder = new / encoder.folder
-    return {"kind": kind_of(plan.config), "encoder": None if folder.exists() else str(folder)}
+    return {"kind": kind_of_encoder_decoder(plan.config), "encoder": None if folder.exists() else str(folder)}
 
 
 def check_written(folder: Path, encoder: Path, geometry: Geometry) -> None:

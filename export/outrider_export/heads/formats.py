@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -80,13 +80,26 @@ class HeadCheckpoint:
         """Whether it has no output matrix of its own."""
         return not any(MATRIX in name for name in self.tensors)
 
+    def check_features(self, found: Container[str], num_layers: int) -> None:
+        """Check that the main model has the hidden states that are read. found: the names of those it has.
+
+        Raises:
+            ExportError: with the first that is missing.
+        """
+        if missing := [each for each in self.features if each not in found]:
+            first, last = after_layers(0), after_layers(num_layers)
+            has = f"{first} to {last}. Name the main model that the drafter was trained for."
+            if first not in found:
+                has = "none in a form that is known. Export the main model from its checkpoint."
+            raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}")
+
     @property
     def uses_main_embedding(self) -> bool:
         """Whether it reads tokens, and has no embedding of its own."""
         return self.kind not in _WITHOUT_TOKENS and EMBEDDING not in self.tensors
 
 
-def kind_of(folder: Path) -> str | None:
+def kind_of_head(folder: Path) -> str | None:
     """What kind of drafter a checkpoint folder, or a GGUF file, has; None if it is a model."""
     if folder.is_file():
         return gguf_drafter.kind_of_file(folder)
@@ -103,7 +116,7 @@ def read_head(folder: Path, main: Geometry) -> HeadCheckpoint:
     Raises:
         ExportError: when it is none, is damaged, or does not fit.
     """
-    kind = kind_of(folder)
+    kind = kind_of_head(folder)
     if kind is None:
         raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
     if folder.is_file():

@@ -11,7 +11,6 @@ import numpy as np
 
 from outrider.errors import ExportError, one_line
 from outrider.models.backends.taps import LAST, after_layers
-from outrider_export.heads.checks import check_features
 from outrider_export.heads.formats import EMBEDDING, MATRIX
 from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.graph import EXPORT_IT, FLOAT, find_head
@@ -105,7 +104,7 @@ def share(
     """
     weights = OnnxWeights(load(path), path.parent)
     found = hidden_states_of(weights.model)
-    check_features(head, found, geometry.num_layers)
+    head.check_features(found, geometry.num_layers)
     made: dict[str, NDArray[np.float32]] = {}
     if head.uses_main_embedding:
         node, i = found[after_layers(0)]

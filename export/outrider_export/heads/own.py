@@ -36,12 +36,8 @@ NAME = "mtp"  # of the drafter, and its kind
 _PREFIX = re.compile(r"^(?:model\.|language_model\.)*mtp\.")
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _GGUF = {"qwen3next": "qwen3_next", "qwen35": "qwen3_5", "qwen35moe": "qwen3_5_moe"}  # by `general.architecture`
-_OTHERS = (
-    "cohere2_moe",
-    "exaone4",
-    "mellum",
-    "nemotron_h",
-)  # whose modules have another form; by the model's `model_type`
+# Whose modules have another form, by the model's `model_type`.
+_OTHERS = ("cohere2_moe", "exaone4", "mellum", "nemotron_h")
 _GGUF_NAMES = {theirs: f"layers.0.{ours}" for theirs, ours in PARTS_OF_LAYER.items()} | {
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm", "nextn.embed_tokens": "embed_tokens", "nextn.shared_head_head": "lm_head",
@@ -157,19 +153,13 @@ def _config_of(header: GGUFHeader, main: Geometry) -> dict[str, Any]:
     def of(key: str) -> int:
         return header.integer(header.of_architecture(key), least=1)
 
-    def real(key: str) -> float:
-        value = header.metadata.get(header.of_architecture(key))
-        if not isinstance(value, (int, float)):
-            raise ExportError(f"{header.path} has no {header.of_architecture(key)}, a number. Fetch it again.")
-        return float(value)
-
     is_dense = header.of_architecture("expert_count") not in header.metadata
     keys = _GGUF_KEYS | (_DENSE_KEYS if is_dense else _MIXED_KEYS)
     config: dict[str, Any] = {ours: of(theirs) for ours, theirs in keys.items()}
     return config | {
         "num_key_value_heads": main.num_kv_heads,
         "model_type": _GGUF[header.architecture],
-        "rms_norm_eps": real("attention.layer_norm_rms_epsilon"),
-        "rope_theta": real("rope.freq_base"),
+        "rms_norm_eps": header.real(header.of_architecture("attention.layer_norm_rms_epsilon")),
+        "rope_theta": header.real(header.of_architecture("rope.freq_base")),
         "partial_rotary_factor": of("rope.dimension_count") / config["head_dim"],
     }

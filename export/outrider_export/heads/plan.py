@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.bundle.manifest import DrafterEntry, ModelEntry
+from outrider.errors import OptionError
 from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.diet.diet import choose_from
-from outrider_export.heads.checks import check_draft_vocab
-from outrider_export.heads.formats import EMBEDDING, HeadCheckpoint, kind_of
+from outrider_export.heads.formats import EMBEDDING, HeadCheckpoint, kind_of_head
 from outrider_export.heads.write import write_head
 from outrider_export.progress import Progress
 from outrider_export.sources.source import Located
@@ -20,7 +20,7 @@ DEFAULT_WEIGHTS = "int8"
 
 def is_head(source: Located) -> bool:
     """Whether what was fetched is a checkpoint folder, or a GGUF file, of such a drafter."""
-    return kind_of(source.fetched) is not None
+    return kind_of_head(source.fetched) is not None
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,11 @@ class HeadPlan:
         Raises:
             OptionError: for a number of tokens, where it has an output matrix of its own.
         """
-        check_draft_vocab(head, num_tokens, corpus or None)
+        if not head.uses_main_matrix and (num_tokens is not None or corpus):
+            raise OptionError(
+                f"draft_vocab is for drafters with a part of the main model's output matrix, and this {head.kind} "
+                "drafter has none. Leave it out."
+            )
         return cls(head, source, weights or DEFAULT_WEIGHTS, eos_token_ids, num_tokens, corpus, progress)
 
     @property

@@ -26,7 +26,6 @@ from outrider.models.backends.taps import hidden_states_of, multiplied_by, outpu
 from outrider.system.core import new_core
 from outrider_export.diet.output_matrix import cut_output
 from outrider_export.heads import assistant, container, dspark, onnx_main
-from outrider_export.heads.checks import check_features
 from outrider_export.heads.formats import MATRIX, HeadCheckpoint
 from outrider_export.sources.source import Located
 
@@ -136,7 +135,7 @@ def _share(
     As it is in the graph, or if it has further columns there, as a tensor. All else is read from the IR at load.
     """
     model = read_ir(new_core(), path)
-    check_features(head, hidden_states_of(model, geometry.num_layers), geometry.num_layers)
+    head.check_features(hidden_states_of(model, geometry.num_layers), geometry.num_layers)
     if tokens is None:
         return {}, {}
     cut_output(model, tokens)

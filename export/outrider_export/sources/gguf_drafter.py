@@ -121,14 +121,17 @@ def _config(header: GGUFHeader, kind: str) -> dict[str, Any]:
     if header.flag(header.of_architecture("attention.causal"), False) and kind != "eagle3":
         raise _unknown(header, "attention.causal is true", kind)
     scaling = header.text(header.of_architecture("rope.scaling.type"), "none")
-    rope: dict[str, Any] = {"rope_theta": _real(header, "rope.freq_base", 10_000.0)}
+    rope: dict[str, Any] = {"rope_theta": header.real(header.of_architecture("rope.freq_base"), 10_000.0)}
     if scaling != "none":
-        found = {ours: _real(header, f"rope.scaling.{theirs}", 0.0) for ours, theirs in _ROPE_KEYS.items()}
+        found = {
+            ours: header.real(header.of_architecture(f"rope.scaling.{theirs}"), 0.0)
+            for ours, theirs in _ROPE_KEYS.items()
+        }
         rope |= {"rope_type": scaling} | {ours: value for ours, value in found.items() if value}
     return config | {
         "architectures": [_CLASSES[kind]],
         "head_dim": size,
-        "rms_norm_eps": _real(header, "attention.layer_norm_rms_epsilon", 1e-6),
+        "rms_norm_eps": header.real(header.of_architecture("attention.layer_norm_rms_epsilon"), 1e-6),
         "rope_parameters": rope,
     }
 
@@ -152,7 +155,7 @@ def _of_block(header: GGUFHeader, kind: str, tensors: dict[str, NDArray[Any]], h
     layers = header.integers(header.of_architecture("target_layers"))
     own: dict[str, Any] = {"mask_token_id": mask, "target_layer_ids": [int(i) - 1 for i in layers]}
     config: dict[str, Any] = {"block_size": header.integer(header.of_architecture("block_size"), least=2)}
-    scales = {ours: _real(header, theirs, 0.0) for ours, theirs in _SCALES.items()}
+    scales = {ours: header.real(header.of_architecture(theirs), 0.0) for ours, theirs in _SCALES.items()}
     if kind == "dflash2":
         own |= {name: header.integer(header.of_architecture(name), least=1) for name in _SELECTOR_KEYS} | scales
         config["vocab_size"] = len(tensors.get("candidate_selector.predecessor_codebook.weight", ()))
@@ -209,13 +212,6 @@ def divisors_of(path: Path) -> NDArray[np.float32] | None:
     from outrider_export.sources.gguf_values import values_of
 
     return values_of(header, DIVISORS).reshape(-1)
-
-
-def _real(header: GGUFHeader, key: str, default: float) -> float:
-    value = header.metadata.get(header.of_architecture(key), default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ExportError(f"{header.path}: {header.of_architecture(key)} is no number. Fetch it again.")
-    return float(value)
 
 
 def _unknown(header: GGUFHeader, what: str, kind: str) -> ExportError:

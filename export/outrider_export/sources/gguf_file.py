@@ -160,6 +160,13 @@ class GGUFHeader:
             raise self._wrong(key, value, "an integer" if least is None else f"an integer of at least {least}")
         return value
 
+    def real(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        value = self._require(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(key, value, "a number")
+        return float(value)
+
     def flag(self, key: str, default: bool) -> bool:
         """A bool."""
         value = self._require(key, default)

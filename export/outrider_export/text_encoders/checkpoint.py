@@ -28,7 +28,7 @@ _ENCODERS = (
 _OFFSET = ("roberta", "xlm-roberta", "camembert")  # positions begin after the padding token's id
 
 
-def kind_of(source: Located, progress: Progress | None = None) -> TextEncoderKind | None:
+def kind_of_text_encoder(source: Located, progress: Progress | None = None) -> TextEncoderKind | None:
     """What a checkpoint makes of texts; None for a model that writes. Of a hub id, only small files are downloaded.
 
     Raises:
