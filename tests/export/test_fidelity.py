@@ -9,7 +9,8 @@ import pytest
 
 from outrider.bundle import Bundle
 from outrider.cli import run
-from outrider_export.with_torch.compare import PIECE, cosine
+from outrider_export.with_torch.compare import PIECE
+from outrider_export.with_torch.comparison import cosine
 from shapes import make_model, save_model
 
 F32 = ("--precision", "f32", "--max-new-tokens", "8", "--cache-size", "0.02")

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import BYTES_NAME, MAP_NAME
 from outrider.errors import VocabularyMismatch
+from outrider.inputs.text.token_bytes import BYTE_PIECE
 from outrider_export.describe.plan import Plan
 from outrider_export.progress import Progress
-from outrider_export.tokenizers.vocabulary import BYTE_PIECE, Vocabulary
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 # From this share of the main model's tokens on, the intersection is used.
 # Measured with drafts of 3, six prompts, tokens per round greedy / coupled / rejection:

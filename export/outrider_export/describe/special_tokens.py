@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from outrider.inputs.text.special_tokens import text_of
 from outrider_export.describe.plan import Plan
 from outrider_export.sources.gguf_file import GGUFHeader
 from outrider_export.sources.source import read_json
@@ -99,10 +100,8 @@ def _id_of_gguf(header: GGUFHeader, vocabulary: Vocabulary, name: str) -> int | 
 
 def token_of_config(tokenizer_config: dict[str, Any], name: str, vocabulary: Vocabulary) -> int | None:
     """The id of `bos_token`, `eos_token` or `pad_token` as a tokenizer_config.json gives it."""
-    token = tokenizer_config.get(f"{name}_token")
-    if isinstance(token, dict):
-        token = token.get("content")
-    return vocabulary.find(token) if isinstance(token, str) else None
+    token = text_of(tokenizer_config.get(f"{name}_token"))
+    return None if token is None else vocabulary.find(token)
 
 
 def _ids(value: Any) -> set[int]:

@@ -1,14 +1,14 @@
 """A decoder's ONNX graph and its properties.
 
-    model = load(path)                                  # onnx_files: the graph alone; weights stay in their files
+    model = load(path)                                  # `files`: the graph alone; weights stay in their files
     shape_of(model), weights_of(model)
-    add_rows(model)                                     # onnx_inputs
-    save(model, path.parent, folder)                    # onnx_files: model.onnx, model.onnx.data
-    check_onnx(folder / "model.onnx", geometry)         # onnx_check
+    add_rows(model)                                     # `inputs`
+    save(model, path.parent, folder)                    # `files`: model.onnx, model.onnx.data
+    check_onnx(folder / "model.onnx", geometry)         # `check`
 
 A bundle's model takes input_ids, attention_mask, perhaps position_ids, and past_key_values.{i}.key and .value. It gives
-logits, present.{i}.key and .value. The runtime binds one buffer [1, kv heads, longest, head size] per
-tensor as past and as present, which only GroupQueryAttention allows.
+logits, present.{i}.key and .value. The runtime binds one buffer [1, kv heads, longest, head size] per tensor as past
+and as present, which only GroupQueryAttention allows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The matrices of a decoder in ONNX, in the format of MatMulNBits, and its output matrix for some tokens only.
 
-    weights = Weights(load(path), path.parent)           # the graph, and its weights in their files
+    weights = OnnxWeights(load(path), path.parent)       # the graph, and its weights in their files
     cut_output(weights, np.array([0, 1, 2, 151_645]))    # the model now gives logits for these four ids
     weights.save(folder)                                 # model.onnx, and model.onnx.data with the used weights
 

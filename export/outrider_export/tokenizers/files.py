@@ -17,6 +17,8 @@ from outrider.system.files import FAULTS
 from outrider_export.sources.source import TOKENIZER_FILES, read_json, read_templates
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
@@ -70,17 +72,31 @@ def copy_files(source: Path, folder: Path) -> None:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     templates = read_templates(source).by_name
-    several = [{"name": name, "template": text} for name, text in templates.items()]
     if {*templates} - {DEFAULT}:
         (folder / TEMPLATE_FILE).unlink(missing_ok=True)  # a bundle's tokenizer has no folders in it
     for name in (CONFIG, SPECIAL):
         content = read_json(folder / name)
         plain = {key: _plain(value) for key, value in content.items()}
         if name == CONFIG and templates:
-            plain["chat_template"] = templates[DEFAULT] if {*templates} == {DEFAULT} else several
+            plain["chat_template"] = in_config(templates)
         if plain != content:
             text = json.dumps(plain, ensure_ascii=False, indent=2)
             (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_files(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+    """Write tokenizer.json and tokenizer_config.json into a folder, which is made if it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in ((TOKENIZER, tokenizer), (CONFIG, config)):
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def in_config(templates: Mapping[str, str]) -> str | list[dict[str, str]]:
+    """Chat templates by name, of which there is one at least, as tokenizer_config.json has them."""
+    if {*templates} == {DEFAULT}:
+        return templates[DEFAULT]
+    return [{"name": name, "template": text} for name, text in templates.items()]
 
 
 def _plain(value: Any) -> Any:

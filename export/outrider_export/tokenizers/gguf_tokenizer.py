@@ -8,19 +8,19 @@ in Transformers' `generate_merges`). Of Gemma 4's ("gemma4"), which has the same
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ExportError
 from outrider.inputs.text.chat_template import DEFAULT
+from outrider.inputs.text.token_bytes import SPACE
 from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.tokenizers.files import in_config, write_files
 from outrider_export.tokenizers.gguf_pretokenizers import BYTE_LEVEL, PRE_TOKENIZERS, unknown_name
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 
-_SPACE = "\u2581"  # SentencePiece's spelling of a space
 _PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
 _SENTENCEPIECE = ("llama", "gemma4")
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
@@ -74,10 +74,7 @@ def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
         ExportError: as `check_tokenizer`.
     """
     check_tokenizer(header)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("tokenizer.json", _tokenizer(header)), ("tokenizer_config.json", _config(header))):
-        text = json.dumps(content, ensure_ascii=False, indent=1)
-        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    write_files(folder, _tokenizer(header), _config(header))
 
 
 def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
@@ -136,10 +133,10 @@ def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
 def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, Any]:
     """The parts of a tokenizer.json that are those of BPE with SentencePiece's spelling, as Llama 2's is."""
     is_prefixed = header.flag("tokenizer.ggml.add_space_prefix", True)
-    normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] if is_prefixed else []
-    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if is_prefixed else []
+    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
     decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
     ]  # fmt: skip
     if is_prefixed:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
@@ -209,8 +206,7 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
         if 0 <= token_id < len(tokens):
             config[f"{name}_token"] = tokens[token_id]
     if templates := _templates(header):
-        named = [{"name": name, "template": text} for name, text in templates.items()]
-        config["chat_template"] = templates[DEFAULT] if [*templates] == [DEFAULT] else named
+        config["chat_template"] = in_config(templates)
     return config
 
 

@@ -15,10 +15,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outrider.inputs.text.special_tokens import text_of
+from outrider.inputs.text.token_bytes import BYTE_PIECE, SPACE
 from outrider_export.sources.source import read_json, read_templates
 from outrider_export.tokenizers.files import read_tokenizer
-from outrider_export.tokenizers.steps import SPACE, decoders, normalizer, prepends_first, splits, steps_of, texts_of
-from outrider_export.tokenizers.vocabulary import BYTE_PIECE
+from outrider_export.tokenizers.steps import decoders, normalizer, prepends_first, splits, steps_of, texts_of
 
 
 def write_tokenizer_ir(folder: Path, *, decodes_only: bool = False) -> bool:
@@ -162,9 +163,7 @@ def _hide_unreached(step: Any, model: dict[str, Any]) -> None:
 
 
 def _token_id(tokenizer: dict[str, Any], config: dict[str, Any], kind: str) -> int | None:
-    token = config.get(f"{kind}_token")
-    content = token.get("content") if isinstance(token, dict) else token
-    if not content:
+    if not (content := text_of(config.get(f"{kind}_token"))):
         return None
     added = {entry["content"]: int(entry["id"]) for entry in tokenizer["added_tokens"]}
     pieces = tokenizer["model"]["vocab"]

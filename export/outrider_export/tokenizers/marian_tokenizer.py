@@ -12,14 +12,15 @@ Source of the format: google/sentencepiece, `sentencepiece_model.proto`.
 from __future__ import annotations
 
 import base64
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ExportError
+from outrider.inputs.text.token_bytes import SPACE
 from outrider_export.sources.source import read_json
+from outrider_export.tokenizers.files import write_files
 
 MODEL, VOCABULARY = "source.spm", "vocab.json"
 _SPECIAL = _EOS, _UNKNOWN, _PAD = "</s>", "<unk>", "<pad>"
@@ -57,7 +58,7 @@ def tokenizer_of(folder: Path) -> dict[str, Any]:
     steps = [_replace(" {2,}", " "), _replace(r"\A | \z", "")]
     if charsmap:
         steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
-    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True}
     end = {"SpecialToken": {"id": _EOS, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
     return {
@@ -92,10 +93,7 @@ def write_tokenizer(source: Path, folder: Path) -> None:
         "unk_token": _UNKNOWN,
         "pad_token": _PAD,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("tokenizer.json", tokenizer_of(source)), ("tokenizer_config.json", config)):
-        text = json.dumps(content, ensure_ascii=False, indent=1)
-        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    write_files(folder, tokenizer_of(source), config)
 
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:

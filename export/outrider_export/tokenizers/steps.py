@@ -9,9 +9,8 @@ import base64
 import re
 from typing import Any
 
-from outrider_export.tokenizers.vocabulary import BYTE_PIECE
+from outrider.inputs.text.token_bytes import BYTE_PIECE, SPACE
 
-SPACE = "\u2581"  # SentencePiece's spelling of a space
 _UNICODE = ("NFC", "NFD", "NFKC", "NFKD")
 # The parts of tokenizer.json that may be a sequence of steps, and the key of these.
 _KEYS = {

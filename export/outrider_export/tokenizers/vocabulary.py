@@ -7,14 +7,13 @@ as [PAD151665]. Ids above the last real token are cut off. Gaps below it are Non
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider.bundle.hashes import vocabulary_sha256
 from outrider.errors import ExportError
-from outrider.inputs.text.token_bytes import BYTE_OF_CHARACTER
+from outrider.inputs.text.token_bytes import BYTE_OF_CHARACTER, bytes_of_piece
 from outrider.system.files import FAULTS, why
 from outrider_export.sources.gguf_file import GGUFHeader
 from outrider_export.tokenizers.gguf_tokenizer import (
@@ -27,8 +26,6 @@ from outrider_export.tokenizers.gguf_tokenizer import (
 )
 from outrider_export.tokenizers.marian_tokenizer import is_marian, tokenizer_of
 
-BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's spelling of a byte
-_SPACE = "\u2581"  # and of a space
 _MOST_GAPS = 1000  # ids without a token, beside as many as there are tokens
 
 
@@ -100,7 +97,7 @@ class Vocabulary:
     @property
     def token_bytes(self) -> list[bytes]:
         """The bytes of each token id; none for a gap."""
-        spell = {"byte level": _of_byte_level, "sentencepiece": _of_sentencepiece, "text": _of_text}[self.spelling]
+        spell = {"byte level": _of_byte_level, "sentencepiece": bytes_of_piece, "text": _of_text}[self.spelling]
         return [
             (_of_text if token_id in self.added_token_ids else spell)(token or "")
             for token_id, token in enumerate(self.tokens)
@@ -134,12 +131,6 @@ def _of_byte_level(token: str) -> bytes:
         return bytes([BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:  # it is listed among the pieces, but is not byte-level
         return _of_text(token)
-
-
-def _of_sentencepiece(token: str) -> bytes:
-    if byte := BYTE_PIECE.fullmatch(token):
-        return bytes.fromhex(byte[1])
-    return _of_text(token.replace(_SPACE, " "))
 
 
 def _of_text(token: str) -> bytes:

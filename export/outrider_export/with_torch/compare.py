@@ -25,6 +25,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider.types import Backend, Chunk
 from outrider_export.progress import Progress
+from outrider_export.with_torch.comparison import cosine
 from outrider_export.with_torch.convert import load_model
 
 PIECE = 64  # rows; at 152,000 logits, 40 MB each side
@@ -122,13 +123,6 @@ def _same_columns(logits: NDArray[np.float32], width: int, columns: NDArray[np.i
             "that the bundle was made of."
         )
     return logits[:, :width] if columns is None else logits[:, columns]
-
-
-def cosine(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The cosine of the angle between rows, float64 [rows], of two float32 [rows, width]."""
-    a, b = ours.astype(np.float64), theirs.astype(np.float64)
-    made: NDArray[np.float64] = np.einsum("ij,ij->i", a, b) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-    return made
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if has_minima(header):
         _move_restored(scratch, output, header)
     else:
-        move_model(scratch, output)  # but not the reader's tokenizer: see tokenizer_ir
+        move_model(scratch, output)  # but not the reader's tokenizer: see `tokenizers.ir`
     return {}
 
 

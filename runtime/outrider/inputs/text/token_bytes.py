@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+# How SentencePiece spells a byte, and a space.
+BYTE_PIECE, SPACE = re.compile(r"<0x([0-9A-F]{2})>"), "\u2581"
 # Byte-level pieces are spelled with these characters. Source: openai/gpt-2, `encoder.py: bytes_to_unicode`.
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
@@ -34,13 +35,14 @@ def read_token_bytes(folder: Path) -> dict[int, bytes]:
         table = BYTE_OF_CHARACTER
         return {i: bytes(map(table.__getitem__, text)) for text, i in vocabulary.items() if {*text} <= table.keys()}
     if "ByteFallback" in kinds:
-        return {i: _spelled(text) for text, i in vocabulary.items()}
+        return {i: bytes_of_piece(text) for text, i in vocabulary.items()}
     return {}
 
 
-def _spelled(text: str) -> bytes:
-    found = _BYTE.fullmatch(text)
-    return bytes([int(found[1], 16)]) if found else text.replace("\u2581", " ").encode()
+def bytes_of_piece(text: str) -> bytes:
+    """Of a piece in SentencePiece's spelling."""
+    found = BYTE_PIECE.fullmatch(text)
+    return bytes.fromhex(found[1]) if found else text.replace(SPACE, " ").encode("utf-8", "surrogatepass")
 
 
 def _types_of(value: Any) -> list[str]:
