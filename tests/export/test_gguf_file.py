@@ -146,7 +146,7 @@ def test_a_hole_that_a_download_left_is_found_before_anything_is_converted(gguf_
 def test_reads_metadata_and_tensors(small: Path) -> None:
     header = read_header(small)
     assert header.architecture == "llama"
-    assert header.integer(header.of_architecture("block_count")) == 3
+    assert header.integer(".block_count") == 3
     assert header.integer("llama.missing", 7) == 7
     assert header.metadata["llama.scale"] == 0.5
     assert header.metadata["flag"] is True

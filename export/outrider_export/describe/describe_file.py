@@ -27,7 +27,7 @@ def describe_gguf(path: Path) -> dict[str, Any]:
     header = read_header(located.fetched)
     files = shards_of(header.path)
     types = Counter(tensor.type for tensor in header.tensors.values())
-    context = header.metadata.get(header.of_architecture("context_length"))
+    context = header.value(".context_length")
     found: dict[str, Any] = {
         "file": str(header.path),
         "files": len(files),
@@ -61,5 +61,5 @@ def describe_gguf(path: Path) -> dict[str, Any]:
 
 
 def _said(header: GGUFHeader, key: str) -> str | None:
-    value = header.metadata.get(key)
+    value = header.value(key)
     return None if value is None or is_array(value) else str(value)

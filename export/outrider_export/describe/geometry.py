@@ -123,7 +123,7 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     """
 
     def of(key: str, default: int | None = None) -> int:
-        return header.integer(header.of_architecture(key), default, least=1)
+        return header.integer(f".{key}", default, least=1)
 
     if refusal := refusal_of(header.architecture):
         raise ExportError(f"{header.path} cannot be exported. {refusal}")
@@ -132,7 +132,7 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     except NotDirect:
         by_layer = {"num_key_value_heads": 0}
     kv_heads, head_size = (by_layer.get(key) for key in ("num_key_value_heads", "head_dim"))
-    if kv_heads == 0 or is_array(header.metadata.get(header.of_architecture("attention.head_count"))):
+    if kv_heads == 0 or is_array(header.value(".attention.head_count")):
         raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
     heads, hidden = of("attention.head_count"), of("embedding_length")
     matrix = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")

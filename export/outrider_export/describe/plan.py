@@ -363,7 +363,7 @@ def _why_not_kept(header: GGUFHeader) -> str | None:
         return f"openvino-genai does not read its quantisation ({', '.join(unknown)})"
     if "general.file_type" not in header.metadata:
         return "openvino-genai does not read files without general.file_type"
-    scaling = header.text(header.of_architecture("rope.scaling.type"), "none")
+    scaling = header.text(".rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in header.tensors:
         return "openvino-genai ignores its RoPE scaling"
     return None

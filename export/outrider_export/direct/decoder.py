@@ -45,12 +45,11 @@ class Decoder:
     stream, of logits. logit_cap: logits become cap · tanh(logits / cap); 0 for none. query_growth, query_step,
     query_offset: queries are multiplied by 1 + growth · ln(1 + ⌊(position + offset) / step⌋). chunk: tokens that some
     layers attend within, so that the context ends there; 0 if all attend to all. context_length: in tokens, where it is
-    not config.json's.
-    long_from: texts with more tokens rotate by `Rope.long`; 0 if none does.
-    num_kv_heads, head_size, mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers
-    of the embedding that each layer has of its own; 0 if there is none. layer_vocabulary: how many tokens have one, the
-    first of the vocabulary; 0 for all. blocks: the numbers of the layers' parts in files, where these are not those of
-    the layers. streams: of the residual, where a token has several.
+    not config.json's. long_from: texts with more tokens rotate by `Rope.long`; 0 if none does. num_kv_heads, head_size,
+    mlp_size: of a layer with a sliding window, where layers differ. layer_input_size: numbers of the embedding that
+    each layer has of its own; 0 if there is none. layer_vocabulary: how many tokens have one, the first of the
+    vocabulary; 0 for all. blocks: the numbers of the layers' parts in files, where these are not those of the layers.
+    streams: of the residual, where a token has several.
     """
 
     form: Form

@@ -209,14 +209,7 @@ def _decoder(form: Form, config: dict[str, Any], activation: str) -> Decoder:
         layers=tuple(
             Layer(window if state is None else 0, rope if state is None else None, state, mixture, each, feeds, cutoff)
             for window, rope, state, mixture, each, feeds, cutoff in zip(
-                windows,
-                rotations,
-                states,
-                experts,
-                of_layers,
-                feeding,
-                cutoffs,
-                strict=True,
+                windows, rotations, states, experts, of_layers, feeding, cutoffs, strict=True
             )
         ),
         attention_scale=float(scale) * float(config.get("qk_scale_factor", 1.0)),

@@ -69,11 +69,8 @@ _ROPE_KEYS = {
     "beta_slow": "yarn_beta_slow",
     "mscale_all_dim": "yarn_log_multiplier",
 }
-# Settings that change what is computed, in a way that the graph does not have.
-_REFUSED = ("rope.scaling.yarn_ext_factor",)
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
 _DIVISORS = "rope_freqs.weight"
-_PATTERN = "attention.sliding_window_pattern"
 # The kind of layers without keys and values, in `layer_types`.
 _STATES = {
     "lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba", "nemotron_h_moe": "mamba",
@@ -135,7 +132,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         NotDirect: for an architecture that is not in `forms`, or one of its settings.
     """
     form = form_of(header)
-    if header.architecture in _WITH_EXPERTS and header.metadata.get(header.of_architecture("expert_count")):
+    if header.architecture in _WITH_EXPERTS and header.value(".expert_count"):
         form = FORMS[_WITH_EXPERTS[header.architecture]]
     if form is None:
         raise NotDirect(f"the architecture {header.architecture!r} in a GGUF file")
@@ -143,15 +140,14 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
         form = FORMS[name_of(header)]
 
     def find(keys: dict[str, str], prefix: str = "") -> dict[str, Any]:
-        found = {ours: header.metadata.get(header.of_architecture(prefix + theirs)) for ours, theirs in keys.items()}
+        found = {ours: header.value(f".{prefix}{theirs}") for ours, theirs in keys.items()}
         if differing := next((keys[ours] for ours, value in found.items() if is_array(value)), None):
             raise NotDirect(f"{differing} that differs from layer to layer")
         return {ours: value for ours, value in found.items() if value is not None}
 
-    for key in _REFUSED:
-        if value := header.metadata.get(header.of_architecture(key)):
-            raise NotDirect(f"{key}={value!r}" if not is_array(value) else key)
-    if header.metadata.get(header.of_architecture("rope.scaling.finetuned")) is False and form.name == "granite":
+    if value := header.value(".rope.scaling.yarn_ext_factor"):  # which the graph does not have
+        raise NotDirect(f"rope.scaling.yarn_ext_factor={value!r}")
+    if header.value(".rope.scaling.finetuned") is False and form.name == "granite":
         raise NotDirect("no rotation of queries and keys")
     config = {"sliding_window": None, "decoder_sparse_step": 1, "block_auto_adjust_ff_dim": False} | kv_heads_of(header)
     config |= find({ours: theirs for ours, theirs in _KEYS.items() if config.get(ours) is None})
@@ -187,14 +183,14 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
     config |= {"model_type": form.name, "tie_word_embeddings": "output.weight" not in header.tensors}
     heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size", 0)
     size = config.get("head_dim") or hidden // heads
-    rotated = header.metadata.get(header.of_architecture("rope.dimension_count"))
+    rotated = header.value(".rope.dimension_count")
     if rotated and size and not form.varied and not form.attention.latent:
         config["partial_rotary_factor"] = rotated / size
     if form.name in ("gemma2", "gemma3_text"):  # llama.cpp knows the scale by the number of layers
         is_largest = (form.name, config.get("num_hidden_layers")) in _LARGEST_GEMMA
         config["query_pre_attn_scalar"] = hidden // heads if is_largest else size
     rope = find(_ROPE_KEYS, "rope.scaling.")
-    legacy = header.metadata.get(header.of_architecture("rope.scale_linear"))
+    legacy = header.value(".rope.scale_linear")
     if legacy and "factor" not in rope:
         rope["factor"] = legacy
     if rope.get("factor", 1) not in (0, 1) and "rope_type" not in rope:
@@ -223,7 +219,7 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
 
 def _windows_of(header: GGUFHeader) -> dict[str, Any]:
     """Which layers have a sliding window, as config.json says it; {} if the metadata does not."""
-    pattern = header.metadata.get(header.of_architecture(_PATTERN))
+    pattern = header.value(".attention.sliding_window_pattern")
     if isinstance(pattern, (list, memoryview)):
         return {"layer_types": [SLIDING if each else FULL for each in pattern[: header.num_layers]]}
     return {} if pattern is None or is_array(pattern) else {"sliding_window_pattern": pattern}
@@ -231,10 +227,10 @@ def _windows_of(header: GGUFHeader) -> dict[str, Any]:
 
 def _rotated_layers_of(header: GGUFHeader) -> dict[str, Any]:
     """Which layers rotate, as config.json says it; {} if the metadata does not."""
-    pattern = header.metadata.get(header.of_architecture("attention.rope_pattern"))
+    pattern = header.value(".attention.rope_pattern")
     if not isinstance(pattern, (list, memoryview)):
         return {}
-    base = header.metadata.get(header.of_architecture("rope.freq_base"), 10_000.0)
+    base = header.value(".rope.freq_base", 10_000.0)
     return {"layer_rope_theta": [base if each else 0 for each in pattern[: header.num_layers]]}
 
 
@@ -247,12 +243,12 @@ def _recurrence_of(header: GGUFHeader, name: str) -> dict[str, Any]:
     keys = _RECURRENCES.get(name)
     if keys is None:
         return {}
-    found = {ours: header.integer(header.of_architecture(f"ssm.{theirs}"), least=1) for ours, theirs in keys.items()}
-    inner, count = (header.integer(header.of_architecture(f"ssm.{key}"), least=1) for key in (_INNER, _COUNT))
+    found = {ours: header.integer(f".ssm.{theirs}", least=1) for ours, theirs in keys.items()}
+    inner, count = (header.integer(f".ssm.{key}", least=1) for key in (_INNER, _COUNT))
     found["linear_value_head_dim" if name.startswith("qwen") else "mamba_d_head"] = inner // count
-    rotated = header.flag(header.of_architecture("rope.scaling.finetuned"), False)
+    rotated = header.flag(".rope.scaling.finetuned", False)
     return found | {
-        "num_local_experts": header.integer(header.of_architecture("expert_count"), 0),
+        "num_local_experts": header.integer(".expert_count", 0),
         "position_embedding_type": "rope" if rotated else None,
     }
 
@@ -268,7 +264,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
     form = form_of(header)
     if form is not None and form.varied:
         return varied_config(header)
-    found = header.metadata.get(header.of_architecture("attention.head_count_kv"))
+    found = header.value(".attention.head_count_kv")
     if not isinstance(found, memoryview):
         return {}
     counts = {*found} - {0}
@@ -277,7 +273,7 @@ def kv_heads_of(header: GGUFHeader) -> dict[str, Any]:
         raise NotDirect("attention.head_count_kv that differs from layer to layer")
     layers = found[: header.num_layers]  # MTP modules may be after them
     kinds: dict[str, Any] = {} if state is None else {"layer_types": [FULL if count else state for count in layers]}
-    widths = header.metadata.get(header.of_architecture("feed_forward_length"))
+    widths = header.value(".feed_forward_length")
     if form is not None and form.layers == "blocks" and isinstance(widths, memoryview) and len(widths) == len(found):
         has_experts = header.architecture.endswith("_moe")
         feeding = MOE if has_experts else MLP

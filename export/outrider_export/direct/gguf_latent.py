@@ -16,9 +16,9 @@ _LOG_MULTIPLIER = 0.1  # by which llama.cpp's converter multiplies `mscale_all_d
 
 def name_of(header: GGUFHeader) -> str:
     """The entry of a file whose architecture is `deepseek2`, by its experts; GLM-4.7-Flash is as DeepSeek V3."""
-    if not header.metadata.get(header.of_architecture("expert_count")):
+    if not header.value(".expert_count"):
         return "youtu"
-    scoring = header.integer(header.of_architecture("expert_gating_func"), 0)
+    scoring = header.integer(".expert_gating_func", 0)
     is_sigmoid = scoring == _SIGMOID or (not scoring and any(name.endswith(_BIAS) for name in header.tensors))
     return "deepseek_v3" if is_sigmoid else "deepseek_v2"
 
@@ -31,7 +31,7 @@ def latent_config(header: GGUFHeader) -> dict[str, Any]:
     """
 
     def of(key: str, default: int | None = None) -> int:
-        return header.integer(header.of_architecture(key), default, least=0)
+        return header.integer(f".{key}", default, least=0)
 
     rotated, whole = of("rope.dimension_count"), of("attention.key_length_mla", of("attention.key_length"))
     is_softmax = name_of(header) == "deepseek_v2"

@@ -173,12 +173,12 @@ def _read_minima(header: GGUFHeader) -> Iterator[tuple[str, NDArray[np.float16],
 def _row_order(header: GGUFHeader, name: str, rows: int) -> NDArray[np.int64]:
     """llama.cpp interleaves the halves of each head's q and k in llama files; the reader puts them back."""
     order = np.arange(rows)
-    keys = {"attn_q.weight": "attention.head_count", "attn_k.weight": "attention.head_count_kv"}
+    keys = {"attn_q.weight": ".attention.head_count", "attn_k.weight": ".attention.head_count_kv"}
     key = keys.get(name.split(".", 2)[-1])
     if header.architecture != "llama" or key is None:
         return order
-    heads = header.integer(header.of_architecture("attention.head_count"), least=1)
-    heads = header.integer(header.of_architecture(key), heads, least=1)
+    heads = header.integer(".attention.head_count", least=1)
+    heads = header.integer(key, heads, least=1)
     return order.reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 

@@ -13,6 +13,8 @@ from outrider_export.direct.forms import BY_GGUF
 from outrider_export.direct.sizes import FULL
 from outrider_export.sources.gguf_file import GGUFHeader, is_array
 
+_PATTERN = ".attention.sliding_window_pattern"
+
 
 def varied_config(header: GGUFHeader) -> dict[str, Any]:
     """The keys that differ from those of other architectures.
@@ -21,86 +23,69 @@ def varied_config(header: GGUFHeader) -> dict[str, Any]:
         NotDirect: when layers differ in a way that config.json could not say.
         ExportError: when a key is missing, or of another type.
     """
-
-    def of(key: str, default: int | None = None, least: int = 0) -> int:
-        return header.integer(header.of_architecture(key), default, least)
-
-    kinds = [SLIDING if each else FULL for each in header.integers(header.of_architecture(_PATTERN))][
-        : header.num_layers
-    ]
+    kinds = [SLIDING if each else FULL for each in header.integers(_PATTERN)][: header.num_layers]
     if len(kinds) != header.num_layers:
-        raise NotDirect(f"{_PATTERN} of {len(kinds)} layers for {header.num_layers}")
+        raise NotDirect(f"{header.full_key(_PATTERN)} of {len(kinds)} layers for {header.num_layers}")
     if BY_GGUF[header.architecture].layers == "streams":
         return _config_of_streams(header, kinds)
-    heads = {kind: _alike("attention.head_count_kv", _by_layer(header, "attention.head_count_kv"), kinds, kind)
-             for kind in (SLIDING, FULL)}  # fmt: skip
-    shared = of("attention.shared_kv_layers", 0)
+    heads = {kind: _alike(_by_layer(header, ".attention.head_count_kv"), kinds, kind) for kind in (SLIDING, FULL)}
+    shared = header.integer(".attention.shared_kv_layers", 0, least=0)
     first = [i for i, kind in enumerate(kinds) if kind == FULL and i < header.num_layers - shared]
     same = bool(first) and f"blk.{first[0]}.attn_v.weight" not in header.tensors
     if heads[FULL] != heads[SLIDING] and not same:
         raise NotDirect("attention.head_count_kv that differs from layer to layer")
-    sizes = _by_layer(header, "feed_forward_length")
+    sizes = _by_layer(header, ".feed_forward_length")
     wide = [(2 if i >= header.num_layers - shared else 1) * sizes[0] for i in range(header.num_layers)]
     if sizes != wide and sizes != [sizes[0]] * header.num_layers:
         raise NotDirect("feed_forward_length that differs from layer to layer")
-    head_size = of("attention.key_length_swa", least=1)
     return {
-        "layer_types": kinds, "head_dim": head_size, "global_head_dim": of("attention.key_length", least=1),
+        "layer_types": kinds, "head_dim": header.integer(".attention.key_length_swa", least=1),
+        "global_head_dim": header.integer(".attention.key_length", least=1),
         "num_key_value_heads": heads[SLIDING], "num_global_key_value_heads": heads[FULL], "attention_k_eq_v": same,
         "num_kv_shared_layers": shared, "intermediate_size": sizes[0], "use_double_wide_mlp": sizes == wide,
-        "hidden_size_per_layer_input": of("embedding_length_per_layer_input", 0),
-        "enable_moe_block": bool(of("expert_count", 0)),
+        "hidden_size_per_layer_input": header.integer(".embedding_length_per_layer_input", 0, least=0),
+        "enable_moe_block": bool(header.integer(".expert_count", 0, least=0)),
         "rope_parameters": _rotations(header),
     }  # fmt: skip
 
 
 def _config_of_streams(header: GGUFHeader, kinds: list[str]) -> dict[str, Any]:
     """The keys of Gemma 3n, whose layers differ in their feed-forward parts only."""
-
-    def of(key: str, default: int | None = None, least: int = 0) -> int:
-        return header.integer(header.of_architecture(key), default, least)
-
     found: dict[str, Any] = {
-        "layer_types": kinds, "head_dim": of("attention.key_length", least=1),
-        "num_key_value_heads": of("attention.head_count_kv", least=1),
-        "num_kv_shared_layers": of("attention.shared_kv_layers", 15),
-        "intermediate_size": _by_layer(header, "feed_forward_length"),
-        "hidden_size_per_layer_input": of("embedding_length_per_layer_input", least=1),
-        "altup_num_inputs": of("altup.num_inputs", 4), "altup_active_idx": of("altup.active_idx", 0),
+        "layer_types": kinds, "head_dim": header.integer(".attention.key_length", least=1),
+        "num_key_value_heads": header.integer(".attention.head_count_kv", least=1),
+        "num_kv_shared_layers": header.integer(".attention.shared_kv_layers", 15, least=0),
+        "intermediate_size": _by_layer(header, ".feed_forward_length"),
+        "hidden_size_per_layer_input": header.integer(".embedding_length_per_layer_input", least=1),
+        "altup_num_inputs": header.integer(".altup.num_inputs", 4, least=0),
+        "altup_active_idx": header.integer(".altup.active_idx", 0, least=0),
         "rope_parameters": _rotations(header),
     }  # fmt: skip
     if (left := header.tensors.get("blk.0.laurel_l.weight")) is not None:
         found["laurel_rank"] = left.shape[0]
-    if (key := header.of_architecture("activation_sparsity_scale")) in header.metadata:
-        found["activation_sparsity_scale"] = [*header.floats(key)][: header.num_layers]
+    if header.value(".activation_sparsity_scale") is not None:
+        found["activation_sparsity_scale"] = [*header.floats(".activation_sparsity_scale")][: header.num_layers]
     return found
 
 
 def _rotations(header: GGUFHeader) -> dict[str, Any]:
-    theta = {FULL: ("rope.freq_base", 1e6), SLIDING: ("rope.freq_base_swa", 1e4)}
-    return {
-        kind: {"rope_type": "default", "rope_theta": header.metadata.get(header.of_architecture(key), default)}
-        for kind, (key, default) in theta.items()
-    }
-
-
-_PATTERN = "attention.sliding_window_pattern"
+    theta = {FULL: header.value(".rope.freq_base", 1e6), SLIDING: header.value(".rope.freq_base_swa", 1e4)}
+    return {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()}
 
 
 def _by_layer(header: GGUFHeader, key: str) -> list[int]:
     """A number of each layer, of which there is one for all, or an array."""
-    whole = header.of_architecture(key)
-    if not is_array(header.metadata.get(whole)):
-        return [header.integer(whole, least=1)] * header.num_layers
-    found = [*header.integers(whole)][: header.num_layers]
+    if not is_array(header.value(key)):
+        return [header.integer(key, least=1)] * header.num_layers
+    found = [*header.integers(key)][: header.num_layers]
     if len(found) != header.num_layers or min(found) < 1:
-        raise NotDirect(f"{key} of {len(found)} layers for {header.num_layers}")
+        raise NotDirect(f"{header.full_key(key)} of {len(found)} layers for {header.num_layers}")
     return found
 
 
-def _alike(key: str, numbers: Sequence[int], kinds: Sequence[str], kind: str) -> int:
-    """The number that all layers of a kind have."""
-    found = {number for number, each in zip(numbers, kinds, strict=True) if each == kind} or {*numbers}
+def _alike(heads: Sequence[int], kinds: Sequence[str], kind: str) -> int:
+    """The number of heads that all layers of a kind have."""
+    found = {number for number, each in zip(heads, kinds, strict=True) if each == kind} or {*heads}
     if len(found) != 1:
-        raise NotDirect(f"{key} that differs from layer to layer")
+        raise NotDirect("attention.head_count_kv that differs from layer to layer")
     return found.pop()

@@ -49,8 +49,9 @@ class OnnxMatrix:
 
     bits: 8 or 4; 0 for float32. block: columns that share a scale. arrays: constants by the end of their names, each
     with its offset in the file. In 8 and 4 bits "weight": uint8 [rows, blocks, bytes], "scales": float32 [rows,
-    blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte. In float32 "weight": [columns, rows], or [rows,
-    columns] where `is_by_rows`. had_4_bits: whether the source has 4 bits, too.
+    blocks], in 4 bits "zero_points": uint8 [rows, bytes], two a byte, or "minima" as the scales. In float32 "weight":
+    [columns, rows], or [rows, columns] where `is_by_rows`. has_codes: whether it keeps those of its source. sums:
+    further columns, see `own_codes`.
     """
 
     shape: tuple[int, ...]

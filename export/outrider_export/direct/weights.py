@@ -224,8 +224,7 @@ class Weights(ABC):
         """The matrices of gate and up in one, whose rows take turns; from one tensor, or from two."""
         found = self.stored(f"{name}.weight")
         if found is None:
-            halves = [self.stored(f"{name.replace('gate_up', part)}.weight") for part in ("gate", "up")]
-            gate, up = halves
+            gate, up = (self.stored(f"{name.replace('gate_up', part)}.weight") for part in ("gate", "up"))
             if gate is None or up is None:
                 raise self.missing(f"{name}.weight")
             for half in (gate, up):

@@ -149,17 +149,13 @@ def _gguf_names(header: GGUFHeader) -> dict[str, str]:
 
 def _config_of(header: GGUFHeader, main: Geometry) -> dict[str, Any]:
     """What config.json says of a module."""
-
-    def of(key: str) -> int:
-        return header.integer(header.of_architecture(key), least=1)
-
-    is_dense = header.of_architecture("expert_count") not in header.metadata
+    is_dense = header.value(".expert_count") is None
     keys = _GGUF_KEYS | (_DENSE_KEYS if is_dense else _MIXED_KEYS)
-    config: dict[str, Any] = {ours: of(theirs) for ours, theirs in keys.items()}
+    config: dict[str, Any] = {ours: header.integer(f".{theirs}", least=1) for ours, theirs in keys.items()}
     return config | {
         "num_key_value_heads": main.num_kv_heads,
         "model_type": _GGUF[header.architecture],
-        "rms_norm_eps": header.real(header.of_architecture("attention.layer_norm_rms_epsilon")),
-        "rope_theta": header.real(header.of_architecture("rope.freq_base")),
-        "partial_rotary_factor": of("rope.dimension_count") / config["head_dim"],
+        "rms_norm_eps": header.real(".attention.layer_norm_rms_epsilon"),
+        "rope_theta": header.real(".rope.freq_base"),
+        "partial_rotary_factor": header.integer(".rope.dimension_count", least=1) / config["head_dim"],
     }

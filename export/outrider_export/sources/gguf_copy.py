@@ -16,7 +16,7 @@ _TYPE_IDS = {name: type_id for type_id, (name, _, _) in TENSOR_TYPES.items()}
 def write_slim_copy(source: Path, target: Path) -> None:
     """Copy a GGUF file without its tokenizer's lists, whose length goes into `<architecture>.vocab_size`."""
     header = read_header(source)
-    size_key, tokens = header.of_architecture("vocab_size"), "tokenizer.ggml.tokens"
+    size_key, tokens = header.full_key(".vocab_size"), "tokenizer.ggml.tokens"
     vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
     added = {size_key: vocab_size} if vocab_size and size_key not in header.entries else {}
     _write(header, [key for key in header.entries if not is_array(header.metadata[key])], added, target)

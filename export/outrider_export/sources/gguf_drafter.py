@@ -110,40 +110,35 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 def _config(header: GGUFHeader, kind: str) -> dict[str, Any]:
     """What all kinds have in config.json."""
-    config: dict[str, Any] = {
-        ours: header.integer(header.of_architecture(theirs), least=1) for ours, theirs in _INTEGERS.items()
-    }
+    config: dict[str, Any] = {ours: header.integer(f".{theirs}", least=1) for ours, theirs in _INTEGERS.items()}
     whole = config["hidden_size"] // config["num_attention_heads"]
-    size = header.integer(header.of_architecture("attention.key_length"), whole, least=1)
-    rotated = header.integer(header.of_architecture("rope.dimension_count"), size, least=1)
+    size = header.integer(".attention.key_length", whole, least=1)
+    rotated = header.integer(".rope.dimension_count", size, least=1)
     if rotated != size:
         raise _unknown(header, f"rope.dimension_count is {rotated:,}, of heads of {size:,} numbers", kind)
-    if header.flag(header.of_architecture("attention.causal"), False) and kind != "eagle3":
+    if header.flag(".attention.causal", False) and kind != "eagle3":
         raise _unknown(header, "attention.causal is true", kind)
-    scaling = header.text(header.of_architecture("rope.scaling.type"), "none")
-    rope: dict[str, Any] = {"rope_theta": header.real(header.of_architecture("rope.freq_base"), 10_000.0)}
+    scaling = header.text(".rope.scaling.type", "none")
+    rope: dict[str, Any] = {"rope_theta": header.real(".rope.freq_base", 10_000.0)}
     if scaling != "none":
-        found = {
-            ours: header.real(header.of_architecture(f"rope.scaling.{theirs}"), 0.0)
-            for ours, theirs in _ROPE_KEYS.items()
-        }
+        found = {ours: header.real(f".rope.scaling.{theirs}", 0.0) for ours, theirs in _ROPE_KEYS.items()}
         rope |= {"rope_type": scaling} | {ours: value for ours, value in found.items() if value}
     return config | {
         "architectures": [_CLASSES[kind]],
         "head_dim": size,
-        "rms_norm_eps": header.real(header.of_architecture("attention.layer_norm_rms_epsilon"), 1e-6),
+        "rms_norm_eps": header.real(".attention.layer_norm_rms_epsilon", 1e-6),
         "rope_parameters": rope,
     }
 
 
 def _of_eagle(header: GGUFHeader) -> dict[str, Any]:
     """What EAGLE-3's have besides."""
-    names = [header.of_architecture(name) for name in ("target_layers", "extract_layers")]
-    name = next((name for name in names if name in header.metadata), names[0])
+    keys = ".target_layers", ".extract_layers"
+    key = next((key for key in keys if header.value(key) is not None), keys[0])
     return {
-        "eagle_aux_hidden_state_layer_ids": [*map(int, header.integers(name))],
-        "norm_before_residual": header.flag(header.of_architecture("norm_before_residual"), False),
-        "vocab_size": header.integer(header.of_architecture("vocab_size"), 0),
+        "eagle_aux_hidden_state_layer_ids": [*map(int, header.integers(key))],
+        "norm_before_residual": header.flag(".norm_before_residual", False),
+        "vocab_size": header.integer(".vocab_size", 0),
         "rope_is_neox_style": False,
     }
 
@@ -151,18 +146,18 @@ def _of_eagle(header: GGUFHeader) -> dict[str, Any]:
 def _of_block(header: GGUFHeader, kind: str, tensors: dict[str, NDArray[Any]], hidden: int) -> dict[str, Any]:
     """What those have besides that fill in a block."""
     of_file = "tokenizer.ggml.mask_token_id"
-    mask = header.integer(of_file if of_file in header.metadata else header.of_architecture("mask_token_id"), least=0)
-    layers = header.integers(header.of_architecture("target_layers"))
+    mask = header.integer(of_file if of_file in header.metadata else ".mask_token_id", least=0)
+    layers = header.integers(".target_layers")
     own: dict[str, Any] = {"mask_token_id": mask, "target_layer_ids": [int(i) - 1 for i in layers]}
-    config: dict[str, Any] = {"block_size": header.integer(header.of_architecture("block_size"), least=2)}
-    scales = {ours: header.real(header.of_architecture(theirs), 0.0) for ours, theirs in _SCALES.items()}
+    config: dict[str, Any] = {"block_size": header.integer(".block_size", least=2)}
+    scales = {ours: header.real(f".{theirs}", 0.0) for ours, theirs in _SCALES.items()}
     if kind == "dflash2":
-        own |= {name: header.integer(header.of_architecture(name), least=1) for name in _SELECTOR_KEYS} | scales
+        own |= {name: header.integer(f".{name}", least=1) for name in _SELECTOR_KEYS} | scales
         config["vocab_size"] = len(tensors.get("candidate_selector.predecessor_codebook.weight", ()))
     elif scales["input_embedding_scale"] not in (0, 1) or scales["output_multiplier"] not in (0, 1):
         raise _unknown(header, "embedding_scale or logit_scale is not 1", kind)
     if kind == "dspark":
-        if not header.flag(header.of_architecture("sample_from_anchor"), True):
+        if not header.flag(".sample_from_anchor", True):
             raise _unknown(header, "sample_from_anchor is false, so the newest token drafts nothing", kind)
         first, read = tensors["markov_head.markov_w1.weight"], tensors.get("confidence_head.proj.weight")
         config |= {
@@ -173,9 +168,9 @@ def _of_block(header: GGUFHeader, kind: str, tensors: dict[str, NDArray[Any]], h
         if read is not None:
             tensors["confidence_head.proj.weight"] = read.reshape(1, -1)
             tensors.setdefault("confidence_head.proj.bias", np.zeros(1, np.float32))
-    if window := header.integer(header.of_architecture("attention.sliding_window"), 0):
-        pattern = header.metadata.get(header.of_architecture("attention.sliding_window_pattern"), True)
-        count = header.integer(header.of_architecture("block_count"))
+    if window := header.integer(".attention.sliding_window", 0):
+        pattern = header.value(".attention.sliding_window_pattern", True)
+        count = header.integer(".block_count")
         slides = [*pattern] if isinstance(pattern, (list, memoryview)) else [bool(pattern)]
         slides *= count if len(slides) == 1 else 1
         kinds = ["sliding_attention" if each else "full_attention" for each in slides]

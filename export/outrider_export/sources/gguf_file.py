@@ -134,12 +134,12 @@ class GGUFHeader:
     @property
     def num_modules(self) -> int:
         """How many blocks after the model's layers are MTP modules."""
-        return self.integer(self.of_architecture("nextn_predict_layers"), 0, least=0)
+        return self.integer(".nextn_predict_layers", 0, least=0)
 
     @property
     def num_layers(self) -> int:
         """The number of layers, without MTP modules."""
-        count = self.integer(self.of_architecture("block_count"), least=1)
+        count = self.integer(".block_count", least=1)
         if self.num_modules >= count:
             raise ExportError(
                 f"{self.path} has {count:,} blocks, and {self.num_modules:,} of them are MTP modules. There has to be "
@@ -147,9 +147,13 @@ class GGUFHeader:
             )
         return count - self.num_modules
 
-    def of_architecture(self, key: str) -> str:
-        """The full name of a key that begins with the architecture: "llama.block_count" for "block_count"."""
-        return f"{self.architecture}.{key}"
+    def full_key(self, key: str) -> str:
+        """A key as the file has it: of ".block_count", which is one of its architecture's, "llama.block_count"."""
+        return f"{self.architecture}{key}" if key.startswith(".") else key
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """What the metadata has under a key, of any type. This and all that follow take architectures' keys as ".…"."""
+        return self.metadata.get(self.full_key(key), default)
 
     # The typed values of keys. All raise ExportError if there is no such key and no default, or one of another type.
 
@@ -205,15 +209,18 @@ class GGUFHeader:
         return value
 
     def _require(self, key: str, default: Any = None) -> Any:
-        value = self.metadata.get(key, default)
+        value = self.value(key, default)
         if value is None:
-            raise ExportError(f"{self.path} has no {key} in its metadata, so it is not a whole language model.")
+            raise ExportError(
+                f"{self.path} has no {self.full_key(key)} in its metadata, so it is not a whole language model."
+            )
         return value
 
     def _wrong(self, key: str, value: Any, rule: str) -> ExportError:
         found = f"an array of {len(value):,}" if is_array(value) else reprlib.repr(value)
         return ExportError(
-            f"{self.path}: {key} is {found}; it has to be {rule}. Fetch the file again, or convert its model again."
+            f"{self.path}: {self.full_key(key)} is {found}; it has to be {rule}. Fetch the file again, or convert its "
+            "model again."
         )
 
     @property

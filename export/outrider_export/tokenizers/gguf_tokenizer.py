@@ -198,7 +198,7 @@ def _config(header: GGUFHeader) -> dict[str, Any]:
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": header.integer(header.of_architecture("context_length"), least=1),
+        "model_max_length": header.integer(".context_length", least=1),
         "padding_side": "left",
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
