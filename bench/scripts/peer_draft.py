@@ -35,7 +35,8 @@ from outrider.models.backends.heads.layers import (
 )
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.heads.weights import HeadWeights
-from outrider.models.backends.taps import LAST, after_layers, ints, parameter, result
+from outrider.models.backends.nodes import ints, parameter, result
+from outrider.models.backends.taps import LAST, after_layers
 from outrider.system.core import new_core
 from outrider_export.target import Target
 

@@ -10,7 +10,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 from openvino.op import util
 
-from outrider.models.backends.taps import ints, parameter, result
+from outrider.models.backends.nodes import ints, parameter, result
 from outrider_export.direct.recurrences import States, causal_convolution, gated_delta_net, selective_ssm
 
 BATCH, TOKENS = 2, 9

@@ -13,7 +13,7 @@ from openvino import opset13 as ops
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import MODEL_NAMES, StateKind, write_manifest
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import ints
 from outrider.testing import save_toy_bundle
 from outrider.testing.openvino_toy import openvino_toy
 from outrider.testing.tokenizer import TOY_ALPHABET

@@ -11,8 +11,9 @@ from openvino import opset13 as ops
 from calls import rows_of_call
 from outrider.bundle import Bundle
 from outrider.models.backends.columns import COLUMNS, append_columns, can_append
+from outrider.models.backends.nodes import result
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.backends.taps import output_matrix_of, result
+from outrider.models.backends.taps import output_matrix_of
 from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import Choice, Setting

@@ -24,8 +24,8 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import ModelEntry, StateKind, write_manifest
 from outrider.decoding import prefix_check
 from outrider.engine.chat import Chat
+from outrider.models.backends.nodes import ints, parameter, result
 from outrider.models.backends.paged_graph import connect_positions, to_paged_attention
-from outrider.models.backends.taps import ints, parameter, result
 from outrider.models.kv import LAST, NUM_FIXED, ROWS_PER_SEQUENCE, BlockPool, SequenceRows, StateRows
 from outrider.models.kv.block_tree import Block
 from outrider.models.kv.chunk_files import files_in

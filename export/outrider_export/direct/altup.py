@@ -18,10 +18,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import floats, integer, ints
 from outrider_export.direct.decoder import Decoder
-from outrider_export.direct.masks import integer
-from outrider_export.direct.norms import floats, rms_norm
+from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.streams import StreamPart, Streams
 from outrider_export.direct.weights import Weights, layer_name
 

@@ -1,4 +1,4 @@
-"""Codes of rounded weights in 8 and 4 bits, and 4-bit constants: two codes per byte, the first in the lower half."""
+"""Codes of rounded weights in 8 and 4 bits, constants of them: in 4 bits two a byte, the first in the lower half."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_LARGEST = 255  # code of 8 bits
 
 
 def unpack(constant: Any) -> NDArray[np.uint8]:
@@ -24,6 +26,24 @@ def pack(codes: NDArray[np.uint8], kind: Any = None) -> Any:
     tensor = openvino.Tensor(paired(codes.reshape(-1)), openvino.Shape(list(codes.shape)), kind)
     # A copy: a constant that shares the memory does not keep it alive.
     return openvino.op.Constant(tensor, shared_memory=False)
+
+
+def matrix_node(values: NDArray[np.float32], weights: str) -> Any:
+    """A matrix float32 [rows, columns], or those of experts [experts, rows, columns], made of constants.
+
+    weights: "int8", with a scale and a zero point for each row, as in nncf's INT8_ASYM; "fp16" or "fp32".
+    """
+    from openvino import opset13 as ops
+
+    if weights == "fp32":
+        return ops.constant(values)
+    if weights == "fp16":
+        return ops.convert(ops.constant(values.astype(np.float16)), "f32")
+    flat = values.reshape(-1, values.shape[-1])
+    made = rounded(flat, flat.shape[1], _LARGEST)
+    codes, zero_points, scales = (ops.constant(each.reshape(*values.shape[:-1], -1)) for each in made)
+    centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
+    return ops.convert(ops.multiply(centred, scales), "f32")
 
 
 def paired(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.models.backends.mixture import Router, clamped_mixture, mixture
-from outrider.models.backends.taps import ints, silu
+from outrider.models.backends.nodes import floats, ints, silu
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import (
     BESIDE,
@@ -29,7 +29,7 @@ from outrider_export.direct.experts import (
     UP,
     Experts,
 )
-from outrider_export.direct.norms import floats, rms_norm
+from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.weights import Weights, layer_name
 
 

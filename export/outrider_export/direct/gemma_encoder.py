@@ -20,8 +20,8 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.errors import ExportError
-from outrider.models.backends.taps import ints, result
-from outrider_export.direct.norms import floats, rms_norm
+from outrider.models.backends.nodes import floats, integer, ints, result
+from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.tower_encoders import SiglipTower
 from outrider_export.direct.vision_graph import VisionGraph, frequencies_of, rotated
 from outrider_export.sources.safetensors import Tensor, tensors_of
@@ -77,13 +77,12 @@ class Gemma4Embedder(VisionGraph):
         stream = self.norm("patch_ln2", self.linear("patch_dense", stream), _EPS_OF_EMBEDDER)
         table = self.numbers("pos_embedding")  # [positions, 2, width]: of columns, and of rows
         for part, axis in ((0, 1), (1, 0)):
-            at = ops.squeeze(ops.gather(positions, ints(axis), ops.constant(np.int64(1))), ints(1))
+            at = ops.squeeze(ops.gather(positions, ints(axis), integer(1)), ints(1))
             learned = floats(np.ascontiguousarray(table[:, part]))
-            stream = ops.add(stream, ops.gather(learned, at, ops.constant(np.int64(0))))
+            stream = ops.add(stream, ops.gather(learned, at, integer(0)))
         stream = self.norm("pos_norm", stream, _EPS_OF_EMBEDDER)
         normed = rms_norm(stream, None, float(self.config.get("rms_norm_eps", 1e-6)))
-        embeds = self.linear("embedding_projection", normed)
-        return ov.Model([result("image_embeds", ops.unsqueeze(embeds, ints(0)))], self.inputs, "vision")
+        return self.finished(self.linear("embedding_projection", normed))
 
 
 class Gemma4Encoder(VisionGraph):
@@ -103,14 +102,14 @@ class Gemma4Encoder(VisionGraph):
     def model(self) -> ov.Model:
         """See `VisionGraph`."""
         positions = self.input("patch_positions", ov.Type.i64, (-1, 2))
-        axes = [ops.gather(positions, ints(i), ops.constant(np.int64(1))) for i in (1, 0)]  # [n, 1]: column, row
+        axes = [ops.gather(positions, ints(i), integer(1)) for i in (1, 0)]  # [n, 1]: column, row
         matrix = self.numbers("patch_embedder.input_proj.weight")
         pixels = self.input("pixel_values", ov.Type.f32, (-1, matrix.shape[1]))
         centred = ops.multiply(ops.subtract(pixels, floats([[0.5]])), floats([[2]]))
         stream = ops.matmul(centred, floats(matrix), False, True)
         table = self.numbers("patch_embedder.position_embedding_table")
         learned = [
-            ops.gather(floats(part), ops.squeeze(axis, ints(1)), ops.constant(np.int64(0)))
+            ops.gather(floats(part), ops.squeeze(axis, ints(1)), integer(0))
             for part, axis in zip(table, axes, strict=True)
         ]
         stream = ops.add(stream, ops.add(*learned))
@@ -123,8 +122,7 @@ class Gemma4Encoder(VisionGraph):
         if self.config.get("standardize"):
             bias, scale = (floats(self.numbers(f"std_{name}")[None]) for name in ("bias", "scale"))
             tokens = ops.multiply(ops.subtract(tokens, bias), scale)
-        embeds = self.linear("embedding_projection", rms_norm(tokens, None, self.eps))
-        return ov.Model([result("image_embeds", ops.unsqueeze(embeds, ints(0)))], self.inputs, "vision")
+        return self.finished(self.linear("embedding_projection", rms_norm(tokens, None, self.eps)))
 
     def _layer(self, name: str, stream: ov.Node, rotations: list[tuple[ov.Node, ov.Node]]) -> ov.Node:
         read = self.norm(f"{name}.input_layernorm", stream, self.eps)
@@ -144,7 +142,7 @@ class Gemma4Encoder(VisionGraph):
 
     def _placed(self, x: ov.Node, rotations: list[tuple[ov.Node, ov.Node]]) -> ov.Node:
         """Queries or keys [n, heads, size]: one half rotated by the column, and the other by the row."""
-        halves = ops.split(x, ops.constant(np.int64(2)), 2).outputs()
+        halves = ops.split(x, integer(2), 2).outputs()
         return ops.concat([rotated(half, each) for half, each in zip(halves, rotations, strict=True)], 2)
 
     def _clipped(self, name: str, x: ov.Node) -> ov.Node:

@@ -16,15 +16,15 @@ from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
 
-from outrider.models.backends.taps import ints, parameter, result
+from outrider.models.backends.nodes import floats, integer, ints, parameter, result, transposed
 from outrider_export.direct.altup import AltUp
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.feed_forward import FeedForward
 from outrider_export.direct.gguf_minima import with_sums
 from outrider_export.direct.latent import EPS, K_B, KV_A, KV_NORM, Q_A, Q_B, Q_NORM, V_B, Latent, Q
 from outrider_export.direct.layer_inputs import all_inputs, input_of
-from outrider_export.direct.masks import Masks, integer, unsqueezed
-from outrider_export.direct.norms import floats, rank_of, rms_norm
+from outrider_export.direct.masks import Masks, unsqueezed
+from outrider_export.direct.norms import rank_of, rms_norm
 from outrider_export.direct.own_codes import GROUP
 from outrider_export.direct.pack import PackedMatrix
 from outrider_export.direct.recurrences import States
@@ -179,7 +179,7 @@ class _Builder:
             self.caches[i] = self._keys_and_values(i, layer, x)
         cached = self.caches[i if sizes.keys_of is None else sizes.keys_of]
         keys, values = (self._repeated(each, sizes) for each in cached)
-        scale = ops.constant(np.float32(decoder.attention_scale))
+        scale = floats(decoder.attention_scale)
         sinks = self.weights.vector(f"{layer_name(i, 'self_attn.sinks')}.weight")
         parts = [queries, keys, values, self.masks.of(layer.window), scale]
         if sinks is None:
@@ -188,7 +188,7 @@ class _Builder:
             parts.append(floats(sinks.reshape(1, heads, 1, 1)))
             inputs = [part.output(0) for part in parts]
             found = NodeFactory("opset13").create("ScaledDotProductAttention", inputs, {"causal": False})
-        found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+        found = transposed(found, 0, 2, 1, 3)
         if decoder.form.attention.gate == "heads" and gate is not None:
             found, gate = ops.multiply(found, ops.unsqueeze(ops.sigmoid(gate), ints(3))), None
         found = ops.reshape(found, ints(0, 0, heads * sizes.value_size), special_zero=True)
@@ -314,12 +314,12 @@ class _Builder:
         """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
         if rank_of(x) == 3:
             x = ops.reshape(x, ints(0, 0, num_heads, size), special_zero=True)
-        return ops.transpose(x, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+        return transposed(x, 0, 2, 1, 3)
 
     def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines, float32 [batch, 1, tokens, 2n]."""
         angles = angles_of(rope, ops.unsqueeze(self.position_ids, integer(1)))
-        angles = ops.transpose(angles, ops.constant(np.array([0, 2, 1], np.int32)))
+        angles = transposed(angles, 0, 2, 1)
         angles = ops.concat([angles, angles], -1)
         cosines, sines = (
             ops.unsqueeze(_scaled(each, rope.scale), integer(1)) for each in (ops.cos(angles), ops.sin(angles))
@@ -330,10 +330,10 @@ class _Builder:
         """What queries are multiplied by, float32 [batch, 1, tokens, 1]."""
         positions = ops.convert(unsqueezed(self.position_ids, 1, 3), "f32")
         if self.decoder.query_offset:
-            positions = ops.add(positions, ops.constant(np.float32(self.decoder.query_offset)))
-        steps = ops.floor(ops.divide(positions, ops.constant(np.float32(self.decoder.query_step))))
-        grown = _scaled(ops.log(ops.add(steps, ops.constant(np.float32(1)))), self.decoder.query_growth)
-        return ops.add(grown, ops.constant(np.float32(1)))
+            positions = ops.add(positions, floats(self.decoder.query_offset))
+        steps = ops.floor(ops.divide(positions, floats(self.decoder.query_step)))
+        grown = _scaled(ops.log(ops.add(steps, floats(1))), self.decoder.query_growth)
+        return ops.add(grown, floats(1))
 
     def _rotated(self, x: ov.Node, layer: Layer, size: int) -> ov.Node:
         """Queries or keys [batch, heads, tokens, size] with their first 2n numbers rotated, as two halves, or as is."""
@@ -352,7 +352,7 @@ class _Builder:
     def _cached(self, name: str, x: ov.Node, heads: int, size: int) -> ov.Node:
         """Keys or values [batch, heads, tokens, size] after those of earlier calls."""
         shape = ops.concat([self.batch, ints(heads), ints(0), ints(size)], 0)
-        empty = ops.broadcast(ops.constant(np.float32(0)), shape)
+        empty = ops.broadcast(floats(0), shape)
         info = util.VariableInfo()
         info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, heads, -1, size]), ov.Type.f32, name
         variable = util.Variable(info)
@@ -378,7 +378,7 @@ _END = 2**63 - 1
 
 
 def _scaled(x: ov.Node, factor: float) -> ov.Node:
-    return x if factor == 1 else ops.multiply(x, ops.constant(np.float32(factor)))
+    return x if factor == 1 else ops.multiply(x, floats(factor))
 
 
 def _slice(x: ov.Node, begin: int, end: int, axis: int = 3) -> ov.Node:

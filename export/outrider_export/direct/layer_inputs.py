@@ -12,9 +12,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import floats, integer, ints
 from outrider_export.direct.decoder import Decoder
-from outrider_export.direct.norms import floats, rms_norm
+from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.weights import LAYER_NORM, Weights
 
 
@@ -41,4 +41,4 @@ def all_inputs(decoder: Decoder, weights: Weights, input_ids: ov.Node, table: ov
 
 def input_of(i: int, inputs: ov.Node) -> ov.Node:
     """What layer i reads, float32 [batch, tokens, width]."""
-    return ops.gather(inputs, ops.constant(np.int64(i)), ops.constant(np.int64(2)))
+    return ops.gather(inputs, integer(i), integer(2))

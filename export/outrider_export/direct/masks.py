@@ -6,6 +6,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.models.backends.nodes import floats, integer, size_of
+
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
 
 
@@ -50,12 +52,7 @@ class Masks:
         seen = ops.bitwise_and(seen, unsqueezed(given, 1, 2))
         shape = ops.concat([unsqueezed(each, 0) for each in (size_of(self._input_ids, 0), integer(1), new, total)], 0)
         seen = ops.broadcast(seen, shape, "BIDIRECTIONAL")
-        return ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(_LOWEST)))
-
-
-def size_of(x: ov.Node, axis: int) -> ov.Node:
-    """The length of an axis, int64 []."""
-    return ops.gather(ops.shape_of(x, "i64"), integer(axis), integer(0))
+        return ops.select(seen, floats(0), floats(_LOWEST))
 
 
 def unsqueezed(x: ov.Node, *axes: int) -> ov.Node:
@@ -63,8 +60,3 @@ def unsqueezed(x: ov.Node, *axes: int) -> ov.Node:
     for axis in axes:
         x = ops.unsqueeze(x, integer(axis))
     return x
-
-
-def integer(number: int) -> ov.Node:
-    """A constant, int64 []."""
-    return ops.constant(np.int64(number))

@@ -12,8 +12,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints
-from outrider_export.direct.norms import floats
+from outrider.models.backends.nodes import floats, integer, ints, transposed
 from outrider_export.direct.tower_encoders import SiglipTower
 from outrider_export.direct.vision_graph import frequencies_of
 
@@ -21,8 +20,6 @@ _TOWER, _RESAMPLER, _MERGER = "vision_tower", "resampler", "merger.mlp.0"
 _HEAD = 128  # numbers of a head of the resampler
 _THETA = 10_000.0
 _EPS = 1e-6  # of what follows the tower
-_ZERO = np.int64(0)
-_TURNED = np.array([0, 2, 1, 3], np.int32)
 
 
 class _MiniCpmTower(SiglipTower):
@@ -32,7 +29,7 @@ class _MiniCpmTower(SiglipTower):
         places = self.input("learned_places", ov.Type.i64, (-1,))
         learned = floats(self.numbers(f"{_TOWER}.embeddings.position_embedding.weight"))
         self.add_windows()
-        return ops.add(stream, ops.gather(learned, places, ops.constant(_ZERO)))
+        return ops.add(stream, ops.gather(learned, places, integer(0)))
 
 
 class MiniCpmEncoder(_MiniCpmTower):
@@ -43,7 +40,7 @@ class MiniCpmEncoder(_MiniCpmTower):
         stream = self.placed()
         for i in range(self.num_layers - bool(self.whole.get("drop_vision_last_layer", True))):
             stream = self.layer(i, stream, None, within=True)
-        return self.made(self._resampled(self.norm(f"{_TOWER}.post_layernorm", stream, self.eps)))
+        return self.finished(self._resampled(self.norm(f"{_TOWER}.post_layernorm", stream, self.eps)))
 
     def _resampled(self, stream: ov.Node) -> ov.Node:
         """The tokens of all parts, [n, hidden]."""
@@ -63,15 +60,14 @@ class MiniCpmEncoder(_MiniCpmTower):
         heads = ints(-1, width // _HEAD, _HEAD)
         asked, keys, values = (ops.reshape(each, heads, special_zero=False) for each in read)
         members, mask, _ = self.windows or self.add_windows()
-        order = ops.constant(_TURNED)
         of_parts = [
-            ops.transpose(ops.gather(each, members, ops.constant(_ZERO)), order) for each in (keys, values)
+            transposed(ops.gather(each, members, integer(0)), 0, 2, 1, 3) for each in (keys, values)
         ]  # [parts, heads, n, size]
-        turned = ops.unsqueeze(ops.transpose(asked, ops.constant(np.array([1, 0, 2], np.int32))), ints(0))
-        shape = ops.concat([ops.gather(ops.shape_of(members), ints(0), ops.constant(_ZERO)), ints(1, 1, 1)], 0)
+        turned = ops.unsqueeze(transposed(asked, 1, 0, 2), ints(0))
+        shape = ops.concat([ops.gather(ops.shape_of(members), ints(0), integer(0)), ints(1, 1, 1)], 0)
         asked = ops.broadcast(turned, shape, broadcast_spec="BIDIRECTIONAL")
-        scale = ops.constant(np.float32(_HEAD**-0.5))
-        found = ops.transpose(ops.scaled_dot_product_attention(asked, *of_parts, mask, scale), order)
+        scale = floats(_HEAD**-0.5)
+        found = transposed(ops.scaled_dot_product_attention(asked, *of_parts, mask, scale), 0, 2, 1, 3)
         found = self.linear(f"{_RESAMPLER}.attn.out_proj", ops.reshape(found, ints(-1, width), special_zero=False))
         found = self.norm(f"{_RESAMPLER}.ln_post", found, _EPS)
         last = np.ascontiguousarray(self.numbers(f"{_RESAMPLER}.proj").T)
@@ -84,7 +80,7 @@ class MiniCpmEncoder(_MiniCpmTower):
         frequencies = frequencies_of(_THETA, np.arange(count, dtype=np.float32) / np.float32(count))
         parts = []
         for axis in (1, 0):
-            along = ops.convert(ops.gather(positions, ints(axis), ops.constant(np.int64(1))), "f32")
+            along = ops.convert(ops.gather(positions, ints(axis), integer(1)), "f32")
             angles = ops.multiply(along, floats(frequencies[None]))
             parts += [ops.sin(angles), ops.cos(angles)]
         return ops.concat(parts, 1)
@@ -104,7 +100,7 @@ class MiniCpm46Encoder(_MiniCpmTower):
         read = self.norm(f"{_TOWER}.post_layernorm", stream, self.eps)
         read = ops.reshape(read, ints(-1, 4 * self.width), special_zero=False)
         read = self.linear(f"{_MERGER}.linear_1", self.norm(f"{_MERGER}.pre_norm", read, _EPS))
-        return self.made(self.linear(f"{_MERGER}.linear_2", ops.gelu(read, "ERF")))
+        return self.finished(self.linear(f"{_MERGER}.linear_2", ops.gelu(read, "ERF")))
 
     def _merged(self, stream: ov.Node) -> ov.Node:
         """Four rows each attend to each other, and become one."""

@@ -7,7 +7,7 @@ import openvino as ov
 from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import floats, ints
 
 
 def rms_norm(x: ov.Node | ov.Output, weight: ArrayLike | None, eps: float) -> ov.Node:
@@ -24,8 +24,3 @@ def rms_norm(x: ov.Node | ov.Output, weight: ArrayLike | None, eps: float) -> ov
 def rank_of(x: ov.Node | ov.Output) -> int:
     """How many axes a node's only output has, or an output."""
     return len((x.output(0) if isinstance(x, ov.Node) else x).get_partial_shape())
-
-
-def floats(values: ArrayLike) -> ov.Node:
-    """A constant, float32."""
-    return ops.constant(np.asarray(values, dtype=np.float32))

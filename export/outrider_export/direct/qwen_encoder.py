@@ -17,8 +17,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints, result
-from outrider_export.direct.norms import floats
+from outrider.models.backends.nodes import floats, integer, ints
 from outrider_export.direct.vision_graph import VisionGraph, frequencies_of, rotated
 from outrider_export.sources.safetensors import Tensor, tensors_of
 
@@ -56,7 +55,7 @@ class QwenEncoder(VisionGraph):
         if "pos_embed.weight" in self.tensors:
             corners = self.input("corners", ov.Type.i64, (-1, 4))
             weights = self.input("corner_weights", ov.Type.f32, (-1, 4))
-            found = ops.gather(floats(self.numbers("pos_embed.weight")), corners, ops.constant(np.int64(0)))
+            found = ops.gather(floats(self.numbers("pos_embed.weight")), corners, integer(0))
             found = ops.multiply(found, ops.unsqueeze(weights, ints(2)))
             stream = ops.add(stream, ops.reduce_sum(found, ints(1), False))
         further = list(self.config.get("deepstack_visual_indexes") or ())
@@ -67,8 +66,7 @@ class QwenEncoder(VisionGraph):
                 j = further.index(i)
                 added[j] = self._merge(f"deepstack_merger_list.{j}", stream, norm_after=True)
         parts = [self._merge("merger", stream), *(added[j] for j in sorted(added))]
-        embeds = ops.unsqueeze(ops.concat(parts, 1) if len(parts) > 1 else parts[0], ints(0))
-        return ov.Model([result("image_embeds", embeds)], self.inputs, "vision")
+        return self.finished(ops.concat(parts, 1) if len(parts) > 1 else parts[0])
 
     def _block(self, i: int, stream: ov.Node) -> ov.Node:
         name = f"blocks.{i}"
@@ -90,9 +88,7 @@ class QwenEncoder(VisionGraph):
             ints(-1, 3, self.num_heads, self.width // self.num_heads),
             special_zero=False,
         )
-        queries, keys, values = (
-            ops.gather(made, ops.constant(np.int64(part)), ops.constant(np.int64(1))) for part in range(3)
-        )  # [n, heads, size]
+        queries, keys, values = (ops.gather(made, integer(part), integer(1)) for part in range(3))  # [n, heads, size]
         parts = [rotated(queries, self.rotated_by), rotated(keys, self.rotated_by), values]
         found = self.attended(parts, within=self.full is not None and i not in self.full)
         return self.linear(f"blocks.{i}.attn.proj", found)

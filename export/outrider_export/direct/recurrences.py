@@ -23,8 +23,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import util
 
-from outrider.models.backends.taps import ints
-from outrider_export.direct.norms import floats
+from outrider.models.backends.nodes import floats, integer, ints, size_of, transposed
 
 _L2_EPS = 1e-6  # of the norms of queries and keys
 _TRUE = True
@@ -45,7 +44,7 @@ class States:
         info.variable_id = f"cache_params.past.{name}cache_params.present.{name}"
         variable = util.Variable(info)
         empty = ops.broadcast(floats(0), ops.concat([self.batch, ints(*sizes)], 0))
-        return ops.gather(ov.op.read_value(empty, variable), self.beam_idx, _int(0)), variable
+        return ops.gather(ov.op.read_value(empty, variable), self.beam_idx, integer(0)), variable
 
     def write(self, variable: util.Variable, value: ov.Node) -> None:
         """Have a variable hold a value after the call."""
@@ -61,16 +60,16 @@ def causal_convolution(
     """
     channels, width = weight.shape
     state, variable = states.read(name, channels, width)
-    x = ops.transpose(x, _ints32(0, 2, 1))
+    x = transposed(x, 0, 2, 1)
     joined = ops.concat([state, x], -1)
-    kernel = ops.constant(weight.reshape(channels, 1, 1, width).astype(np.float32))
+    kernel = floats(weight.reshape(channels, 1, 1, width))
     found = ops.group_convolution(joined, kernel, [1], [0], [0], [1])
-    tokens = ops.unsqueeze(_size(x, 2), _int(0))
+    tokens = ops.unsqueeze(size_of(x, 2), integer(0))
     found = ops.slice(found, ops.multiply(tokens, ints(-1)), ints(_END), ints(1), ints(2))
     states.write(variable, ops.slice(joined, ints(-width), ints(_END), ints(1), ints(2)))
     if bias is not None:
-        found = ops.add(found, ops.constant(bias.reshape(1, channels, 1).astype(np.float32)))
-    return ops.transpose(found, _ints32(0, 2, 1))
+        found = ops.add(found, floats(bias.reshape(1, channels, 1)))
+    return transposed(found, 0, 2, 1)
 
 
 def gated_delta_net(
@@ -85,11 +84,11 @@ def gated_delta_net(
     heads, size = (v.get_output_partial_shape(0)[axis].get_length() for axis in (2, 3))
     groups, key_size = (k.get_output_partial_shape(0)[axis].get_length() for axis in (2, 3))
     if heads != groups:
-        q, k = (ops.gather(each, ints(*np.repeat(np.arange(groups), heads // groups)), _int(2)) for each in (q, k))
+        q, k = (ops.gather(each, ints(*np.repeat(np.arange(groups), heads // groups)), integer(2)) for each in (q, k))
     q, k = _unit_length(q), _unit_length(k)
-    q, k, v = (ops.transpose(each, _ints32(0, 2, 1, 3)) for each in (q, k, v))
-    gate, beta = (ops.transpose(each, _ints32(0, 2, 1)) for each in (gate, beta))
-    width = ops.convert(_size(q, 3), "f32")  # a constant instead is not recognised
+    q, k, v = (transposed(each, 0, 2, 1, 3) for each in (q, k, v))
+    gate, beta = (transposed(each, 0, 2, 1) for each in (gate, beta))
+    width = ops.convert(size_of(q, 3), "f32")  # a constant instead is not recognised
     q = ops.divide(q, ops.power(width, floats(0.5)))
     state, variable = states.read(name, heads, key_size, size)
 
@@ -110,14 +109,14 @@ def gated_delta_net(
         [step, q_t, k_t, v_t, gate_t, beta_t, state_t, found_t],
         "gated_delta_net",
     )
-    loop = ops.loop(ops.convert(_size(v, 2), "i32"), ops.constant(_TRUE, dtype=bool))
+    loop = ops.loop(ops.convert(size_of(v, 2), "i32"), ops.constant(_TRUE, dtype=bool))
     loop.set_function(body)
     for inner, outer in ((q_t, q), (k_t, k), (v_t, v), (gate_t, gate), (beta_t, beta)):
         loop.set_sliced_input(inner, outer.output(0), 0, 1, 1, -1, 2)
     empty = ops.broadcast(floats(0), ops.shape_of(v, "i64"))
     found, last = _close(loop, state_t, state, updated, found_t, empty, written)
     states.write(variable, ops.reshape(last, ints(-1, heads, key_size, size), special_zero=False))
-    return ops.transpose(found, _ints32(0, 2, 1, 3))
+    return transposed(found, 0, 2, 1, 3)
 
 
 def selective_ssm(states: States, name: str, a: np.ndarray, dt: ov.Node, b: ov.Node, x: ov.Node, c: ov.Node) -> ov.Node:
@@ -129,7 +128,7 @@ def selective_ssm(states: States, name: str, a: np.ndarray, dt: ov.Node, b: ov.N
     heads, size = (x.get_output_partial_shape(0)[axis].get_length() for axis in (2, 3))
     groups, wide = (b.get_output_partial_shape(0)[axis].get_length() for axis in (2, 3))
     b, c = (_per_head(each, heads, groups, wide) for each in (b, c))
-    decay = ops.exp(ops.multiply(ops.constant(np.asarray(a, np.float32)), dt))
+    decay = ops.exp(ops.multiply(floats(a), dt))
     decay = ops.reshape(decay, ints(0, 0, 0, 1, 1), special_zero=True)
     added = ops.multiply(ops.unsqueeze(dt, _int32(-1)), b)
     added = ops.multiply(ops.unsqueeze(added, _int32(-2)), ops.unsqueeze(x, _int32(-1)))
@@ -150,7 +149,7 @@ def selective_ssm(states: States, name: str, a: np.ndarray, dt: ov.Node, b: ov.N
         [step, decay_t, added_t, c_t, state_t, found_t],
         "selective_ssm",
     )
-    loop = ops.loop(ops.convert(_size(x, 1), "i32"), ops.constant(_TRUE, dtype=bool))
+    loop = ops.loop(ops.convert(size_of(x, 1), "i32"), ops.constant(_TRUE, dtype=bool))
     loop.set_function(body)
     for inner, outer in ((decay_t, decay), (added_t, added), (c_t, c)):
         loop.set_sliced_input(inner, outer.output(0), 0, 1, 1, -1, 1)
@@ -185,17 +184,5 @@ def _per_head(x: ov.Node, heads: int, groups: int, width: int) -> ov.Node:
 _END = 2**63 - 1
 
 
-def _size(x: ov.Node, axis: int) -> ov.Node:
-    return ops.gather(ops.shape_of(x, "i64"), _int(axis), _int(0))
-
-
-def _int(number: int) -> ov.Node:
-    return ops.constant(np.int64(number))
-
-
 def _int32(number: int) -> ov.Node:
     return ops.constant(np.int32(number))
-
-
-def _ints32(*numbers: int) -> ov.Node:
-    return ops.constant(np.array(numbers, np.int32))

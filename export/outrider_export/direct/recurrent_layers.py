@@ -18,7 +18,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import floats, integer, ints
 from outrider_export.direct.norms import rms_norm
 from outrider_export.direct.recurrences import States, causal_convolution, gated_delta_net, selective_ssm
 from outrider_export.direct.states import GatedDeltaNet, SelectiveSSM, ShortConvolution, State
@@ -93,7 +93,7 @@ def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
     if state.limits != (0.0, float("inf")):
         steps = ops.clamp(steps, *state.limits)
     found = selective_ssm(parts.states, f"recurrent.{parts.number}", -np.exp(rate), steps, b, inner, c)
-    found = ops.add(found, ops.multiply(inner, ops.constant(skip.reshape(1, 1, -1, 1))))
+    found = ops.add(found, ops.multiply(inner, floats(skip.reshape(1, 1, -1, 1))))
     found = ops.multiply(ops.reshape(found, ints(0, 0, width), special_zero=True), ops.swish(gate))
     weight = parts.numbers("mamba.norm.weight", width)
     if state.norm_groups == 1:
@@ -106,7 +106,7 @@ def ssm_layer(state: SelectiveSSM, parts: Parts, x: ov.Node) -> ov.Node:
 
 def split(x: ov.Node, sizes: Sequence[int]) -> list[ov.Output]:
     """Parts of the last axis of float32 [batch, tokens, all sizes]."""
-    return list(ops.variadic_split(x, ops.constant(np.int64(2)), ints(*sizes)).outputs())
+    return list(ops.variadic_split(x, integer(2), ints(*sizes)).outputs())
 
 
 def _heads(x: ov.Node | ov.Output, count: int, size: int) -> ov.Node:
@@ -119,4 +119,4 @@ def _rows(x: ov.Node, size: int) -> ov.Node:
 
 
 def _row(numbers: NDArray[np.float32]) -> ov.Node:
-    return ops.constant(numbers.reshape(1, 1, -1).astype(np.float32))
+    return floats(numbers.reshape(1, 1, -1))

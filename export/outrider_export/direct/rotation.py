@@ -7,9 +7,8 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.models.backends.embeds import AXES
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import floats, ints
 from outrider.types import LONG_POSITION
-from outrider_export.direct.norms import floats
 from outrider_export.direct.rope import Rope
 
 

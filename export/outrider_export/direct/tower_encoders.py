@@ -17,8 +17,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints, result
-from outrider_export.direct.norms import floats
+from outrider.models.backends.nodes import floats, integer, ints, transposed
 from outrider_export.direct.vision_graph import VisionGraph, frequencies_of, rotated
 from outrider_export.sources.safetensors import tensors_of
 
@@ -45,10 +44,6 @@ class _Tower(VisionGraph):
         super().__init__(folder, tensors, vision, weights, int(vision["num_attention_heads"]))
         self.whole = config
         self.num_layers = int(vision["num_hidden_layers"])
-
-    def made(self, embeds: ov.Node) -> ov.Model:
-        """The model, of embeddings [tokens, hidden]."""
-        return ov.Model([result("image_embeds", ops.unsqueeze(embeds, ints(0)))], self.inputs, "vision")
 
     def projected(self, x: ov.Node, usual: str = "gelu") -> ov.Node:
         """What the projector makes of rows, [n, hidden]."""
@@ -81,7 +76,7 @@ class PixtralEncoder(_Tower):
         merge = self.numbers(f"{_PROJECTOR}.patch_merger.merging_layer.weight")
         merge = merge.reshape(-1, self.width, merged).swapaxes(1, 2).reshape(-1, merged * self.width)
         stream = ops.reshape(stream, ints(-1, merged * self.width), special_zero=False)
-        return self.made(self.projected(ops.matmul(stream, self.matrix(merge), False, True)))
+        return self.finished(self.projected(ops.matmul(stream, self.matrix(merge), False, True)))
 
     def _layer(self, name: str, stream: ov.Node, rotation: tuple[ov.Node, ov.Node]) -> ov.Node:
         read = self.norm(f"{name}.attention_norm", stream, _EPS_OF_PIXTRAL)
@@ -113,21 +108,20 @@ class SiglipTower(_Tower):
         parts = [self.in_heads(self.linear(f"{name}.self_attn.{part}_proj", read)) for part in "qkv"]
         return self.linear(f"{name}.self_attn.out_proj", self.attended(parts, num_rows, within=within))
 
-    def embedded(self) -> ov.Node:
-        """The embeddings of patches in their own form, [n, width], without their positions."""
-        matrix = self.numbers(f"{_TOWER}.embeddings.patch_embedding.weight").reshape(self.width, -1)
-        pixels = self.input("pixel_values", ov.Type.f32, (-1, matrix.shape[1]))
-        return self.biased(f"{_TOWER}.embeddings.patch_embedding", ops.matmul(pixels, floats(matrix), False, True))
+    def embedded(self, rows: ov.Node | None = None) -> ov.Node:
+        """The embeddings of patches, [n, width], without their positions. rows: of pixels; None for an input."""
+        name = f"{_TOWER}.embeddings.patch_embedding"
+        matrix = self.numbers(f"{name}.weight").reshape(self.width, -1)
+        rows = self.input("pixel_values", ov.Type.f32, (-1, matrix.shape[1])) if rows is None else rows
+        return self.biased(name, ops.matmul(rows, floats(matrix), False, True))
 
     def patches(self, pixels: ov.Node, side: int, patch: int) -> ov.Node:
         """The embeddings of the patches of square tiles, [n, width]. pixels: float32 [tiles, 3, size, size]."""
         # SigLIP 2's patches of 14 do not fill 384 pixels: the last ones are not read.
         cropped = ops.slice(pixels, ints(0, 0), ints(side * patch, side * patch), ints(1, 1), ints(2, 3))
         apart = ops.reshape(cropped, ints(-1, 3, side, patch, side, patch), special_zero=False)
-        apart = ops.transpose(apart, ops.constant(np.array([0, 2, 4, 1, 3, 5], np.int32)))
-        matrix = self.numbers(f"{_TOWER}.embeddings.patch_embedding.weight").reshape(self.width, -1)
-        rows = ops.reshape(apart, ints(-1, 3 * patch * patch), special_zero=False)
-        stream = self.biased(f"{_TOWER}.embeddings.patch_embedding", ops.matmul(rows, floats(matrix), False, True))
+        apart = transposed(apart, 0, 2, 4, 1, 3, 5)
+        stream = self.embedded(ops.reshape(apart, ints(-1, 3 * patch * patch), special_zero=False))
         learned = floats(self.numbers(f"{_TOWER}.embeddings.position_embedding.weight")[None])
         stream = ops.add(ops.reshape(stream, ints(-1, side * side, self.width), special_zero=False), learned)
         return ops.reshape(stream, ints(-1, self.width), special_zero=False)
@@ -154,9 +148,9 @@ class LlavaNextEncoder(SiglipTower):
             states.append(self.layer(i, states[-1], side * side))
         features = ops.concat([states[i] for i in chosen], 1) if len(chosen) > 1 else states[chosen[0]]
         embeds = ops.concat([self.projected(features), floats(self.numbers(NEWLINE)[None])], 0)
-        embeds = ops.gather(embeds, places, ops.constant(np.int64(0)))
+        embeds = ops.gather(embeds, places, integer(0))
         scale = float(self.whole["text_config"].get("embedding_multiplier", 1.0))  # Granite's, of images, too
-        return self.made(embeds if scale == 1 else ops.multiply(embeds, floats([[scale]])))
+        return self.finished(embeds if scale == 1 else ops.multiply(embeds, floats([[scale]])))
 
 
 class Lfm2Encoder(SiglipTower):
@@ -179,4 +173,4 @@ class Lfm2Encoder(SiglipTower):
         stream = ops.reshape(stream, ints(-1, merged * self.width), special_zero=False)
         if self.whole.get("projector_use_layernorm", True):
             stream = self.norm(f"{_PROJECTOR}.layer_norm", stream, _EPS_OF_PROJECTOR)
-        return self.made(self.projected(stream))
+        return self.finished(self.projected(stream))

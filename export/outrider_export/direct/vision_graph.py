@@ -16,14 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from openvino import opset13 as ops
 
 from outrider.errors import ExportError
-from outrider.models.backends.taps import ints, parameter, silu
-from outrider_export.direct.codes import rounded
-from outrider_export.direct.norms import floats, rms_norm
+from outrider.models.backends.nodes import floats, integer, ints, parameter, result, silu, transposed
+from outrider_export.direct.codes import matrix_node
+from outrider_export.direct.norms import rms_norm
 from outrider_export.sources.safetensors import Tensor
 from outrider_export.sources.source import AGAIN
-
-_CODES = 255  # the largest, of 8 bits
-_ZERO = np.int64(0)
 
 
 class VisionGraph(ABC):
@@ -44,6 +41,10 @@ class VisionGraph(ABC):
     @abstractmethod
     def model(self) -> ov.Model:
         """The whole graph. Its output is image_embeds float32 [tiles, tokens, hidden], or with all rows in one."""
+
+    def finished(self, embeds: ov.Node) -> ov.Model:
+        """The whole graph, of the embeddings [tokens, hidden] that it ends with."""
+        return ov.Model([result("image_embeds", ops.unsqueeze(embeds, ints(0)))], self.inputs, "vision")
 
     def input(self, name: str, kind: ov.Type, shape: tuple[int, ...]) -> Any:
         """A further input of the graph."""
@@ -71,20 +72,20 @@ class VisionGraph(ABC):
         products; None for the usual one.
         """
         size = self.width // self.num_heads
-        order, mask, places = ops.constant(np.array([0, 2, 1, 3], np.int32)), floats(np.zeros((1, 1, 1, 1))), None
+        mask, places = floats(np.zeros((1, 1, 1, 1))), None
         if within and self.windows is not None:
             members, mask, places = self.windows
-            batched = [ops.gather(each, members, ops.constant(_ZERO)) for each in parts]
+            batched = [ops.gather(each, members, integer(0)) for each in parts]
         elif num_rows is None:
             batched = [ops.unsqueeze(each, ints(0)) for each in parts]
         else:
             shape = ints(-1, num_rows, self.num_heads, size)
             batched = [ops.reshape(each, shape, special_zero=False) for each in parts]
-        turned = [ops.transpose(each, order) for each in batched]  # [windows, heads, n, size]
-        factor = ops.constant(np.float32(size**-0.5 if scale is None else scale))
-        found = ops.transpose(ops.scaled_dot_product_attention(*turned, mask, factor), order)
+        turned = [transposed(each, 0, 2, 1, 3) for each in batched]  # [windows, heads, n, size]
+        factor = floats(size**-0.5 if scale is None else scale)
+        found = transposed(ops.scaled_dot_product_attention(*turned, mask, factor), 0, 2, 1, 3)
         found = ops.reshape(found, ints(-1, self.width), special_zero=False)
-        return found if places is None else ops.gather(found, places, ops.constant(_ZERO))
+        return found if places is None else ops.gather(found, places, integer(0))
 
     def rotation(self, positions: ov.Node, frequencies: NDArray[np.float32]) -> tuple[ov.Node, ov.Node]:
         """Cosines and sines, float32 [n, 1, size of a head]: of rows in one half, and of columns in the other.
@@ -126,13 +127,7 @@ class VisionGraph(ABC):
 
     def matrix(self, values: NDArray[np.float32]) -> ov.Node:
         """A matrix in the weights' format, as float32."""
-        if self.weights == "fp32":
-            return ops.constant(values)
-        if self.weights == "fp16":
-            return ops.convert(ops.constant(values.astype(np.float16)), "f32")
-        codes, zero_points, scales = rounded(values, values.shape[1], _CODES)
-        centred = ops.subtract(ops.convert(ops.constant(codes), "f16"), ops.convert(ops.constant(zero_points), "f16"))
-        return ops.convert(ops.multiply(centred, ops.constant(scales)), "f32")
+        return matrix_node(values, self.weights)
 
     def numbers(self, name: str) -> NDArray[np.float32]:
         """A tensor, float32. Raises ExportError when it is missing."""
@@ -144,7 +139,7 @@ class VisionGraph(ABC):
 
 def rotated(x: ov.Node, rotation: tuple[ov.Node, ov.Node]) -> ov.Node:
     """Heads [n, heads, size] whose halves are rotated. rotation: cosines and sines."""
-    first, second = ops.split(x, ops.constant(np.int64(2)), 2).outputs()
+    first, second = ops.split(x, integer(2), 2).outputs()
     turned = ops.concat([ops.multiply(second, floats([[[-1]]])), first], 2)
     return ops.add(ops.multiply(x, rotation[0]), ops.multiply(turned, rotation[1]))
 

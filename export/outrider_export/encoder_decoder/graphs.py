@@ -18,7 +18,7 @@ from openvino import opset13 as ops
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider.models.backends.taps import ints, parameter, result
+from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 
 _PAST = re.compile(r"past_key_values\.(\d+)\.(decoder|encoder)\.(key|value)")
 _MASKS = ("attention_mask", "encoder_attention_mask")
@@ -144,7 +144,7 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
     """
     pad = parameter("pad", ov.Type.f32, (-1, *sizes))
     after = ops.transpose(ops.unsqueeze(pad, ints(1)), ints(1, 2, 0, 3))
-    length = ops.gather(ops.shape_of(pad), ints(0), ops.constant(np.int64(0)))
+    length = ops.gather(ops.shape_of(pad), ints(0), integer(0))
     ends = ops.concat([ints(0, 0, 0), length], 0)
     count = 0
     for node in model.get_ordered_ops():
@@ -157,7 +157,7 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
             raise ExportError("The converted decoder's self-attention has another form than Outrider knows.")
         for i, each in enumerate(joined, 1):
             node.input(i).replace_source_output(ops.concat([each, after], 2).output(0))
-        hidden = ops.constant(np.float32(np.finfo(np.float32).min))
+        hidden = floats(np.finfo(np.float32).min)
         mask = ops.pad(node.input_value(3), ints(0, 0, 0, 0), ends, "constant", hidden)
         node.input(3).replace_source_output(mask.output(0))
         count += 1
@@ -185,8 +185,8 @@ def _without_mask(mask: ov.Node, cross: ov.Node) -> None:
 
 def _ones_like(node: ov.Node, axis: int) -> ov.Node:
     """Ones, int64 [1, n], for each position along an axis of a node's output."""
-    length = ops.gather(ops.shape_of(node), ints(axis), ops.constant(np.int64(0)))
-    return ops.broadcast(ops.constant(np.int64(1)), ops.concat([ints(1), length], 0))
+    length = ops.gather(ops.shape_of(node), ints(axis), integer(0))
+    return ops.broadcast(integer(1), ops.concat([ints(1), length], 0))
 
 
 def _gather_rows(model: ov.Model) -> ov.Node:
@@ -197,6 +197,6 @@ def _gather_rows(model: ov.Model) -> ov.Node:
             raise ExportError("The converted model's logits are not made by a matrix product.")
         node = node.input_value(0).get_node()
     rows = parameter("rows", ov.Type.i64, (-1,))
-    chosen = ops.gather(node.input_value(0), rows, ops.constant(np.int64(1)))
+    chosen = ops.gather(node.input_value(0), rows, integer(1))
     node.input(0).replace_source_output(chosen.output(0))
     return rows

@@ -10,7 +10,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints, parameter, result
+from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
 
 _END = 2**63 - 1
@@ -23,13 +23,10 @@ def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> 
     their number, the number of sequences int64 [1], beam_idx, and the list of what is assigned to states.
     """
 
-    def scalar(value: int) -> Any:
-        return ops.constant(np.int64(value))
-
     def product(x: Any, matrix: NDArray[np.float32]) -> Any:
         return ops.matmul(x, ops.constant(matrix), False, False)
 
-    axis0, heads_first = scalar(0), ints(0, 2, 1, 3)
+    axis0, heads_first = integer(0), ints(0, 2, 1, 3)
     input_ids, attention_mask, position_ids = (
         parameter(name, ov.Type.i64, (-1, -1)) for name in ("input_ids", "attention_mask", "position_ids")
     )
@@ -39,15 +36,15 @@ def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> 
     x = ops.add(embedded, ops.gather(ops.constant(weights.positions), position_ids, axis0))
     batch = ops.gather(ops.shape_of(input_ids), ints(0), axis0)
     empty_shape = ops.concat([batch, ints(HEADS, 0, HEAD_SIZE)], 0)
-    empty = ops.broadcast(ops.constant(np.float32(0)), empty_shape)
-    length = ops.gather(ops.shape_of(attention_mask), scalar(1), axis0)
-    count = ops.gather(ops.shape_of(input_ids), scalar(1), axis0)
-    columns = ops.range(scalar(0), length, scalar(1), output_type="i64")
+    empty = ops.broadcast(floats(0), empty_shape)
+    length = ops.gather(ops.shape_of(attention_mask), integer(1), axis0)
+    count = ops.gather(ops.shape_of(input_ids), integer(1), axis0)
+    columns = ops.range(integer(0), length, integer(1), output_type="i64")
     # The last columns are the tokens' own. With a cache of fixed length, positions do not show that.
-    own = ops.range(ops.subtract(length, count), length, scalar(1), output_type="i64")
+    own = ops.range(ops.subtract(length, count), length, integer(1), output_type="i64")
     earlier = ops.less_equal(ops.unsqueeze(columns, ints(0, 1, 2)), ops.unsqueeze(own, ints(0, 1, 3)))
-    seen = ops.logical_and(earlier, ops.greater(ops.unsqueeze(attention_mask, ints(1, 2)), scalar(0)))
-    mask = ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(-65504)))
+    seen = ops.logical_and(earlier, ops.greater(ops.unsqueeze(attention_mask, ints(1, 2)), integer(0)))
+    mask = ops.select(seen, floats(0), floats(-65504))
     assigned = []
 
     def heads(x: Any, matrix: NDArray[np.float32]) -> Any:
@@ -63,7 +60,7 @@ def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> 
     def convolved(x: Any, filters: NDArray[np.float32], name: str) -> Any:
         """A causal depthwise convolution, whose state OpenVINO replaces with rows of a table. filters: [hidden, k]."""
         size = filters.shape[1]
-        none = ops.broadcast(ops.constant(np.float32(0)), ops.concat([batch, ints(HIDDEN, size)], 0))
+        none = ops.broadcast(floats(0), ops.concat([batch, ints(HIDDEN, size)], 0))
         past = ov.opset6.read_value(none, name, ov.Type.f32, ov.PartialShape([-1, HIDDEN, size]))
         columns = ops.transpose(x, ints(0, 2, 1))
         whole = ops.concat([ops.gather(past, beam_idx, axis0), columns], -1)
@@ -91,6 +88,6 @@ def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> 
         attended = ops.scaled_dot_product_attention(heads(x, layer.query), key, value, mask)
         joined = ops.reshape(ops.transpose(attended, heads_first), ints(0, 0, HIDDEN), True)
         x = rest_of_layer(ops.add(x, product(joined, layer.output)), layer.up, layer.down)
-    doubled = ops.multiply(x, ops.constant(np.float32(2)))
+    doubled = ops.multiply(x, floats(2))
     logits = result("logits", product(doubled, weights.output))
     return ov.Model([logits], assigned, [input_ids, attention_mask, position_ids, beam_idx], "toy")

@@ -24,8 +24,9 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
+from outrider.models.backends.nodes import ints, parameter
 from outrider.models.backends.projections import NAMES, projections_of
-from outrider.models.backends.taps import ints, num_paged_layers, parameter, read_ir
+from outrider.models.backends.taps import num_paged_layers, read_ir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints, output_matrix_of
+from outrider.models.backends.nodes import ints
+from outrider.models.backends.taps import output_matrix_of
 
 COLUMNS = 8_224  # the least multiple of 32 beyond 8,192
 _LEAST_COLUMNS = 4_097  # of a product that is widened

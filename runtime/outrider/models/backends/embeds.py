@@ -22,7 +22,8 @@ from openvino import opset13 as ops
 from outrider.bundle.manifest import BothWays
 from outrider.errors import BundleError
 from outrider.models.backends.attention import windows_of
-from outrider.models.backends.taps import PAGED, after_layers, hidden_states_of, ints, num_paged_layers, parameter
+from outrider.models.backends.nodes import floats, integer, ints, parameter
+from outrider.models.backends.taps import PAGED, after_layers, hidden_states_of, num_paged_layers
 from outrider.types import Span
 
 EMBEDS = "given_embeds"  # float32 [m, parts · hidden], m ≥ 1
@@ -59,19 +60,19 @@ def add_embeds(
     width = embedded.get_partial_shape()[2].get_length()
     given = parameter(EMBEDS, ov.Type.f32, (-1, num_parts * width))
     rows = parameter(EMBED_ROWS, ov.Type.i64, (-1,))
-    zero = ops.constant(np.int64(0))
+    zero = integer(0)
     model.add_parameters([given, rows])
     has_embeds = ops.greater_equal(rows, zero)
     if place_token_id is not None:
         _replace_tokens(model, has_embeds, place_token_id)
     is_given = ops.unsqueeze(has_embeds, ints(1, 2))
     chosen = ops.unsqueeze(ops.gather(given, ops.maximum(rows, zero), zero), ints(1))
-    parts = [chosen] if num_parts == 1 else ops.split(chosen, ops.constant(np.int64(2)), num_parts).outputs()
+    parts = [chosen] if num_parts == 1 else ops.split(chosen, integer(2), num_parts).outputs()
     for state, part in zip(read[1:], parts[1:], strict=True):
         node = state.get_node()
         # What the layer adds to the stream; the stream itself is read by a norm, too.
         added = next(each for each in node.inputs() if len(each.get_source_output().get_target_inputs()) == 1)
-        part = ops.select(is_given, part, ops.constant(np.zeros((1, 1, 1), np.float32)))
+        part = ops.select(is_given, part, floats(np.zeros((1, 1, 1))))
         source = added.get_source_output()
         added.replace_source_output(ops.add(source, ops.convert(part, source.get_element_type())).output(0))
     first = ops.select(is_given, ops.convert(parts[0], embedded.get_element_type()), embedded)

@@ -15,7 +15,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.models.backends.taps import ints
+from outrider.models.backends.nodes import floats, integer, ints, transposed
 
 GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"  # of all experts
 # Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
@@ -96,7 +96,7 @@ def mixture(
     chosen, weights = _route(experts, rows, router)
     if experts.router == "input":
         rows = ops.multiply(rows, ops.sigmoid(weights))
-        weights = ops.broadcast(ops.constant(np.float32(1)), ops.shape_of(weights, "i64")).output(0)
+        weights = ops.broadcast(floats(1), ops.shape_of(weights, "i64")).output(0)
     every = _repeated(experts, rows)
     gate = activate(ops.matmul(every, matrix(GATE), False, True))
     made = ops.multiply(gate, ops.matmul(every, matrix(UP), False, True))
@@ -115,9 +115,9 @@ def clamped_mixture(
     chosen, weights = _route(experts, rows, router)
     both = ops.add(ops.matmul(_repeated(experts, rows), matrix(GATE_UP), False, True), ops.constant(bias(GATE_UP)))
     gate, up = (ops.slice(both, ints(first), ints(_END), ints(2), ints(2)) for first in (0, 1))
-    up = ops.add(ops.clamp(up, -_LIMIT, _LIMIT), ops.constant(np.ones((1, 1, 1), np.float32)))
-    gate = ops.minimum(gate, ops.constant(np.full((1, 1, 1), _LIMIT, np.float32)))
-    made = ops.multiply(up, ops.swish(gate, ops.constant(np.float32(_ALPHA))))
+    up = ops.add(ops.clamp(up, -_LIMIT, _LIMIT), floats(np.ones((1, 1, 1))))
+    gate = ops.minimum(gate, floats(np.full((1, 1, 1), _LIMIT)))
+    made = ops.multiply(up, ops.swish(gate, floats(_ALPHA)))
     made = ops.add(ops.matmul(made, matrix(DOWN), False, True), ops.constant(bias(DOWN)))
     return _summed(experts, made, x, chosen, weights)
 
@@ -135,7 +135,7 @@ def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, 
     scores = ops.matmul(rows, router.matrix, False, True)
     if router.bias is not None:
         scores = ops.add(scores, ops.constant(router.bias.reshape(1, -1)))
-    active, axis = ops.constant(np.int64(experts.active)), ints(-1)
+    active, axis = integer(experts.active), ints(-1)
     if experts.router == "softmax":
         scores = ops.softmax(scores, -1)
     elif experts.router == "sigmoid":
@@ -150,13 +150,13 @@ def _route(experts: Experts, rows: ov.Node, router: Router) -> tuple[ov.Output, 
         values = ops.softmax(values, -1).output(0)
     if experts.normalised:
         total = ops.reduce_sum(values, axis, True)
-        total = ops.add(total, ops.constant(np.float32(experts.eps))) if experts.eps else total
+        total = ops.add(total, floats(experts.eps)) if experts.eps else total
         values = ops.divide(values, total).output(0)
     scale = experts.scale if experts.gated else experts.scale / STEEPNESS
     if scale != 1:
-        values = ops.multiply(values, ops.constant(np.float32(scale))).output(0)
+        values = ops.multiply(values, floats(scale)).output(0)
     if router.scales is not None:
-        scales = ops.gather(ops.constant(router.scales), best.output(1), ops.constant(np.int64(0)))
+        scales = ops.gather(ops.constant(router.scales), best.output(1), integer(0))
         values = ops.multiply(values, scales).output(0)
     return best.output(1), values
 
@@ -166,14 +166,14 @@ def _in_best_groups(experts: Experts, scores: ov.Node) -> ov.Node:
 
     Source: Transformers 5.5, `route_tokens_to_experts` of models/deepseek_v2 and deepseek_v3.
     """
-    zero, one, axis = (ops.constant(np.int64(number)) for number in (0, 1, 2))
+    zero, one, axis = (integer(number) for number in (0, 1, 2))
     apart = ops.reshape(scores, ints(-1, experts.groups, experts.count // experts.groups), special_zero=False)
-    num_best = ops.constant(np.int64(2 if experts.router == "sigmoid" else 1))
+    num_best = integer(2 if experts.router == "sigmoid" else 1)
     best = ops.topk(apart, num_best, 2, "max", "value", "i32").output(0)
     of_groups = ops.reduce_sum(best, axis, False)
-    chosen = ops.topk(of_groups, ops.constant(np.int64(experts.active_groups)), 1, "max", "value", "i32").output(1)
-    none = ops.broadcast(ops.constant(np.float32(0)), ops.shape_of(of_groups, "i64"))
-    ones = ops.broadcast(ops.constant(np.float32(1)), ops.shape_of(chosen, "i64"))
+    chosen = ops.topk(of_groups, integer(experts.active_groups), 1, "max", "value", "i32").output(1)
+    none = ops.broadcast(floats(0), ops.shape_of(of_groups, "i64"))
+    ones = ops.broadcast(floats(1), ops.shape_of(chosen, "i64"))
     mask = ops.scatter_elements_update(none, chosen, ones, one)
     kept = ops.multiply(apart, ops.unsqueeze(mask, axis))
     count = ops.gather(ops.shape_of(scores, "i64"), ints(0), zero)
@@ -182,12 +182,12 @@ def _in_best_groups(experts: Experts, scores: ov.Node) -> ov.Node:
 
 def _summed(experts: Experts, made: ov.Node, x: ov.Node, chosen: ov.Output, weights: ov.Output) -> ov.Node:
     """The weighted sum of what experts made, float32 [experts, rows, hidden], in the shape of x."""
-    zero, last = ops.constant(np.int64(0)), ops.constant(np.int64(-1))
+    zero, last = integer(0), integer(-1)
     made = ops.reshape(made, ints(0, -1, 0), special_zero=True)
     count = ops.gather(ops.shape_of(chosen, "i64"), ints(0), zero)
-    none = ops.broadcast(ops.constant(np.float32(0)), ops.concat([count, ints(experts.count)], 0))
-    spread = ops.scatter_elements_update(none, chosen, weights, ops.constant(np.int64(1)))
-    by_expert = ops.transpose(spread, ops.constant(np.array([1, 0], np.int32)))
+    none = ops.broadcast(floats(0), ops.concat([count, ints(experts.count)], 0))
+    spread = ops.scatter_elements_update(none, chosen, weights, integer(1))
+    by_expert = transposed(spread, 1, 0)
     by_expert = ops.unsqueeze(ops.reshape(by_expert, ints(0, -1), special_zero=True), last)
     total = ops.reduce_sum(ops.multiply(made, by_expert), ints(0), False)
     return ops.reshape(total, ops.shape_of(x, "i64"), special_zero=False)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
@@ -20,15 +19,8 @@ from outrider.models.backends.adapters import Adapters, add_adapters
 from outrider.models.backends.attention import check_kinds, check_paged, check_recognised, check_windows, wrongly_stored
 from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
-from outrider.models.backends.taps import (
-    add_outputs,
-    hidden_states_of,
-    ints,
-    num_paged_layers,
-    output_matrix_of,
-    parameter,
-    read_ir,
-)
+from outrider.models.backends.nodes import integer, ints, parameter
+from outrider.models.backends.taps import add_outputs, hidden_states_of, num_paged_layers, output_matrix_of, read_ir
 
 ROWS = "rows"  # the input that `gather_rows` adds
 HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
@@ -178,7 +170,7 @@ def gather_rows(model: ov.Model) -> None:
     if node is None:
         raise BundleError("The model's output 'logits' is not made by a MatMul. Export it again.")
     rows = parameter(ROWS, ov.Type.i64, (-1,))
-    chosen = ops.gather(node.input_value(0), rows, ops.constant(np.int64(0)))
+    chosen = ops.gather(node.input_value(0), rows, integer(0))
     node.input(0).replace_source_output(chosen.output(0))
     model.add_parameters([rows])
     model.validate_nodes_and_infer_types()

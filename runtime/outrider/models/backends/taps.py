@@ -1,4 +1,4 @@
-"""Hidden states of a decoder: finds them in its graph, and makes outputs of them. Also small parts of all graphs."""
+"""Hidden states of a decoder: finds them in its graph, and makes outputs of them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import mmap
 from collections import Counter
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
-from openvino.utils.node_factory import NodeFactory
 
 from outrider.errors import BundleError, one_line
+from outrider.models.backends.nodes import ints, result
 
 PAGED = "PagedAttentionExtension"
 _CONVOLUTION = "PagedCausalConv1D"
@@ -132,30 +131,6 @@ def rows_of(state: ov.Output) -> ov.Node:
     part = ops.reshape(state, ints(-1, size), special_zero=False)
     same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
     return ops.convert(ops.reshape(same, ints(-1, width), special_zero=False), "f32")
-
-
-def silu(x: ov.Node) -> ov.Node:
-    """x · sigmoid(x), as one operator without a factor: `ops.swish` adds one of 1."""
-    return NodeFactory("opset4").create("Swish", [x.output(0)], {})
-
-
-def ints(*numbers: int) -> ov.Node:
-    """A constant, int64 [n]."""
-    return ops.constant(np.array(numbers, dtype=np.int64))
-
-
-def parameter(name: str, kind: ov.Type, shape: tuple[int, ...]) -> Any:
-    """An input of the graph."""
-    made = ops.parameter(list(shape), dtype=kind, name=name)
-    made.output(0).set_names({name})
-    return made
-
-
-def result(name: str, value: ov.Node) -> Any:
-    """An output of the graph."""
-    made = ops.result(value)
-    made.output(0).set_names({name})
-    return made
 
 
 def above(*nodes: ov.Node, ends: Container[str] = ()) -> dict[str, ov.Node]:

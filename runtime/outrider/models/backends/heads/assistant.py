@@ -34,8 +34,8 @@ from outrider.models.backends.heads.layers import (
     linear,
     norm,
 )
+from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,20 +150,20 @@ class _Cached:
 
     def _gathered(self, cache: Any) -> ov.Node:
         """Keys or values of each sequence, float32 [s, b, heads, block size, size]."""
-        return ops.convert(ops.gather(cache, self._blocks, ops.constant(0)), "f32")
+        return ops.convert(ops.gather(cache, self._blocks, integer(0)), "f32")
 
     def _unseen(self, positions: ov.Node, window: int) -> ov.Node:
         """0 for tokens that a sequence's newest token sees, and `_NEVER` for others, [s, 1, 1, b, block size]."""
         lengths = ops.shape_of(self._keys, "i64")
-        sizes = ops.gather(lengths, ints(1, 3), ops.constant(0))
+        sizes = ops.gather(lengths, ints(1, 3), integer(0))
         count = ops.reduce_prod(sizes, ints(0), False)
-        numbers = ops.range(ops.constant(np.int64(0)), count, ops.constant(np.int64(1)), "i64")
+        numbers = ops.range(integer(0), count, integer(1), "i64")
         places = ops.add(ops.unsqueeze(self._begins, ints(1)), ops.unsqueeze(numbers, ints(0)))
         newest = ops.unsqueeze(positions, ints(1))
         seen = ops.less(places, newest)
         if window:
             seen = ops.logical_and(seen, ops.less(ops.subtract(newest, places), ints(window)))
-        scores = ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(_NEVER)))
+        scores = ops.select(seen, floats(0), floats(_NEVER))
         return ops.reshape(scores, ops.concat([ints(-1, 1, 1), sizes], 0), special_zero=False)
 
 
@@ -173,17 +173,17 @@ def _clustered_logits(rows: ov.Node, weights: HeadWeights) -> ov.Node:
     vocab_size = weights.width(f"{CLUSTERED}.weight", 0)
     size = vocab_size // num_clusters
     scores = linear(rows, weights, CENTROIDS)
-    nearest = ops.topk(scores, ops.constant(np.int64(weights.number(NUM_CLUSTERS))), 2, "max", "none", "i64").output(1)
+    nearest = ops.topk(scores, integer(weights.number(NUM_CLUSTERS)), 2, "max", "none", "i64").output(1)
     # The rows of a cluster are one after the other: [s, clusters, size].
     places = ops.add(
         ops.multiply(ops.reshape(nearest, ints(0, -1, 1), special_zero=True), ints(size)),
         ops.constant(np.arange(size, dtype=np.int64).reshape(1, 1, -1)),
     )
     places = ops.reshape(places, ints(0, -1), special_zero=True)
-    found = ops.matmul(rows, ops.gather(weights[f"{CLUSTERED}.weight"], places, ops.constant(0)), False, True)
+    found = ops.matmul(rows, ops.gather(weights[f"{CLUSTERED}.weight"], places, integer(0)), False, True)
     found = ops.squeeze(found, ints(1))
-    shape = ops.concat([ops.gather(ops.shape_of(rows, "i64"), ints(0), ops.constant(0)), ints(vocab_size)], 0)
-    others = ops.broadcast(ops.constant(np.float32(_NEVER)), shape)
-    token_ids = ops.gather(weights[ORDER], places, ops.constant(0))
-    logits = ops.scatter_elements_update(others, token_ids, found, ops.constant(1))
+    shape = ops.concat([ops.gather(ops.shape_of(rows, "i64"), ints(0), integer(0)), ints(vocab_size)], 0)
+    others = ops.broadcast(floats(_NEVER), shape)
+    token_ids = ops.gather(weights[ORDER], places, integer(0))
+    logits = ops.scatter_elements_update(others, token_ids, found, integer(1))
     return ops.unsqueeze(logits, ints(1))

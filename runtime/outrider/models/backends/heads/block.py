@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
@@ -32,8 +31,8 @@ from outrider.models.backends.heads.layers import (
     norm,
     normed_if,
 )
+from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
     from outrider.models.backends.heads.weights import HeadWeights
@@ -53,8 +52,8 @@ def dflash(weights: HeadWeights) -> ov.Model:
     positions = parameter("position_ids", _INT, (-1,))
     order, in_block = parameter(ORDER, _INT, (-1,)), parameter(IN_BLOCK, _INT, (-1,))
     attention = PagedAttention(weights, both_ways=True)
-    rotation = Rotation.of(ops.unsqueeze(positions, ops.constant([1])), weights)
-    projected = ops.unsqueeze(linear(context, weights, "fc"), ops.constant([1]))
+    rotation = Rotation.of(ops.unsqueeze(positions, ints(1)), weights)
+    projected = ops.unsqueeze(linear(context, weights, "fc"), ints(1))
     projected = norm(projected, weights, "hidden_norm")
     hidden = weights.embed(token_ids)
     if INPUT_SCALE in weights:
@@ -69,11 +68,11 @@ def dflash(weights: HeadWeights) -> ov.Model:
         # The attention works on all rows. Those of the context ask nothing.
         asked = heads_of(rows, weights, f"{own}.q", "num_heads")
         empty = ops.broadcast(
-            ops.constant(np.float32(0)),
+            floats(0),
             ops.concat(
                 [
-                    _taken(ops.shape_of(context, "i64"), ops.constant([0])),
-                    ops.constant([1, int(weights.number("num_heads")), int(weights.number("head_size"))]),
+                    _taken(ops.shape_of(context, "i64"), ints(0)),
+                    ints(1, int(weights.number("num_heads")), int(weights.number("head_size"))),
                 ],
                 0,
             ),
@@ -142,8 +141,8 @@ class _Around:
         """The rows so many places before, or zeros where that is no row of the same block."""
         if not count:
             return rows
-        num_rows = _taken(ops.shape_of(self._in_block, "i64"), ops.constant(0))
-        numbers = ops.range(ops.constant(np.int64(0)), num_rows, ops.constant(np.int64(1)), "i64")
+        num_rows = _taken(ops.shape_of(self._in_block, "i64"), integer(0))
+        numbers = ops.range(integer(0), num_rows, integer(1), "i64")
         earlier = ops.maximum(ops.subtract(numbers, ints(count)), ints(0))
         is_same = ops.equal(ops.subtract(self._in_block, _taken(self._in_block, earlier)), ints(count))
         kept = ops.reshape(ops.convert(is_same, "f32"), ints(-1, 1, 1), special_zero=False)
@@ -152,4 +151,4 @@ class _Around:
 
 def _taken(rows: ov.Node, places: ov.Node) -> ov.Node:
     """The rows at these places."""
-    return ops.gather(rows, places, ops.constant(0))
+    return ops.gather(rows, places, integer(0))

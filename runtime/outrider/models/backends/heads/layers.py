@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
 from outrider.models.backends.mixture import GATE, Experts, Router, mixture
-from outrider.models.backends.taps import ints, parameter, silu
+from outrider.models.backends.nodes import floats, integer, ints, parameter, silu
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,9 +64,9 @@ def linear(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
 
 def norm(rows: ov.Node, weights: HeadWeights, name: str) -> ov.Node:
     """RMSNorm over the last axis (Zhang and Sennrich 2019)."""
-    mean = ops.reduce_mean(ops.power(rows, ops.constant(np.float32(2))), ints(-1), True)
-    root = ops.sqrt(ops.add(mean, ops.constant(np.float32(weights.number("rms_norm_eps")))))
-    scaled = ops.multiply(rows, ops.divide(ops.constant(np.float32(1)), root))
+    mean = ops.reduce_mean(ops.power(rows, floats(2)), ints(-1), True)
+    root = ops.sqrt(ops.add(mean, floats(weights.number("rms_norm_eps"))))
+    scaled = ops.multiply(rows, ops.divide(floats(1), root))
     return ops.multiply(scaled, weights[f"{name}.weight"])
 
 
@@ -130,12 +130,12 @@ class Rotation:
         times = ops.convert(ops.unsqueeze(positions, ints(2)), "f32")
         angles = ops.multiply(times, weights[f"{name}.frequencies"])
         both = ops.unsqueeze(ops.concat([angles, angles], 2), ints(2))
-        scale = ops.constant(np.float32(weights.number(f"{name}.scale")))
+        scale = floats(weights.number(f"{name}.scale"))
         return cls(ops.multiply(ops.cos(both), scale), ops.multiply(ops.sin(both), scale))
 
     def __call__(self, heads: ov.Node) -> ov.Node:
         """Rotate queries or keys float32 [a, b, heads, head_size]."""
-        halves = ops.split(heads, ops.constant(np.int64(3)), 2)
+        halves = ops.split(heads, integer(3), 2)
         turned = ops.concat([ops.negative(halves.output(1)), halves.output(0)], 3)
         return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
 
@@ -176,7 +176,7 @@ class PagedAttention:
         self._caches += own
         flat = [ops.reshape(each, ints(0, -1), special_zero=True) for each in (queries, keys, values)]
         scale = self._weights.number("head_size") ** -0.5
-        inputs = [*flat, *own, *self._places, ops.constant(np.float32(scale))]
+        inputs = [*flat, *own, *self._places, floats(scale)]
         for number, (kind, sizes) in enumerate(_OPTIONAL, _FIRST):
             if number == _WINDOW:
                 inputs.append(ops.constant(np.int32(window)))

@@ -13,8 +13,8 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.models.backends.heads.layers import linear
+from outrider.models.backends.nodes import ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
     from outrider.models.backends.heads.weights import HeadWeights

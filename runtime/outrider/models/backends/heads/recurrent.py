@@ -23,8 +23,8 @@ from outrider.models.backends.heads.layers import (
     linear,
     norm,
 )
+from outrider.models.backends.nodes import integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-from outrider.models.backends.taps import ints, parameter, result
 
 if TYPE_CHECKING:
     from outrider.models.backends.heads.weights import HeadWeights
@@ -41,7 +41,7 @@ def eagle3(weights: HeadWeights) -> ov.Model:
     """
     graph = _Inputs(weights)
     width = weights.width("fc.weight", 1)
-    parts = ops.variadic_split(graph.hidden_states, ops.constant(2), ints(width, -1))
+    parts = ops.variadic_split(graph.hidden_states, integer(2), ints(width, -1))
     hidden = ops.add(linear(parts.output(0), weights, "fc"), parts.output(1))
     layer = "midlayer"
     normed = norm(hidden, weights, f"{layer}.hidden_norm")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
+from outrider.models.backends.nodes import integer, ints
 from outrider.models.backends.taps import after_layers, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 
 MATRIX, EMBEDDING = "lm_head", "embed_tokens"
@@ -62,8 +63,8 @@ class HeadWeights:
     def embed(self, token_ids: ov.Node) -> ov.Node:
         """The embeddings of tokens int64 [n], float32 [n, 1, hidden]: the drafter's own, or the main model's."""
         if f"{EMBEDDING}.weight" in self:
-            rows = ops.gather(self[f"{EMBEDDING}.weight"], token_ids, ops.constant(0))
-            return ops.unsqueeze(rows, ops.constant([1]))
+            rows = ops.gather(self[f"{EMBEDDING}.weight"], token_ids, integer(0))
+            return ops.unsqueeze(rows, ints(1))
         return self._shared.embed(token_ids)
 
     def logits(self, rows: ov.Node, name: str = MATRIX) -> ov.Node:
@@ -123,7 +124,7 @@ class MainWeights:
         found = hidden_states_of(model)
         if not found:
             raise BundleError(f"{self._path}: the model's graph has no known form, so its embedding cannot be shared.")
-        model.input("input_ids").replace(ops.unsqueeze(token_ids, ops.constant([1])).output(0))
+        model.input("input_ids").replace(ops.unsqueeze(token_ids, ints(1)).output(0))
         return found[after_layers(0)].get_node()
 
     def logits(self, rows: ov.Node) -> ov.Node:
