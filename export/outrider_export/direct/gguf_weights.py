@@ -123,9 +123,7 @@ class GGUFWeights(Weights):
         if name not in self._header.tensors:
             return None
         whole, size = stored_in(self._header, name), self.decoder.hidden_size
-        rows = np.arange(whole.shape[0])[number * size : (number + 1) * size]
-        shape = (len(rows), *whole.shape[1:])
-        return StoredMatrix(shape, whole.num_bytes * len(rows) // whole.shape[0], lambda part: whole.read(rows[part]))
+        return whole.of_rows(np.arange(whole.shape[0])[number * size : (number + 1) * size])
 
     def _part_of(self, layer: str, part: str) -> str | None:
         """What a file calls a part of a layer: of the shared expert where there are others, too."""
@@ -159,7 +157,7 @@ def _by_key_head(stored: StoredMatrix, part: str, kind: str, state: GatedDeltaNe
         return stored
     if stored.shape[0] != len(rows):
         return stored  # the reader says what is wrong
-    return StoredMatrix(stored.shape, stored.num_bytes, lambda chosen: stored.read(rows[chosen]))
+    return stored.of_rows(rows)
 
 
 def _logarithms(stored: StoredMatrix) -> StoredMatrix:

@@ -75,6 +75,11 @@ class StoredMatrix:
     read: Callable[[slice | Indices], Rows]
     is_mxfp4: bool = False
 
+    def of_rows(self, rows: Indices) -> StoredMatrix:
+        """These of its rows, in this order."""
+        num_bytes = self.num_bytes * len(rows) // self.shape[0]
+        return StoredMatrix((len(rows), *self.shape[1:]), num_bytes, lambda part: self.read(rows[part]))
+
 
 def below_each_other(parts: Sequence[StoredMatrix]) -> StoredMatrix:
     """Matrices of as many columns as one, below each other."""
@@ -202,10 +207,7 @@ class Weights(ABC):
         if whole is None:
             raise self.missing(f"{name}.weight")
         self._check_shape(module, whole.shape, (count, state.width))
-        whole = self._changed(module, whole)
-        return StoredMatrix(
-            (len(rows), state.width), whole.num_bytes * len(rows) // count, lambda part: whole.read(rows[part])
-        )
+        return self._changed(module, whole).of_rows(rows)
 
     def _experts(self, name: str, count: int, shape: tuple[int, int]) -> StoredMatrix:
         """A matrix of all experts, one below the other: of one tensor, of one with gate and up, or of one for each."""
@@ -214,7 +216,7 @@ class Weights(ABC):
         if found is None and not name.endswith(".down_proj") and (both := self.stored(f"{whole}.weight")):
             self._check_shape(whole, both.shape, (2 * shape[0], shape[1]))
             rows = np.arange(2 * shape[0]).reshape(count, 2, -1)[:, int(name.endswith(".up_proj"))].reshape(-1)
-            found = StoredMatrix(shape, both.num_bytes // 2, lambda part: both.read(rows[part]))
+            found = both.of_rows(rows)
         if found is None:
             found = self._of_each(name, count, shape)
         self._check_shape(name, found.shape, shape)
@@ -350,10 +352,7 @@ class Weights(ABC):
         """The rows of a tensor that are this module's."""
         whole = self.stored(f"{place_of(name, self.decoder)[0]}.{kind}")
         rows = None if whole is None else self.rows_of(name, whole.shape[0])
-        if whole is None or rows is None:
-            return whole
-        shape = (len(rows), *whole.shape[1:])
-        return StoredMatrix(shape, whole.num_bytes * len(rows) // whole.shape[0], lambda part: whole.read(rows[part]))
+        return whole if whole is None or rows is None else whole.of_rows(rows)
 
     def rows_of(self, name: str, count: int) -> Indices | None:
         """Which of a tensor's `count` rows are this module's, in its order; None for all as they are."""

@@ -173,7 +173,7 @@ def _clustered_logits(rows: ov.Node, weights: HeadWeights) -> ov.Node:
     vocab_size = weights.width(f"{CLUSTERED}.weight", 0)
     size = vocab_size // num_clusters
     scores = linear(rows, weights, CENTROIDS)
-    nearest = ops.topk(scores, integer(weights.number(NUM_CLUSTERS)), 2, "max", "none", "i64").output(1)
+    nearest = ops.topk(scores, integer(int(weights.number(NUM_CLUSTERS))), 2, "max", "none", "i64").output(1)
     # The rows of a cluster are one after the other: [s, clusters, size].
     places = ops.add(
         ops.multiply(ops.reshape(nearest, ints(0, -1, 1), special_zero=True), ints(size)),
