@@ -17,6 +17,7 @@ import uvicorn
 
 import outrider
 from outrider.server import Settings, make_app
+from outrider.server.connections import limited
 from outrider.server.run import listen
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ class Live:
         self._socket = listen("127.0.0.1", 0)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=20, lifespan="on")
-        self._server = uvicorn.Server(config)
+        http = limited(self.service.settings)
+        options: dict[str, Any] = {"log_level": "warning", "lifespan": "on", "http": http, "ws": "none"}
+        self._server = uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=20, **options))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
 
     @classmethod

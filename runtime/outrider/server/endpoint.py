@@ -127,10 +127,11 @@ class _Job:
                 raise out_of_time(self._service.settings.request_seconds) from error
             if self._request.stream:
                 events = self._events(answer, first, pieces)
+                timeout = self._service.settings.send_seconds
                 if answer.lines:
                     response = StreamingResponse(_lines(events), media_type="application/x-ndjson")
+                    send = _in_time(send, timeout)
                 else:
-                    timeout = self._service.settings.send_seconds
                     response = EventSourceResponse(events, sep="\n", send_timeout=timeout)
             try:
                 await response(scope, _never, send)
@@ -287,6 +288,17 @@ async def _never() -> Message:
     """For a response: somebody else listens for the client's leaving."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("unreachable")
+
+
+def _in_time(send: Send, seconds: float) -> Send:
+    async def sending(message: Message) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError as error:
+            raise SendTimeoutError from error
+
+    return sending
 
 
 async def _lines(events: AsyncIterator[dict[str, str]]) -> AsyncIterator[str]:

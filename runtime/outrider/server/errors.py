@@ -4,9 +4,9 @@ ApiError
 ├── status 400   a bad request: `param` names the field
 ├── status 401   no API key, or a wrong one
 ├── status 404   no such model or address
-├── status 408, 413, 415   a body that comes too slowly, is too large, or is not JSON
+├── status 408, 413, 415   a request that comes too slowly, a body that is too large, or is not JSON
 ├── status 429   the queue is full
-└── status 500, 503, 504   a failure of the server, its shutdown, its time limit
+└── status 500, 503, 504   a failure of the server, its shutdown or too many connections, its time limit
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 
 from outrider.errors import OptionError
+from outrider.server.connections import limited
 from outrider.server.models import Models
 from outrider.system.files import why
 
@@ -104,6 +105,8 @@ def run(
         log_level=level,
         timeout_graceful_shutdown=grace + _NOTICE_SECONDS,
         server_header=False,
+        http=limited(app.state.service.settings),
+        ws="none",
     )
     server = _Server(config, app.state.service.models, ready, ending, grace)
     server.run(sockets=list(listening))

@@ -40,13 +40,13 @@ def narrow(tiny: Path) -> Iterator[Live]:
         yield live
 
 
-def begin(live: Live, body: dict[str, Any], buffer: int = 1 << 16) -> socket.socket:
+def begin(live: Live, body: dict[str, Any], buffer: int = 1 << 16, path: str = "/v1/completions") -> socket.socket:
     """Send a request and read nothing of its answer."""
     text = json.dumps(body)
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     made.connect(("127.0.0.1", live.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
     made.sendall(f"{head}Content-Type: application/json\r\n\r\n{text}".encode())
     return made
 
@@ -182,11 +182,19 @@ def test_answers_have_a_time_limit(tiny: Path, stream: bool) -> None:
         wait_until(lambda: live.is_idle)
 
 
-def test_a_reader_that_stops_reading_is_given_up(tiny: Path) -> None:
+OLLAMA = {"model": "tiny", "prompt": "Hi", "logprobs": True, "top_logprobs": 20}
+UNREAD: dict[str, dict[str, Any]] = {
+    "/v1/completions": BUSY | {"n": 8, "logprobs": 20, "temperature": 1},
+    "/api/generate": OLLAMA | {"options": {"num_predict": 6000, "temperature": 1} | EXTRA},
+}
+
+
+@pytest.mark.parametrize("path", UNREAD)
+def test_a_reader_that_stops_reading_is_given_up(tiny: Path, path: str) -> None:
     with serving({"tiny": tiny}, Settings(send_seconds=0.3)) as live:
         live.service.models.find("tiny").load()
-        connection = begin(live, BUSY | {"n": 8, "logprobs": 20, "temperature": 1}, buffer=2048)
-        wait_until(lambda: live.service.queue.running == 8)
+        connection = begin(live, UNREAD[path], buffer=2048, path=path)
+        wait_until(lambda: live.service.queue.running > 0)
         wait_until(lambda: live.is_idle)
         connection.close()
 
