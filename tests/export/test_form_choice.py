@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Milliseconds of a call of 1, 2, 4 and 8 rows, as in docs/export.md: on a processor with AVX2 alone, and one with VNNI.
-AVX2 = {
+AVX2: dict[str, tuple[float, ...]] = {
     "openvino int8": (130, 128, 195, 309), "openvino int4": (105, 132, 127, 258),
     "onnx int8": (122, 94, 160, 246), "onnx int4": (74, 85, 131, 235),
 }  # fmt: skip
-VNNI = {
+VNNI: dict[str, tuple[float, ...]] = {
     "openvino int8": (34.5, 36.6, 40.8, 46.2), "openvino int4": (34.5, 33.9, 38.5, 53.0),
     "onnx int8": (40.7, 40.9, 47.7, 61.7), "onnx int4": (25.6, 26.4, 37.7, 60.2),
 }  # fmt: skip
@@ -108,7 +108,7 @@ def test_a_draft_model_gets_another_library_than_the_main_model_where_that_is_fa
 ) -> None:
     """A twentieth less time for a draft token makes decoding less than 2 % faster: that is not enough."""
     pytest.importorskip("onnxruntime")
-    trial.times = VNNI | {"onnx int4": (four_bits, 33, 50, 70)}
+    trial.times = {**VNNI, "onnx int4": (four_bits, 33, 50, 70)}
     forms, notes = exported(tmp_path / "a", tied, tied)
     assert forms == ["openvino int8", chosen]
     assert "0.25 in int8 in OpenVINO, 0.25 in int4 in OpenVINO" in notes[1]

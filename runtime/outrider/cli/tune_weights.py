@@ -55,11 +55,8 @@ def tune_weights(model: str, draft: str | None, as_json: bool, **options: Any) -
     if draft is not None:
         drafts, _, draft_is_settled = predict("draft", draft)
         is_settled &= draft_is_settled
-    shares = {form: DRAFT_SHARE * min(each.seconds[1] for each in forms) for form in ("openvino", "onnx")}
-    shares |= {
-        form: min(each.seconds[1] for each in drafts if each.format == form) for form in {d.format for d in drafts}
-    }
-    autos = [each.auto(shares[each.format]) for each in forms]
+    one = min((each.seconds[1] for each in drafts), default=DRAFT_SHARE * min(each.seconds[1] for each in forms))
+    autos = [each.auto(one) for each in forms]
     best = max(forms, key=lambda each: each.plain), max(zip(autos, forms, strict=True), key=lambda pair: pair[0])[1]
     commands = [f"outrider export {model} --format {each.format} --weights {each.weights} -o DIR" for each in best]
     if as_json:

@@ -139,7 +139,8 @@ class Accuracy:
 
     def mean_length(self) -> float:
         """Tokens per round, the main model's own included, if as many are drafted as there are places."""
-        return round(1 + sum(accumulate(self.by_place(), mul)), 3)
+        reached: list[float] = [*accumulate(self.by_place(), mul)]
+        return round(1 + sum(reached), 3)
 
 
 def _alive(right: Any, valid: Any) -> Any:

@@ -19,16 +19,8 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
-from outrider.models.backends.taps import (
-    above,
-    after_layers,
-    hidden_states_of,
-    ints,
-    num_paged_layers,
-    parameter,
-    result,
-    rows_of,
-)
+from outrider.models.backends.nodes import ints, parameter, result
+from outrider.models.backends.taps import above, after_layers, hidden_states_of, num_paged_layers, rows_of
 
 _FROM, _TO = "from_segment", "to_segment"  # the input and the output for hidden states, float32 [n, width]
 _UNKNOWN = (
