@@ -279,8 +279,11 @@ def test_a_call_stores_what_prompts_start_from(past: int, branch: int, count: in
     assert [past + each for each in stored] == [*lengths]
 
 
-def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
-    """After a restart the same prompt, the next turn and a text with the same beginning go on from files."""
+def test_the_prefix_store_has_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart the same prompt, the next turn and a text with the same beginning go on from files.
+
+    States are of no use where there is no memory for all the keys and values before them.
+    """
     bundle = save_hybrid(tmp_path / "bundle", "ssm")
     system, options = random_ids(70, 200), OPTIONS | {"drafter": "ngram"}
     texts = [[*system, i, *random_ids(71 + i, 20)] for i in range(3)]
@@ -300,6 +303,11 @@ def test_the_prefix_store_has_the_states(tmp_path: Path) -> None:
         turned = engine.generate(turn, **options)
     assert turned.logprobs == after.logprobs
     assert turned.stats.num_cached_tokens == len(turn.token_ids) - 4
+    of_states = [file.size for file in files_in(tmp_path / "store") if b'"is_state":true' in file.path.read_bytes()]
+    monkeypatch.setattr("outrider.models.kv.prefix_store._MOST_FETCHED", max(of_states))
+    with load_toy(bundle, **store) as engine:
+        found = [engine.generate(texts[0], **options)]
+    assert (found[0].logprobs, found[0].stats.num_cached_tokens) == (expected[0].logprobs, 0)
 
 
 def test_states_that_are_found_later_are_saved_too(tmp_path: Path) -> None:
