@@ -31,9 +31,9 @@ class MarkdownBlock(NamedTuple):
 class MarkdownBlocks:
     """Cuts a text that comes piece by piece into blocks.
 
-        blocks = Blocks()
-        blocks.push("# Title\\n\\nSome ")    # [Block("# Title\\n", apart=False)]
-        blocks.rest                         # Block("Some ", apart=True)
+        blocks = MarkdownBlocks()
+        blocks.push("# Title\\n\\nSome ")    # [MarkdownBlock("# Title\\n", apart=False)]
+        blocks.rest                         # MarkdownBlock("Some ", apart=True)
 
     A block is finished when another one has begun with a whole line: half a line may still become something else.
     All blocks and the rest make the text, with symbols for control characters.

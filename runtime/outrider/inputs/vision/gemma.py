@@ -48,10 +48,6 @@ class Gemma4Processor(ImageProcessor):
         others = {"patch_positions": positions_of(rows, columns, vision.patches)}
         return Tiles(patches_of(pixels, vision, by_pixel=True), rows, columns, (rows * columns,), others)
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
-        """See `ImageProcessor`."""
-        return vision.around_token + vision.image_token * sum(tiles.lengths) + vision.end_token
-
     def described(self, vision: VisionEntry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size

@@ -24,10 +24,6 @@ class InternVLProcessor(ImageProcessor):
             tiles.append(resized(image, size, size, vision))
         return Tiles(normalised(tiles, vision), rows, columns, (vision.tokens_per_tile,) * len(tiles))
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
-        """See `ImageProcessor`."""
-        return vision.around_token + vision.image_token * sum(tiles.lengths) + vision.end_token
-
     def described(self, vision: VisionEntry) -> str:
         """See `ImageProcessor`."""
         cut = f"cut into {vision.num_tiles[1]} tiles at most, and the whole" if vision.splits else "not cut"

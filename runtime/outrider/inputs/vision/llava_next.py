@@ -27,10 +27,6 @@ class LlavaNextProcessor(ImageProcessor):
         places = _places(rows, columns, width, height, math.isqrt(vision.tokens_per_tile))
         return Tiles(normalised(tiles, vision), rows, columns, (len(places),), {"places": places})
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
-        """See `ImageProcessor`."""
-        return vision.image_token * sum(tiles.lengths)
-
     def described(self, vision: VisionEntry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size

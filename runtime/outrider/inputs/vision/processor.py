@@ -43,9 +43,9 @@ class ImageProcessor(ABC):
     def cut(self, image: Any, vision: VisionEntry) -> Tiles:
         """An image of Pillow's in RGB, resized, cut and normalised. Raises RequestError when it is too narrow."""
 
-    @abstractmethod
     def text(self, tiles: Tiles, vision: VisionEntry) -> str:
-        """The tokens that stand for an image in a prompt, as text."""
+        """The tokens that stand for an image in a prompt, as text: here one run of them."""
+        return vision.around_token + vision.image_token * sum(tiles.lengths) + vision.end_token
 
     @abstractmethod
     def described(self, vision: VisionEntry) -> str:

@@ -34,10 +34,6 @@ class QwenProcessor(ImageProcessor):
         others = inputs_of(rows, columns, vision)
         return Tiles(patches_of(pixels, vision, _FRAMES), rows, columns, (rows * columns,), others)
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
-        """See `ImageProcessor`."""
-        return vision.image_token * sum(tiles.lengths)
-
     def described(self, vision: VisionEntry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size
