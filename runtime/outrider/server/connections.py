@@ -84,8 +84,7 @@ class Connection(H11Protocol):
         """Limit the time of a request's headers, which begins when the connection does or the answer before ends."""
         if self._has_head or self.transport.is_closing():
             self._head_timer = _cancelled(self._head_timer)
-        else:
-            _cancelled(self._head_timer)
+        elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._settings.head_seconds, self._give_up)
 
     def _give_up(self) -> None:
