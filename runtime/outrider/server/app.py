@@ -41,6 +41,7 @@ from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import AccessGuard
 from outrider.server.settings import Settings
+from outrider.server.stored import stored_routes
 from outrider.server.tokenizing import tokenizing_routes
 
 _OLLAMA = "0.12.0"  # whose API below /api is spoken here
@@ -75,6 +76,7 @@ def make_app(
             Route("/v1/models/{name:path}", partial(_model, service)),
             Route("/v1/chat/completions", Endpoint(service, ChatAnswer), methods=["POST"]),
             Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
+            *stored_routes(service),
             Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
             Route("/completion", Endpoint(service, LlamaCompletion), methods=["POST"]),
             Route("/infill", Endpoint(service, LlamaInfill), methods=["POST"]),

@@ -11,23 +11,30 @@ from typing import Any
 import msgspec
 
 from outrider.server.errors import ApiError
+from outrider.server.protocol.items import ResponseObject
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What is kept of an answer. size: characters. items: ids of its items."""
+    """What is kept of an answer. size: characters. items: ids of its items and of what it answers.
+
+    before: all items that it follows. response: the whole answer; None where its API has no address for it.
+    """
 
     turns: Sequence[Mapping[str, Any]] = ()
     size: int = 0
     items: Sequence[str] = ()
+    before: Sequence[Mapping[str, Any]] = ()
+    response: ResponseObject | None = None
 
 
 class Conversations:
     """Stores what was said up to an answer, by the answer's id, and the items of the answer by theirs.
 
-        conversations.add("resp_1", turns, items={"msg_1": message})      # turns: for the chat template
+        conversations.add("resp_1", turns, response=response, given=items)      # turns: for the chat template
         conversations.turns("resp_1")
         conversations.item("msg_1", "input[1]")
+        response, items = conversations.find("resp_1")
 
     max_size: characters of all conversations. The one that was used least recently goes first. Belongs to one event
     loop.
@@ -44,26 +51,28 @@ class Conversations:
         name: str,
         turns: Sequence[Mapping[str, Any]],
         previous: str | None = None,
-        items: Mapping[str, msgspec.Struct] | None = None,
+        response: ResponseObject | None = None,
+        given: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Store the turns up to an answer, unless they are larger than all that is stored may be.
 
-        previous: an answer whose turns they begin with. These are shared, though counted again. items: the answer's.
+        previous: an answer whose turns they begin with. These are shared, though counted again. given: the items that
+        it answers besides.
         """
-        items = items or {}
         known = self._stored.get(previous or "", _Stored())
-        size = known.size + len(json.dumps(turns[len(known.turns) :]))
-        size += sum(len(msgspec.json.encode(item)) for item in items.values())
+        said = max(len(json.dumps(turns[len(known.turns) :])), len(msgspec.json.encode(given)))  # which share texts
+        size = known.size + said + (0 if response is None else len(msgspec.json.encode(response)))
         if size > self._max_size:
             return  # and nothing else goes for it
-        self._stored[name] = _Stored(turns, size, [*items])
+        output = known.response.output if known.response else []
+        before = [*known.before, *map(msgspec.to_builtins, output), *given]
+        items = {item["id"]: item for item in given if item["id"] not in self._items}
+        items |= {item.id: item for item in (response.output if response else ())}
+        self._stored[name] = _Stored(turns, size, [*items], before, response)
         self._items |= {item_id: (name, item) for item_id, item in items.items()}
         self._size += size
         while self._size > self._max_size:
-            _, oldest = self._stored.popitem(last=False)
-            self._size -= oldest.size
-            for item_id in oldest.items:
-                del self._items[item_id]
+            self._drop(next(iter(self._stored)))
 
     def turns(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The turns up to an answer.
@@ -76,6 +85,30 @@ class Conversations:
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
         self._stored.move_to_end(name)
         return self._stored[name].turns
+
+    def find(self, name: str) -> tuple[ResponseObject, Sequence[Mapping[str, Any]]]:
+        """An answer, and all items that it follows, the oldest first.
+
+        Raises:
+            ApiError: with status 404, when it is not stored, or not any more.
+        """
+        stored = self._stored.get(name)
+        if stored is None or stored.response is None:
+            message = f"There is no response '{name[:100]}', or it is no longer stored."
+            raise ApiError(404, message, param="response_id", code="response_not_found")
+        self._stored.move_to_end(name)
+        return stored.response, stored.before
+
+    def delete(self, name: str) -> None:
+        """Forget an answer and its items. Those that follow it keep theirs. Raises ApiError as `find`."""
+        self.find(name)
+        self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        dropped = self._stored.pop(name)
+        self._size -= dropped.size
+        for item_id in dropped.items:
+            del self._items[item_id]
 
     def item(self, item_id: str, place: str) -> Any:
         """An item of an answer. place: of the reference to it, for the error.

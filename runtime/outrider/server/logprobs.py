@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -75,11 +77,56 @@ class TokenTexts:
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs:
     """As /v1/chat/completions has them."""
-    made = []
-    for token in tokens:
-        top = [TopLogprob(texts[i], logprob, texts.bytes_of(i)) for i, logprob in token.top]
-        made.append(TokenLogprob(texts[token.token_id], token.logprob, texts.bytes_of(token.token_id), top))
-    return ChatLogprobs(made)
+    return ChatLogprobs([_of_token(token, texts, None) for token in tokens])
+
+
+def _of_token(token: TokenLogprobs, texts: TokenTexts, without: list[int] | None) -> TokenLogprob:
+    """without: the bytes of tokens that have no text."""
+    top = [TopLogprob(texts[i], logprob, texts.bytes_of(i) or without) for i, logprob in token.top]
+    return TokenLogprob(texts[token.token_id], token.logprob, texts.bytes_of(token.token_id) or without, top)
+
+
+class LocatedLogprobs:
+    """Log-probabilities of an answer's tokens, by the text that they make.
+
+        located.read(chunk.text, chunk.logprobs)
+        located.of("What is said ")                                  # after the reasoning, whose tokens are left out
+
+    markers: texts of tokens that have none of their own, by token id. A token is of all text that it has a part of.
+    """
+
+    def __init__(self, texts: TokenTexts, markers: Mapping[int, str]) -> None:
+        self._texts, self._markers = texts, markers
+        self._text = ""
+        self._at = 0  # where the last piece has ended in it
+        self._tokens = deque[tuple[int, int, TokenLogprobs]]()  # not given out, with their begin and end
+        self._end: int | None = None  # of the last token
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # tokens may be parts of a character
+
+    def read(self, text: str, tokens: Sequence[TokenLogprobs]) -> None:
+        """Add text, and its tokens."""
+        self._text += text
+        for token in tokens:
+            marker = self._markers.get(token.token_id, "")
+            made = marker.encode() or bytes(self._texts.bytes_of(token.token_id) or ())
+            if self._end is None:  # some tokenizers leave out the blank before the first word
+                self._end = -(made.startswith(b" ") and not self._text.startswith(" "))
+            begin, self._end = self._end, self._end + len(self._decoder.decode(made))
+            if made:
+                self._tokens.append((begin, self._end, token))
+
+    def of(self, piece: str) -> list[TokenLogprob]:
+        """Those of a piece of the text, which is somewhere after the pieces before it."""
+        found = self._text.find(piece, self._at)
+        if found < 0 or not piece:
+            return []
+        self._at = found + len(piece)
+        made = []
+        while self._tokens and self._tokens[0][0] < self._at:
+            begin, end, token = self._tokens.popleft()
+            if end > found or begin == found:
+                made.append(_of_token(token, self._texts, []))
+        return made
 
 
 def completion_logprobs(

@@ -7,7 +7,13 @@ import msgspec
 
 from outrider import __version__
 from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
-from outrider.server.protocol.items import ResponseEvent, ResponseObject, ResponseRequest
+from outrider.server.protocol.items import (
+    DeletedResponse,
+    InputItemList,
+    ResponseEvent,
+    ResponseObject,
+    ResponseRequest,
+)
 from outrider.server.protocol.loose import WRITTEN_AS_TEXTS
 from outrider.server.protocol.reading import NEUTRAL
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
@@ -23,17 +29,23 @@ from outrider.server.protocol.responses import (
 
 _STRUCTS = (
     ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,
-    ResponseRequest, ResponseObject, ResponseEvent, EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
+    ResponseRequest, ResponseObject, ResponseEvent, InputItemList, DeletedResponse,
+    EmbeddingRequest, EmbeddingList, RerankRequest, RerankList,
 )  # fmt: skip
 # Fields of which more values are taken than their types say, as others send them; see `protocol.loose`.
 _NORMALISED = {"stop", "logit_bias", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p",
                "top_k", "logprobs", "reasoning_budget", "tools", "tool_choice"}  # fmt: skip
+_PAGE: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "order": {"enum": ["asc", "desc"]},
+    "after": {"type": "string"},
+}
 _ERRORS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
     403: "The Host header names a host that is not allowed.",
-    404: "There is no such model.",
-    408: "The body arrived too slowly.",
+    404: "There is no such model, or no such stored response.",
+    408: "The headers or the body arrived too slowly.",
     413: "The body is too large.",
     415: "The body is compressed, or a page's and not declared as JSON.",
     429: "The queue is full; Retry-After says when to come back.",
@@ -63,13 +75,21 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
             "/v1/models": {"get": _get("The models", "ModelList")},
             "/v1/models/{model}": {
                 "get": _get("One model", "ModelInfo", 404),
-                "parameters": [
-                    {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-                ],
+                "parameters": [_in_path("model")],
             },
             "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _post("Continue a text", CompletionRequest, Completion, Completion)},
             "/v1/responses": {"post": _post("Answer items", ResponseRequest, ResponseObject, ResponseEvent)},
+            "/v1/responses/{response_id}": {
+                "get": _get("A stored response", "ResponseObject", 400, 404),
+                "delete": _get("Delete a stored response", "DeletedResponse", 404),
+                "parameters": [_in_path("response_id")],
+            },
+            "/v1/responses/{response_id}/input_items": {
+                "get": _get("The items that a stored response follows", "InputItemList", 400, 404)
+                | {"parameters": [_in_query(name, schema) for name, schema in _PAGE.items()]},
+                "parameters": [_in_path("response_id")],
+            },
             "/v1/embeddings": {"post": _encode("Embed texts", EmbeddingRequest, EmbeddingList)},
             "/v1/rerank": {"post": _encode("Rank documents by a query", RerankRequest, RerankList)},
         },
@@ -96,6 +116,14 @@ def _complete(schema: dict[str, Any], kind: type[Asked], models: Sequence[str]) 
 
 def _get(summary: str, name: str, *errors: int) -> dict[str, Any]:
     return {"summary": summary, "responses": {"200": _response(summary, name)} | _failures(401, 403, *errors)}
+
+
+def _in_path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _in_query(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
 
 
 def _plain(summary: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class AnswerLimit(Protocol):
 class AnswerChoice:
     """One answer to generate: a prompt as `Engine.submit` takes it, and its options.
 
-    turns: are stored with it. limit: is told its text as it comes, and asked whether it ends there. is_empty:
+    turns, given: are stored with it. limit: is told its text as it comes, and asked whether it ends there. is_empty:
     whether only the prompt is to be read. echoed: how many of
     the likeliest tokens are wanted in place of each of the prompt's; None: those have no log-probabilities. scored: the
     prompt's tokens, and the log-probabilities of all but the first.
@@ -63,6 +63,7 @@ class AnswerChoice:
     prompt: Any
     options: dict[str, Any]
     turns: Sequence[Any] = ()
+    given: Sequence[Any] = ()
     limit: AnswerLimit | None = None
     is_empty: bool = False
     echoed: int | None = None

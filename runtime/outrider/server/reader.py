@@ -36,6 +36,10 @@ class AnswerReading:
         """The reader of one answer. thinks: it begins within the reasoning."""
         return Reader(self, thinks=thinks)
 
+    def markers(self, texts: TokenTexts) -> dict[int, str]:
+        """The texts of tokens that have none but as markers of reasoning and calls."""
+        return texts.markers(tuple(marker for form in (self.reasoning, self.calls) if form for marker in form.markers))
+
     def count(self, tokens: Sequence[AnswerToken], texts: TokenTexts, *, thinks: bool) -> int:
         """How many of an answer's tokens are reasoning."""
         if self.reasoning is None or not tokens:

@@ -13,6 +13,7 @@ from outrider.inputs.reasoning import Thought
 from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
+from outrider.server.logprobs import LocatedLogprobs
 from outrider.server.options import (
     BETWEEN_PARTS,
     AnswerChoice,
@@ -27,6 +28,7 @@ from outrider.server.protocol.items import (
     InputImagePart,
     InputItem,
     InputPart,
+    InputTextItemPart,
     OutputCall,
     OutputMessage,
     OutputReasoning,
@@ -39,10 +41,13 @@ from outrider.server.protocol.items import (
     ResponseRequest,
     SchemaFormat,
     Status,
+    listed,
 )
 from outrider.server.protocol.requests import Function, JsonObject
+from outrider.server.protocol.responses import TokenLogprob
 from outrider.server.reader import AnswerReading
 from outrider.server.usage import response_usage_of, timings_of
+from outrider.types import TokenLogprobs
 
 Output: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
@@ -67,7 +72,8 @@ class Responses(SingleAnswer[ResponseRequest]):
         super().__init__(request, head, choices, reading)
         self._output: list[Output] = []  # the last one may grow still
         self._num_events = 0
-        self._turns = choices[0].turns
+        self._turns, self._given = choices[0].turns, choices[0].given
+        self._logprobs = LocatedLogprobs(head.texts, reading.markers(head.texts)) if _wants_logprobs(request) else None
 
     @staticmethod
     def choices(request: ResponseRequest, conversations: Conversations) -> list[AnswerChoice]:
@@ -76,6 +82,8 @@ class Responses(SingleAnswer[ResponseRequest]):
         set_reasoning(options, request)
         if request.max_output_tokens is not None:
             options["max_new_tokens"] = request.max_output_tokens
+        if _wants_logprobs(request):
+            options["logprobs"] = request.top_logprobs or 0
         form = request.text.format if request.text else None
         if isinstance(form, SchemaFormat):
             options["json_schema"] = schema_of(form, "text.format.schema")
@@ -86,13 +94,14 @@ class Responses(SingleAnswer[ResponseRequest]):
             options |= {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.name}
             options["parallel_tool_calls"] = request.parallel_tool_calls is not False
         system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
-        turns: list[Any] = _turns(request, conversations)
+        turns, given = _turns(request, conversations)
         prompt = continued(_with_one_system([*system, *turns]), options, None, None)
-        return [AnswerChoice(prompt, options, turns)]
+        return [AnswerChoice(prompt, options, turns, given)]
 
     def whole(self, results: Sequence[Result]) -> ResponseObject:
         """The answer in one body."""
         (result,) = results
+        self._locate(result.text, result.logprobs)
         for _ in self._read(result.text, result, thinks=result.thinks):
             pass
         return self._ended(result)
@@ -104,6 +113,7 @@ class Responses(SingleAnswer[ResponseRequest]):
 
     def events(self, number: int, chunk: TextChunk) -> Iterator[ResponseEvent]:  # noqa: ARG002
         """What a piece adds."""
+        self._locate(chunk.text, chunk.logprobs)
         yield from self._read(chunk.text, chunk.result, thinks=chunk.thinks)
         if chunk.result:
             response = self._ended(chunk.result)
@@ -126,6 +136,7 @@ class Responses(SingleAnswer[ResponseRequest]):
                 if piece.name is not None:
                     yield from self._begin_call(piece.name)
                 if piece.arguments:
+                    self._located(piece.arguments)
                     yield from self._add_arguments(piece.arguments)
         if result:
             if not self._output or isinstance(self._output[-1], OutputReasoning):
@@ -136,11 +147,13 @@ class Responses(SingleAnswer[ResponseRequest]):
         yield from self._begin_parts(OutputMessage, "msg_", OutputText(""))
         if text:
             item: Any = self._output[-1]
-            item.content[0] = OutputText(item.content[0].text + text)
-            yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+            part, logprobs = item.content[0], self._located(text)
+            item.content[0] = OutputText(part.text + text, logprobs=[*part.logprobs, *logprobs])
+            yield self._of_part("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _add_thought(self, text: str) -> Iterator[ResponseEvent]:
         yield from self._begin_parts(OutputReasoning, "rs_", ReasoningText(""))
+        self._located(text)
         item: Any = self._output[-1]
         item.content[0] = ReasoningText(item.content[0].text + text)
         yield self._of_part("response.reasoning_text.delta", delta=text)
@@ -174,7 +187,7 @@ class Responses(SingleAnswer[ResponseRequest]):
         item = self._output[-1] = msgspec.structs.replace(self._output[-1], status=status)
         if isinstance(item, OutputMessage):
             (part,) = item.content
-            yield self._of_part("response.output_text.done", text=part.text, logprobs=[])
+            yield self._of_part("response.output_text.done", text=part.text, logprobs=part.logprobs)
             yield self._of_part("response.content_part.done", part=part)
         elif isinstance(item, OutputReasoning):
             yield self._of_part("response.reasoning_text.done", text=item.content[0].text)
@@ -186,13 +199,9 @@ class Responses(SingleAnswer[ResponseRequest]):
 
     def _ended(self, result: Result) -> ResponseObject:
         """The complete answer, which is stored."""
-        if self.request.store is not False:
-            turns = [*self._turns, turn_of_output(self._output)]
-            items = {item.id: item for item in self._output}
-            self.head.conversations.add(self.head.id, turns, self.request.previous_response_id, items)
         status = _status(result)
         num_reasoning = self._reading.count(result.tokens, self.head.texts, thinks=result.thinks)
-        return self._response(
+        response = self._response(
             status,
             output=[*self._output],
             usage=response_usage_of(result.stats, num_reasoning),
@@ -200,6 +209,10 @@ class Responses(SingleAnswer[ResponseRequest]):
             seed=result.seed,
             incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         )
+        if self.request.store is not False:
+            turns, previous = [*self._turns, turn_of_output(self._output)], self.request.previous_response_id
+            self.head.conversations.add(self.head.id, turns, previous, response, self._given)
+        return response
 
     def _response(self, status: Status, output: Sequence[Any] = (), **more: Any) -> ResponseObject:
         asked, head = self.request, self.head
@@ -218,9 +231,17 @@ class Responses(SingleAnswer[ResponseRequest]):
             tool_choice=asked.tool_choice or "auto",
             tools=list(asked.tools or ()),
             reasoning=asked.reasoning,
-            **{name: getattr(asked, name) for name in ("temperature", "top_p")},
+            **{name: getattr(asked, name) for name in ("temperature", "top_p", "top_logprobs")},
             **more,
         )
+
+    def _locate(self, text: str, tokens: Sequence[TokenLogprobs] | None) -> None:
+        if self._logprobs is not None:
+            self._logprobs.read(text, tokens or ())
+
+    def _located(self, text: str) -> list[TokenLogprob]:
+        """The log-probabilities of the next piece of the answer, if they are wanted."""
+        return [] if self._logprobs is None else self._logprobs.of(text)
 
     def _of_part(self, kind: Any, **fields: Any) -> ResponseEvent:
         return self._of_item(kind, item_id=self._output[-1].id, content_index=0, **fields)
@@ -233,13 +254,19 @@ class Responses(SingleAnswer[ResponseRequest]):
         return ResponseEvent(type=kind, sequence_number=self._num_events - 1, **fields)
 
 
-def _turns(request: ResponseRequest, conversations: Conversations) -> list[Mapping[str, Any]]:
-    """The conversation up to the answer, without instructions."""
+def _turns(request: ResponseRequest, conversations: Conversations) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The conversation up to the answer, without instructions; and the items of this request's input."""
     previous, given = request.previous_response_id, request.input
     before = [] if previous is None else conversations.turns(previous)
-    if not isinstance(given, str):
-        given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
-    return [*before, *turns_of_input(given, before)]
+    if isinstance(given, str):
+        given = [InputItem(role="user", content=[InputTextItemPart(given)])]
+    given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
+    turns = [*before, *turns_of_input(given, before)]
+    return turns, [listed(item, item.id or _new_id(_PREFIXES[item.type])) for item in given]
+
+
+def _wants_logprobs(request: ResponseRequest) -> bool:
+    return "message.output_text.logprobs" in (request.include or ())
 
 
 def _resolved(item: InputItem, place: str, conversations: Conversations) -> InputItem:
@@ -275,14 +302,12 @@ def _new_id(prefix: str) -> str:
 Turn = dict[str, Any]
 
 
-def turns_of_input(given: str | Sequence[InputItem], before: Sequence[Mapping[str, Any]]) -> list[Turn]:
+def turns_of_input(given: Sequence[InputItem], before: Sequence[Mapping[str, Any]]) -> list[Turn]:
     """The turns of a request's input, for the chat template. before: the turns that they follow.
 
     Raises:
         ApiError: with status 400, for items that lack something, and outputs of calls that were not made.
     """
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
     turns, thoughts = list[Turn](), ""
     calls = {call["id"]: call["function"]["name"] for turn in before for call in turn.get("tool_calls", ())}
     for i, item in enumerate(given):
@@ -331,6 +356,7 @@ _NEEDED = {
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
 }
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
 _POSSIBLE = {"function_call": "arguments", "reasoning": "content"}
 
 

@@ -21,7 +21,7 @@ _HEADERS = {
 # A Host header: a name or an IPv4 address, or an IPv6 address in brackets, and a port.
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?", re.IGNORECASE | re.ASCII)
 _PREFLIGHT = {
-    "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+    "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
     "Access-Control-Allow-Headers": "*, Authorization, Content-Type",
     "Access-Control-Max-Age": "600",
 }

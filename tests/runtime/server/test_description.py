@@ -28,7 +28,8 @@ REFUSED = {"positive_data_acceptance"}
 
 
 POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank")
-OPERATIONS = (*POSTS, "/v1/models", "/v1/models/{model}", "/health", "/metrics")
+STORED = ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
+OPERATIONS = (*POSTS, *STORED, "/v1/models", "/v1/models/{model}", "/health", "/metrics")
 
 
 @pytest.fixture(scope="module")

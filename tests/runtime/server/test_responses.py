@@ -16,11 +16,12 @@ from outrider.server import Settings
 from outrider.server.answers import AnswerHead
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.logprobs import TokenTexts
+from outrider.server.logprobs import LocatedLogprobs, TokenTexts
 from outrider.server.options import AnswerChoice
 from outrider.server.protocol.reading import read_request
 from outrider.server.responses import Responses
 from outrider.testing import ToyTokenizer
+from outrider.types import TokenLogprobs
 from serving import MESSAGES, SCHEMA, Live, serving
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
@@ -138,6 +139,99 @@ def test_what_is_not_stored_is_refused(client: Any) -> None:
         with pytest.raises(openai.BadRequestError, match="no longer stored") as raised:
             client.responses.create(model="tiny", input="Hi", previous_response_id=name)
         assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
+
+
+def test_a_stored_answer_is_read_and_deleted(client: Any) -> None:
+    """With all that it follows, page by page, as the official client asks for them."""
+    first = client.responses.create(model="tiny", input="Hi", max_output_tokens=3)
+    given = [{"role": "user", "content": [{"type": "input_text", "text": "And?"}]}, {"role": "user", "content": "So?"}]
+    second = client.responses.create(
+        model="tiny", input=given, previous_response_id=first.id, max_output_tokens=3, top_p=0.5
+    )
+    assert client.responses.retrieve(second.id).to_dict() == second.to_dict()
+    listed = client.responses.input_items.list
+    texts = ["Hi", first.output_text, "And?", "So?"]
+    everything = list(listed(second.id, order="asc", limit=1))  # the client turns the pages
+    assert [item.content[0].text for item in everything] == texts
+    assert [item.role for item in everything] == ["user", "assistant", "user", "user"]
+    assert everything[1].to_dict() == first.output[0].to_dict()
+    assert [item.content[0].text for item in listed(second.id)] == texts[::-1]
+    page = listed(second.id, limit=2)
+    assert (page.has_more, page.data) == (True, everything[:1:-1])
+    assert (page.first_id, page.last_id) == (everything[3].id, everything[2].id)  # type: ignore[attr-defined]
+    again = client.responses.create(
+        model="tiny", input=[{"type": "item_reference", "id": everything[0].id}], max_output_tokens=3
+    )
+    assert again.output_text == first.output_text
+    client.responses.delete(first.id)
+    assert len(list(listed(second.id))) == 4
+    client.responses.create(model="tiny", input="Go on.", previous_response_id=second.id, max_output_tokens=1)
+    for ask in (client.responses.retrieve, client.responses.delete, listed):
+        with pytest.raises(openai.NotFoundError, match="no longer stored") as raised:
+            ask(first.id)
+        assert raised.value.code == "response_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("?stream=true", "'stream'"), ("/input_items?limit=0", "'limit'"), ("/input_items?limit=x", "'limit'"),
+        ("/input_items?order=up", "'order'"), ("/input_items?before=msg_1", "'before'"),
+        ("/input_items?after=msg_1", "No item before"),
+    ],
+)  # fmt: skip
+def test_what_a_stored_answer_has_not_is_refused(client: Any, live: Live, path: str, said: str) -> None:
+    answer = client.responses.create(model="tiny", input="Hi", max_output_tokens=1)
+    refused = httpx.get(f"{live.url}/v1/responses/{answer.id}{path}")
+    assert (refused.status_code, said.strip("'") in refused.json()["error"]["message"]) == (400, True)
+
+
+def test_a_text_has_the_log_probabilities_of_its_tokens(client: Any, engine: outrider.Engine) -> None:
+    result = engine.generate([{"role": "user", "content": "Why?"}], max_new_tokens=20, logprobs=2)
+    asked: dict[str, Any] = {"model": "tiny", "input": "Why?", "max_output_tokens": 20, "top_logprobs": 2}
+    wanted = {"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
+    whole = client.responses.create(**asked, **wanted)
+    (part,) = whole.output[0].content
+    assert b"".join(bytes(token.bytes) for token in part.logprobs).decode(errors="replace") == whole.output_text
+    assert [token.logprob for token in part.logprobs] == [each.logprob for each in result.logprobs][
+        : len(part.logprobs)
+    ]
+    assert all(len(token.top_logprobs) == 2 for token in part.logprobs)
+    events = list(client.responses.create(**asked, **wanted, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [token for event in deltas for token in event.logprobs]
+    assert [token.to_dict() for token in streamed] == [token.to_dict() for token in part.logprobs]
+    assert len([event for event in deltas if event.logprobs]) > 1
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert [token.to_dict() for token in done.logprobs] == [token.to_dict() for token in part.logprobs]
+    assert client.responses.create(**asked).output[0].content[0].logprobs == []  # as OpenAI's, without `include`
+
+
+def test_tokens_are_those_of_the_piece_that_they_are_in() -> None:
+    """Reasoning and calls have none, a token across the end of both is the text's, and markers may be tokens."""
+    pieces = {
+        1: "Hm. ",
+        2: "</think>",
+        3: "\n\nSo ",
+        4: "it",
+        5: " is.",
+        6: "<tool>",
+        7: '{"so": "it is."}',
+        8: " it is.",
+    }
+    tokens = [TokenLogprobs(each, -float(each), ()) for each in (*pieces, 9)]
+    texts = TokenTexts(ToyTokenizer())
+    texts._known = {**pieces, 2: "", 6: "", 9: ""}
+    raw = "".join(pieces.values())
+    for size in (3, len(raw)):
+        located = LocatedLogprobs(texts, {2: "</think>", 6: "<tool>"})
+        for i in range(0, len(raw), size):
+            located.read(raw[i : i + size], [] if i else tokens)
+        found = [located.of(each) for each in ("Hm.", "So ", "it is.", '{"so": "it is."}', " it is.", "")]
+        assert [[-each.logprob for each in piece] for piece in found] == [[1], [3], [4, 5], [7], [8], []]
+    located = LocatedLogprobs(texts, {})
+    located.read("it is.", [TokenLogprobs(8, -8.0, ())])  # as tokenizers do that leave out the first blank
+    assert len(located.of("it ")) == 1
 
 
 def test_stored_conversations_are_bounded() -> None:

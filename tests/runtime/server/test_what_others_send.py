@@ -15,7 +15,7 @@ from outrider.server.app import make_app
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.options import choices_of_chat
-from outrider.server.protocol.items import OutputMessage, ResponseRequest
+from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.loose import Ignored
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
@@ -194,9 +194,8 @@ def test_items_of_stored_answers_may_be_referred_to(http: httpx.Client) -> None:
 def test_stored_items_leave_with_their_answer() -> None:
     stored = Conversations(120)
     for i in range(2):
-        item = OutputMessage(f"msg_{i}", "completed", [])
-        stored.add(f"resp_{i}", [], items={item.id: item})
-    assert stored.item("msg_1", "input[0].id").id == "msg_1"
+        stored.add(f"resp_{i}", [], given=[{"id": f"msg_{i}", "text": "x" * 60}])
+    assert stored.item("msg_1", "input[0].id")["id"] == "msg_1"
     with pytest.raises(ApiError, match="no longer stored"):
         stored.item("msg_0", "input[0].id")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +18,7 @@ from outrider.server.protocol.requests import (
     Text,
     ToolName,
 )
-from outrider.server.protocol.responses import Count, Timings
+from outrider.server.protocol.responses import Count, Timings, TokenLogprob
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -130,7 +131,8 @@ class ResponseRequest(Asked, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A text or items to answer. previous_response_id: of a stored answer, which these follow.
 
     instructions: a system message for this answer alone. store: keep the conversation for previous_response_id, while
-    there is room; true unless set. parallel_tool_calls: false ends the answer with its first call.
+    there is room; true unless set. parallel_tool_calls: false ends the answer with its first call. include:
+    "message.output_text.logprobs" for log-probabilities; others are ignored. top_logprobs: of so many likeliest tokens.
     """
 
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1)]
@@ -146,6 +148,8 @@ class ResponseRequest(Asked, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     reasoning: Effort | None = None
     thinking: Effort | None = None
     stream_options: ResponseStreamOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
 class OutputText(msgspec.Struct, frozen=True):
@@ -154,7 +158,7 @@ class OutputText(msgspec.Struct, frozen=True):
     text: str
     type: Literal["output_text"] = "output_text"
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[TokenLogprob] = []
 
 
 class OutputMessage(msgspec.Struct, frozen=True):
@@ -239,6 +243,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float | None
     top_p: float | None
+    top_logprobs: int | None
     text: Any
     tool_choice: Any
     tools: list[Any]
@@ -252,6 +257,24 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: Effort | None = None
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"
+
+
+class InputItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the items that a stored answer follows."""
+
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    """A stored answer that is no longer."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
 
 
 class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,9 +306,32 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
     part: Any | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    logprobs: list[Any] | UnsetType = UNSET
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     code: str | UnsetType | None = UNSET
     message: str | UnsetType = UNSET
     param: str | UnsetType | None = UNSET
+
+
+def listed(item: InputItem, item_id: str) -> dict[str, Any]:
+    """An item of a request's input as a list of them has it."""
+    fields = _without_nulls(msgspec.to_builtins(item)) | {"id": item_id}
+    if item.type == "message":
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        parts = fields.get("content", "")
+        parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+        fields["content"] = [part | {"type": kind} if part["type"] == "text" else part for part in parts]
+    elif item.type == "reasoning":
+        fields |= {"summary": []}
+    elif isinstance(item.arguments, dict):
+        fields["arguments"] = json.dumps(item.arguments, ensure_ascii=False)
+    return fields | {"status": "completed"}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return value

@@ -152,7 +152,6 @@ NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
         "messages": OFF,
         "n": (None, 1),
         "prompt": (None,),
-        "top_logprobs": (None, 0),
         "truncation": (None, "disabled", "auto"),  # a prompt that does not fit is refused
         **_OF_OTHERS,
     },
