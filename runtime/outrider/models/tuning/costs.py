@@ -46,11 +46,10 @@ def cost_of(
         backend.use(backend.exactness)  # calls that are timed keep no rows
     file = _file(spec, backend)
     known = file.read()
-    rows = timed_rows(spec.role, backend)
-    longest = spec.model.geometry.context_length
-    far = contexts_of(backend, rows, longest)[1]
+    rows, longest = timed_rows(spec.role, backend), spec.model.geometry.context_length
     if known is not None and not _can_be(known, backend, rows, longest):
         known = None
+    far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
     stored = True
     if known is not None and fits and not repeats:
