@@ -125,6 +125,33 @@ def load_models(
     return loaded, placement
 
 
+def _check_properties(main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig) -> None:
+    """Raise OptionError for a property that fits no model of its role."""
+    for option, parts in (
+        ("properties", [main, *drafts]),
+        ("main_properties", [main]),
+        ("draft_properties", list(drafts)),
+    ):
+        formats = sorted({spec.model.format for spec in parts})
+        for name in getattr(options, option) if parts else ():
+            if (wanted := format_of_property(name)) not in formats:
+                raise OptionError(
+                    f"{option} has {name!r}, which is for models in {wanted}, and these are in "
+                    f"{' and '.join(formats)}. Leave it out."
+                )
+
+
+def _check_layers(main: ModelSpec, drafts: Sequence[ModelSpec]) -> None:
+    """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
+    sharing = [spec for spec in drafts if spec.uses_main_cache]
+    if sharing and main.support.fixed_shapes:
+        does = "is made of some of the main model's layers" if sharing[0].layers else "reads the main model's cache"
+        raise DeviceError(
+            f"The drafter '{sharing[0].role}' {does}, which NPUW compiles as a whole. "
+            "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
+        )
+
+
 def _compile_models(
     main: ModelSpec, own: Sequence[ModelSpec], placement: Placement, options: DeviceConfig
 ) -> tuple[dict[str, LoadedModel], Placement]:
@@ -151,6 +178,25 @@ def _compile_models(
         replaced = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{replaced} cannot be used, as warned")
     return loaded, placement
+
+
+def _load_first(
+    spec: ModelSpec, devices: Sequence[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
+) -> LoadedModel:
+    """Compile a model on the first of `devices` that runs it. Warns of each failure.
+
+    failures: the errors after which the next device is tried.
+    """
+    first, *others = dict.fromkeys(devices)
+    here = spec.on(first, options)
+    try:
+        return compile_checked(here)
+    except failures as error:
+        if first == "CPU" or not others:
+            raise
+        said = "" if isinstance(error, DeviceError) else f"{spec} does not run on {first}: "
+        _warn(f"{said}{str(error).rstrip('.')}. {others[0]} is used instead.")
+    return _load_first(spec, others, options, failures)
 
 
 def compile_checked(spec: ModelSpec) -> LoadedModel:
@@ -210,18 +256,8 @@ def compile_settled(spec: ModelSpec) -> tuple[Choice, CompiledModel]:
     return choice, backend
 
 
-def choice_of(spec: ModelSpec) -> Choice:
-    """The setting of a model on its device, and its trials: saved, or found now."""
-    return _choice_of(spec)[0]
-
-
-def is_settled(spec: ModelSpec) -> bool:
-    """Whether a model's setting is saved, so that `compile_settled` measures nothing."""
-    return not spec.adapters and _file(spec).read() is not None
-
-
 def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
-    """The same, with the model if it was just compiled in that setting. Saves the cost that slices have."""
+    """The setting: saved, or found now; then with the model, if it was compiled. Saves the cost that slices have."""
     if spec.adapters:
         return _choice_with_adapters(spec)
     file = _file(spec)
@@ -245,10 +281,6 @@ def _choice_of(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
     return choice, backend
 
 
-def _file(spec: ModelSpec) -> SavedValue[Choice]:
-    return spec.identity.saved("settings", Choice, _ALIKE)
-
-
 def _choice_with_adapters(spec: ModelSpec) -> tuple[Choice, CompiledModel | None]:
     """The setting of the model without adapters, with its padding if that is enough with them, or another.
 
@@ -270,34 +302,18 @@ def _choice_with_adapters(spec: ModelSpec) -> tuple[Choice, CompiledModel | None
     return dataclasses.replace(choice, setting=dataclasses.replace(choice.setting, exactness=known)), backend
 
 
-def _load_first(
-    spec: ModelSpec, devices: Sequence[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
-) -> LoadedModel:
-    """Compile a model on the first of `devices` that runs it. Warns of each failure.
-
-    failures: the errors after which the next device is tried.
-    """
-    first, *others = dict.fromkeys(devices)
-    here = spec.on(first, options)
-    try:
-        return compile_checked(here)
-    except failures as error:
-        if first == "CPU" or not others:
-            raise
-        said = "" if isinstance(error, DeviceError) else f"{spec} does not run on {first}: "
-        _warn(f"{said}{str(error).rstrip('.')}. {others[0]} is used instead.")
-    return _load_first(spec, others, options, failures)
+def choice_of(spec: ModelSpec) -> Choice:
+    """The setting of a model on its device, and its trials: saved, or found now."""
+    return _choice_of(spec)[0]
 
 
-def _check_layers(main: ModelSpec, drafts: Sequence[ModelSpec]) -> None:
-    """Raise DeviceError for a drafter that uses the main model's cache on a device that keeps it to itself."""
-    sharing = [spec for spec in drafts if spec.uses_main_cache]
-    if sharing and main.support.fixed_shapes:
-        does = "is made of some of the main model's layers" if sharing[0].layers else "reads the main model's cache"
-        raise DeviceError(
-            f"The drafter '{sharing[0].role}' {does}, which NPUW compiles as a whole. "
-            "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
-        )
+def is_settled(spec: ModelSpec) -> bool:
+    """Whether a model's setting is saved, so that `compile_settled` measures nothing."""
+    return not spec.adapters and _file(spec).read() is not None
+
+
+def _file(spec: ModelSpec) -> SavedValue[Choice]:
+    return spec.identity.saved("settings", Choice, _ALIKE)
 
 
 def _compile_beside(
@@ -322,22 +338,6 @@ def _compile_beside(
                 raise
             _warn(f"The drafter '{spec.role}' is left out: {error}")
     return made
-
-
-def _check_properties(main: ModelSpec, drafts: Sequence[ModelSpec], options: DeviceConfig) -> None:
-    """Raise OptionError for a property that fits no model of its role."""
-    for option, parts in (
-        ("properties", [main, *drafts]),
-        ("main_properties", [main]),
-        ("draft_properties", list(drafts)),
-    ):
-        formats = sorted({spec.model.format for spec in parts})
-        for name in getattr(options, option) if parts else ():
-            if (wanted := format_of_property(name)) not in formats:
-                raise OptionError(
-                    f"{option} has {name!r}, which is for models in {wanted}, and these are in "
-                    f"{' and '.join(formats)}. Leave it out."
-                )
 
 
 def _warn(message: str) -> None:
