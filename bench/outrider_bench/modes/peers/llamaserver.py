@@ -88,15 +88,8 @@ def _command(path: Path, threads: int) -> list[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    slots = [
-        "--parallel",
-        str(NUM_SLOTS),
-        "--ctx-size",
-        str(NUM_SLOTS * CONTEXT),
-        "--no-kv-unified",
-        "--cache-ram",
-        "0",
-    ]
+    sizes = ["--parallel", str(NUM_SLOTS), "--ctx-size", str(NUM_SLOTS * CONTEXT)]
+    slots = [*sizes, "--no-kv-unified", "--cache-ram", "0"]
     limits = ["--threads", str(threads), "--threads-batch", str(threads)] if threads else []
     program = shutil.which(PROGRAM) or PROGRAM
     return [program, "--model", str(path), "--host", "127.0.0.1", "--port", str(port), "--no-ui", *slots, *limits]
