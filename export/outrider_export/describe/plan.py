@@ -27,7 +27,7 @@ from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.extras import check_extra
 from outrider_export.progress import Silent
 from outrider_export.sources.gguf_drafter import kind_of_file
-from outrider_export.sources.gguf_file import GGUFHeader, read_header
+from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader, read_header
 from outrider_export.sources.gguf_holes import check_holes
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import (
@@ -364,6 +364,6 @@ def _why_not_kept(header: GGUFHeader) -> str | None:
     if "general.file_type" not in header.metadata:
         return "openvino-genai does not read files without general.file_type"
     scaling = header.text(".rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in header.tensors:
+    if scaling != "none" or DIVISORS in header.tensors:
         return "openvino-genai ignores its RoPE scaling"
     return None

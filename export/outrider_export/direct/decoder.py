@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from outrider.models.backends.projections import FEED_FORWARD
 from outrider_export.direct.blocks import Blocks
 from outrider_export.direct.experts import Experts
 from outrider_export.direct.form import Form
@@ -14,7 +15,6 @@ from outrider_export.direct.sizes import LayerSizes
 from outrider_export.direct.states import State
 from outrider_export.direct.streams import Streams
 
-FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _OF_LAYERS = "model.layers."
 
 

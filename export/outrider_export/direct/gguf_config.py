@@ -20,7 +20,7 @@ from outrider_export.direct.gguf_latent import latent_config, name_of, unscaled
 from outrider_export.direct.gguf_varied import varied_config
 from outrider_export.direct.rope import Rope
 from outrider_export.direct.sizes import FULL
-from outrider_export.sources.gguf_file import GGUFHeader, is_array
+from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader, is_array
 
 # config.json's names of what the metadata has under the architecture's name.
 _KEYS = {
@@ -70,7 +70,6 @@ _ROPE_KEYS = {
     "mscale_all_dim": "yarn_log_multiplier",
 }
 _SHORT, _LONG = "rope_factors_short.weight", "rope_factors_long.weight"
-_DIVISORS = "rope_freqs.weight"
 # The kind of layers without keys and values, in `layer_types`.
 _STATES = {
     "lfm2": "conv", "lfm2moe": "conv", "granitehybrid": "mamba", "nemotron_h": "mamba", "nemotron_h_moe": "mamba",
@@ -111,10 +110,10 @@ def decoder_of(header: GGUFHeader) -> Decoder:
     if "blk.0.attn_qkv.weight" in header.tensors and not decoder.states:  # of ChatGLM's own layout
         matrices = dataclasses.replace(matrices, fused=True)
     decoder = dataclasses.replace(decoder, form=dataclasses.replace(decoder.form, matrices=matrices))
-    if _DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
-        whole, divisors = decoder.ropes[FULL], _floats(header, _DIVISORS)
+    if DIVISORS in header.tensors:  # Llama 3's scaling of frequencies
+        whole, divisors = decoder.ropes[FULL], _floats(header, DIVISORS)
         if divisors.shape != whole.frequencies.shape:
-            raise NotDirect(f"{_DIVISORS} with {len(divisors)} numbers for {len(whole.frequencies)} frequencies")
+            raise NotDirect(f"{DIVISORS} with {len(divisors)} numbers for {len(whole.frequencies)} frequencies")
         divided = Rope(whole.frequencies / divisors, whole.scale)
         decoder = dataclasses.replace(decoder, ropes={**decoder.ropes, FULL: divided})
     return decoder

@@ -23,6 +23,7 @@ import numpy as np
 
 from outrider.errors import ExportError
 from outrider_export.direct.codes import pack, rounded, unpack
+from outrider_export.direct.own_codes import GROUP, LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 
     from outrider_export.sources.gguf_file import GGUFHeader
 
-GROUP = 32  # weights that share a scale and a minimum
 TYPES = ("Q4_1", "Q4_K")
-_LARGEST = 15  # of a 4-bit code
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _widen_weights(matrix: _Matrix, minima: NDArray[np.float32]) -> Any:
     rows, num_groups = minima.shape
     leftover = minima + scales[..., 0].astype(np.float32) * zero_points[..., 0]
     leftover = np.pad(leftover, ((0, 0), (0, -num_groups % GROUP)))
-    more_codes, more_zero_points, more_scales = rounded(leftover, GROUP, _LARGEST)
+    more_codes, more_zero_points, more_scales = rounded(leftover, GROUP, LARGEST)
     codes = pack(np.concatenate([unpack(matrix.codes), more_codes.reshape(rows, -1, GROUP)], 1))
     zero_points = pack(np.concatenate([zero_points, more_zero_points[..., None]], 1))
     scales = np.concatenate([scales, more_scales[..., None]], 1)

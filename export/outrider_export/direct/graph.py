@@ -16,7 +16,7 @@ from openvino import opset13 as ops
 from openvino.op import util
 from openvino.utils.node_factory import NodeFactory
 
-from outrider.models.backends.nodes import floats, integer, ints, parameter, result, transposed
+from outrider.models.backends.nodes import END, floats, integer, ints, parameter, result, transposed
 from outrider_export.direct.altup import AltUp
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.feed_forward import FeedForward
@@ -222,7 +222,7 @@ class _Builder:
         """
         made, heads = self._project(i, KV_A, x), self.decoder.num_heads
         short = self._norm(layer_name(i, KV_NORM), _slice(made, 0, latent.rank, 2), EPS)
-        turned = self._heads(_slice(made, latent.rank, _END, 2), 1, latent.rotated)
+        turned = self._heads(_slice(made, latent.rank, END, 2), 1, latent.rotated)
         turned = ops.tile(self._rotated(turned, layer, latent.rotated), ints(1, heads, 1, 1))
         keys = ops.concat([turned, self._heads(self._project(i, K_B, short), heads, latent.plain)], -1)
         return keys, self._heads(self._project(i, V_B, short), heads, latent.value_size)
@@ -243,7 +243,7 @@ class _Builder:
         both = ops.reshape(projected, ints(0, 0, heads, 2 * size), special_zero=True)
         queries, gate = (
             ops.reshape(part, ints(0, 0, heads * size), special_zero=True)
-            for part in (_slice(both, 0, size), _slice(both, size, _END))
+            for part in (_slice(both, 0, size), _slice(both, size, END))
         )
         return queries, gate
 
@@ -345,9 +345,9 @@ class _Builder:
         if rotary < size:
             x = _slice(whole, 0, rotary)
         half = rotary // 2
-        turned = ops.concat([_scaled(_slice(x, half, _END), -1.0), _slice(x, 0, half)], -1)
+        turned = ops.concat([_scaled(_slice(x, half, END), -1.0), _slice(x, 0, half)], -1)
         found = ops.add(ops.multiply(x, cosines), ops.multiply(turned, sines))
-        return ops.concat([found, _slice(whole, rotary, _END)], -1) if rotary < size else found
+        return ops.concat([found, _slice(whole, rotary, END)], -1) if rotary < size else found
 
     def _cached(self, name: str, x: ov.Node, heads: int, size: int) -> ov.Node:
         """Keys or values [batch, heads, tokens, size] after those of earlier calls."""
@@ -372,9 +372,6 @@ class _Builder:
         wanted = ops.concat([first, ints(heads // kv_heads), length, ints(size)], 0)
         copies = ops.broadcast(ops.unsqueeze(x, integer(2)), wanted, "BIDIRECTIONAL")
         return ops.reshape(copies, ints(0, heads, -1, size), special_zero=True)
-
-
-_END = 2**63 - 1
 
 
 def _scaled(x: ov.Node, factor: float) -> ov.Node:

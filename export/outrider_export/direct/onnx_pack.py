@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider_export.direct.codes import paired, rounded
-from outrider_export.direct.own_codes import GROUP, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
+from outrider_export.direct.own_codes import GROUP, LARGEST, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
 from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, StoredMatrix, below_each_other, layer_name
 from outrider_export.onnx.files import alignment
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from outrider_export.direct.weights import Rows, Weights
 
 _WIDE_BLOCK = 64
-_LARGEST = 15  # code of 4 bits
 _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
 
 
@@ -82,7 +81,7 @@ class OnnxMatrix:
             self.arrays["scales"][0][part], self.arrays["minima"][0][part] = scales, minima
         else:
             blocks = in_blocks(values, self.block).reshape(len(values), -1)
-            made: Codes = keep(values, self.sums) if self.has_codes else rounded(blocks, self.block, _LARGEST)
+            made: Codes = keep(values, self.sums) if self.has_codes else rounded(blocks, self.block, LARGEST)
             codes, zero_points, scales = made
             weight[part] = paired(codes).reshape(len(values), -1, self.block // 2)
             self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales

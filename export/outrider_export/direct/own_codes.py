@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Codes, zero points, and scales in float32 or float16.
 Codes: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any]]"
 GROUP = 32  # weights that share a scale and a minimum
-_LARGEST = 15  # code
+LARGEST = 15  # code
 # What a block may differ from its codes, as the sum of squares in steps: those of float16 by 0.001, others by about 3.
 _OFF = 0.05
 _WHOLE = 0.01  # steps: smaller leftovers are none
@@ -88,9 +88,9 @@ def _own_codes(blocks: Rows) -> OwnCodes:
     lowest = blocks.min(-1)
     above = blocks - lowest[:, None]
     spans = above.max(-1)
-    codes, scales, known = _fitting(above, spans, _LARGEST)  # most blocks have the codes 0 and 15
+    codes, scales, known = _fitting(above, spans, LARGEST)  # most blocks have the codes 0 and 15
     waiting = np.flatnonzero(~known & (spans > 0) & np.isfinite(spans))
-    for steps in range(_LARGEST - 1, 0, -1):
+    for steps in range(LARGEST - 1, 0, -1):
         if not len(waiting):
             break
         found, scale, fits = _fitting(above[waiting], spans[waiting], steps)
@@ -99,7 +99,7 @@ def _own_codes(blocks: Rows) -> OwnCodes:
         waiting = waiting[~fits]
     known |= (spans == 0) & (lowest == 0)
     steps_below = np.divide(-lowest, scales, out=np.zeros_like(lowest), where=known & (scales > 0))
-    zero_points = np.clip(np.rint(steps_below), 0, _LARGEST)
+    zero_points = np.clip(np.rint(steps_below), 0, LARGEST)
     leftovers = np.where(known, lowest + scales * zero_points, 0).astype(np.float32)
     return OwnCodes(codes, zero_points.astype(np.uint8), scales, leftovers, known)
 
@@ -134,14 +134,14 @@ def keep(values: Rows, sums: int = 0) -> Codes:
     codes, zero_points, scales = own.codes, own.zero_points, own.scales
     if not own.known.all():
         others = ~own.known
-        new_codes, new_zero_points, new_scales = rounded(blocks[others], GROUP, _LARGEST)
+        new_codes, new_zero_points, new_scales = rounded(blocks[others], GROUP, LARGEST)
         codes[others], zero_points[others], scales[others] = new_codes, new_zero_points[:, 0], new_scales[:, 0]
     codes, zero_points, scales = codes.reshape(rows, -1), zero_points.reshape(rows, -1), scales.reshape(rows, -1)
     if not sums:
         return codes, zero_points, scales
     leftovers = own.leftovers.reshape(rows, -1)
     leftovers = np.pad(leftovers, ((0, 0), (0, sums - leftovers.shape[1])))
-    more_codes, more_zero_points, more_scales = rounded(leftovers, GROUP, _LARGEST)
+    more_codes, more_zero_points, more_scales = rounded(leftovers, GROUP, LARGEST)
     return (
         np.concatenate([codes, more_codes], -1),
         np.concatenate([zero_points, more_zero_points], -1),
@@ -154,7 +154,7 @@ def keep_minima(values: Rows) -> tuple[NDArray[np.uint8], Rows, Rows]:
     blocks = values.reshape(-1, GROUP)
     own = own_codes(blocks)
     lowest = blocks.min(-1)
-    scales = np.where(own.known, own.scales, (blocks.max(-1) - lowest) / np.float32(_LARGEST))
+    scales = np.where(own.known, own.scales, (blocks.max(-1) - lowest) / np.float32(LARGEST))
     others = ~own.known
     steps = np.where(scales == 0, 1, scales)[others, None]
     own.codes[others] = np.rint((blocks[others] - lowest[others, None]) / steps)

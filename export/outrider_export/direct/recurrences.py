@@ -23,7 +23,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import util
 
-from outrider.models.backends.nodes import floats, integer, ints, size_of, transposed
+from outrider.models.backends.nodes import END, floats, integer, ints, size_of, transposed
 
 _L2_EPS = 1e-6  # of the norms of queries and keys
 _TRUE = True
@@ -65,8 +65,8 @@ def causal_convolution(
     kernel = floats(weight.reshape(channels, 1, 1, width))
     found = ops.group_convolution(joined, kernel, [1], [0], [0], [1])
     tokens = ops.unsqueeze(size_of(x, 2), integer(0))
-    found = ops.slice(found, ops.multiply(tokens, ints(-1)), ints(_END), ints(1), ints(2))
-    states.write(variable, ops.slice(joined, ints(-width), ints(_END), ints(1), ints(2)))
+    found = ops.slice(found, ops.multiply(tokens, ints(-1)), ints(END), ints(1), ints(2))
+    states.write(variable, ops.slice(joined, ints(-width), ints(END), ints(1), ints(2)))
     if bias is not None:
         found = ops.add(found, floats(bias.reshape(1, channels, 1)))
     return transposed(found, 0, 2, 1)
@@ -179,9 +179,6 @@ def _per_head(x: ov.Node, heads: int, groups: int, width: int) -> ov.Node:
     """[batch, tokens, heads, width] of [batch, tokens, groups, width]: each group for its heads, one after another."""
     copies = ops.tile(ops.unsqueeze(x, _int32(3)), ints(1, 1, 1, heads // groups, 1))
     return ops.reshape(copies, ints(0, 0, -1, width), special_zero=True)
-
-
-_END = 2**63 - 1
 
 
 def _int32(number: int) -> ov.Node:

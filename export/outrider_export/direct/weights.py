@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
+from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
@@ -26,7 +27,6 @@ Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
-ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 OUTPUT_GATE = "self_attn.output_gate"
 # Of decoders whose layers have embeddings of their own: one of all, one below the other by token, and what reads them.
 LAYER_EMBEDDING, LAYER_INPUTS = "model.embed_tokens_per_layer", "model.per_layer_model_projection"

@@ -23,6 +23,7 @@ from outrider_export.direct.rope import rope_of
 from outrider_export.heads import assistant, dspark, qwen
 from outrider_export.heads.rotation import in_halves
 from outrider_export.sources import gguf_drafter
+from outrider_export.sources.gguf_file import DIVISORS
 from outrider_export.sources.safetensors import read_tensors
 from outrider_export.sources.source import architectures_of, configuring, read_json
 
@@ -132,7 +133,7 @@ def _divided(head: HeadCheckpoint, divisors: NDArray[np.float32] | None, path: P
     frequencies = head.tensors["rotary.frequencies"]
     if frequencies.size != divisors.size:
         raise ExportError(
-            f"{path} has {divisors.size:,} divisors of rotary frequencies ({gguf_drafter.DIVISORS}), and the drafter's "
+            f"{path} has {divisors.size:,} divisors of rotary frequencies ({DIVISORS}), and the drafter's "
             f"heads have {frequencies.size:,} frequencies. Fetch it again."
         )
     return dataclasses.replace(head, tensors=head.tensors | {"rotary.frequencies": frequencies / divisors})

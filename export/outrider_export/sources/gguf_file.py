@@ -44,6 +44,7 @@ FILE_TYPES = {
     12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
 }  # fmt: skip
 
+DIVISORS = "rope_freqs.weight"  # a tensor: of rotary frequencies, as Llama 3 scales them
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DEPTH = 4  # arrays in arrays; real files have at most two

@@ -12,7 +12,6 @@ from functools import partial
 from threading import Event
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
@@ -36,12 +35,11 @@ from outrider.server.protocol.encoding import (
     RerankResult,
     RerankText,
 )
-from outrider.server.protocol.reading import IGNORED, as_request
+from outrider.server.protocol.reading import IGNORED, Body, as_request
 from outrider.server.text_encoders import TextEncoder
 
 log = logging.getLogger("outrider.server")
 
-Body = TypeVar("Body", bound=msgspec.Struct)
 Made = TypeVar("Made")
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/v1/reranking", "/reranking")

@@ -10,10 +10,8 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.models.backends.nodes import floats, integer, ints, parameter, result
+from outrider.models.backends.nodes import END, floats, integer, ints, parameter, result
 from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
-
-_END = 2**63 - 1
 
 
 def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> ov.Model:
@@ -66,8 +64,8 @@ def openvino_toy(weights: ToyWeights, mix: Callable[..., Any] | None = None) -> 
         whole = ops.concat([ops.gather(past, beam_idx, axis0), columns], -1)
         made = ops.group_convolution(whole, ops.constant(filters.reshape(HIDDEN, 1, 1, size)), [1], [0], [0], [1])
         last = ops.negative(ops.unsqueeze(count, ints(0)))
-        made = ops.slice(made, last, ints(_END), ints(1), ints(2))
-        assigned.append(ov.opset6.assign(ops.slice(whole, ints(-size), ints(_END), ints(1), ints(2)), name))
+        made = ops.slice(made, last, ints(END), ints(1), ints(2))
+        assigned.append(ov.opset6.assign(ops.slice(whole, ints(-size), ints(END), ints(1), ints(2)), name))
         return ops.transpose(made, ints(0, 2, 1))
 
     def rest_of_layer(x: Any, up: NDArray[np.float32], down: NDArray[np.float32]) -> Any:

@@ -15,7 +15,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.models.backends.nodes import floats, integer, ints, transposed
+from outrider.models.backends.nodes import END, floats, integer, ints, transposed
 
 GATE, UP, DOWN = "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj"  # of all experts
 # Both in one tensor: of each expert, gate's rows and then up's; of clamped ones, they take turns.
@@ -23,7 +23,6 @@ GATE_UP = "mlp.experts.gate_up_proj"
 # OpenVINO knows the form with a gate only. up · SiLU(n · up) / n is ReLU(up)² but for 0.46 / n² at most, so experts
 # without a gate are those whose gate is up, n times as large. A power of two loses nothing.
 STEEPNESS = 4096.0
-_END = 2**63 - 1
 _ALPHA, _LIMIT = 1.702, 7.0  # of gpt-oss
 
 
@@ -114,7 +113,7 @@ def clamped_mixture(
     rows = ops.reshape(x, ints(-1, experts.hidden), special_zero=False)
     chosen, weights = _route(experts, rows, router)
     both = ops.add(ops.matmul(_repeated(experts, rows), matrix(GATE_UP), False, True), ops.constant(bias(GATE_UP)))
-    gate, up = (ops.slice(both, ints(first), ints(_END), ints(2), ints(2)) for first in (0, 1))
+    gate, up = (ops.slice(both, ints(first), ints(END), ints(2), ints(2)) for first in (0, 1))
     up = ops.add(ops.clamp(up, -_LIMIT, _LIMIT), floats(np.ones((1, 1, 1))))
     gate = ops.minimum(gate, floats(np.full((1, 1, 1), _LIMIT)))
     made = ops.multiply(up, ops.swish(gate, floats(_ALPHA)))

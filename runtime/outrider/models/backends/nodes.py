@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.utils.node_factory import NodeFactory
 
+END = 2**63 - 1  # of an axis, for slices
+
 
 def integer(number: int) -> ov.Node:
     """A constant, int64 []."""

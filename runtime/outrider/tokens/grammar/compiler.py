@@ -18,7 +18,7 @@ from outrider.tokens.grammar.child import GrammarVerdict, Start
 from outrider.tokens.grammar.limits import GrammarLimits, check_lark, check_length, check_schema
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from outrider.tokens.grammar.state import GrammarState, first_line
-from outrider.tokens.grammar.trials import ClientLeft, NoChild, Trials
+from outrider.tokens.grammar.trials import POLL_SECONDS, ClientLeft, NoChild, Trials
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,6 @@ _KEPT_REFUSALS = 256
 _NUM_THREADS = 2  # where event loops have grammars compiled
 _NUM_UNTRIED = 2  # grammars that are compiled at a time where no other process can be started
 _LONGEST_CHARACTERS = 80  # characters of a grammar in a message
-_POLL_SECONDS = 0.05  # seconds between two looks whether a client has left
 _NEXT_STEPS = {
     "json_schema": "Leave out what is not implemented, or express it in another way.",
     "regex": "Give a regular expression in the syntax of Rust's regex crate.",
@@ -110,7 +109,7 @@ class Grammars:
             entry = self._entries.setdefault(source, _Entry())
             self._entries.move_to_end(source)
             self._evict()
-        while not entry.lock.acquire(timeout=_POLL_SECONDS):  # of this grammar alone: others do not wait
+        while not entry.lock.acquire(timeout=POLL_SECONDS):  # of this grammar alone: others do not wait
             if gone is not None and gone.is_set():
                 raise OptionError(_LEFT)
         try:

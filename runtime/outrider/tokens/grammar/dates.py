@@ -12,7 +12,7 @@ _PATTERNS = {"date": f"^{_DATE}", "time": "^.{6}[0-5]", "date-time": f"^{_DATE}.
 _WITH_ONE = {"items", "additionalItems", "additionalProperties"}
 _WITH_SEVERAL = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 _WITH_NAMED = {"properties", "patternProperties", "$defs", "definitions"}
-_DEEPEST_LEVELS = 128  # levels; llguidance reads no schema that has more
+DEEPEST_LEVELS = 128  # levels; llguidance reads no schema that has more
 
 
 def with_real_dates(schema: Any, depth: int = 0) -> Any:
@@ -20,7 +20,7 @@ def with_real_dates(schema: Any, depth: int = 0) -> Any:
 
     The keywords with schemas within are those that llguidance implements.
     """
-    if not isinstance(schema, dict) or depth > _DEEPEST_LEVELS:
+    if not isinstance(schema, dict) or depth > DEEPEST_LEVELS:
         return schema
     bound = {keyword: _within(keyword, value, depth + 1) for keyword, value in schema.items()}
     name, others = schema.get("format"), bound.get("allOf", [])

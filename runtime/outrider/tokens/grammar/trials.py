@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MODULE = "outrider.tokens.grammar.child"
 _NUM_CHILDREN = 2
-_POLL_SECONDS = 0.05  # seconds between two looks whether the client has left
+POLL_SECONDS = 0.05  # seconds between two looks whether the client has left
 _START_SECONDS = 120.0  # seconds that a process may take to be ready
 _PATIENCE_FACTOR = 10  # times a trial's limit: processor time passes more slowly on a busy machine
 
@@ -93,7 +93,7 @@ class Trials:
 
     @contextmanager
     def _slot(self, gone: Event | None) -> Iterator[None]:
-        while not self._slots.acquire(timeout=_POLL_SECONDS):
+        while not self._slots.acquire(timeout=POLL_SECONDS):
             if gone is not None and gone.is_set():
                 raise ClientLeft
         try:
@@ -148,7 +148,7 @@ class _Child:
         until = time.monotonic() + patience
         while True:
             with suppress(Empty):
-                line = self._lines.get(timeout=_POLL_SECONDS)
+                line = self._lines.get(timeout=POLL_SECONDS)
                 return (
                     msgspec.json.decode(line, type=GrammarVerdict)
                     if line

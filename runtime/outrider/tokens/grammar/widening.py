@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from outrider.system.guard import is_interrupt
+from outrider.tokens.grammar.dates import DEEPEST_LEVELS
 from outrider.tokens.grammar.exclusive import exclude_each_other, names_in, parts_of, target_of
 from outrider.tokens.grammar.source import GrammarSource
 
@@ -56,7 +57,6 @@ _SAME_PATTERNS = {
 # What Rust's regex crate has not, once classes and escapes that it has are left out.
 _AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k|\(\?>|[+*?}]\+")
 _PLAIN = re.compile(r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[^1-9k]", re.DOTALL)
-_DEEPEST_LEVELS = 128  # levels
 
 log = logging.getLogger("outrider")
 _SAID: set[str] = set()
@@ -96,7 +96,7 @@ def say_once(what: str, left_out: list[str]) -> None:
 
 
 def _schema(schema: Any, place: str, found: _Found, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST_LEVELS:
+    if not isinstance(schema, Mapping) or depth > DEEPEST_LEVELS:
         return schema
     made: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def _or_null(made: dict[str, Any]) -> dict[str, Any]:
 def _definitions(value: Any, place: str, found: _Found, depth: int) -> Any:
     """A schema that something refers to, or a table with some at any level, such as OpenAPI's components."""
     is_table = f"{place}\0" not in found.referred
-    if isinstance(value, Mapping) and depth <= _DEEPEST_LEVELS and is_table:
+    if isinstance(value, Mapping) and depth <= DEEPEST_LEVELS and is_table:
         return {
             name: _definitions(each, f"{place}/{name}", found, depth + 1)
             for name, each in value.items()
