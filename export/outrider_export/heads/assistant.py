@@ -27,12 +27,11 @@ from outrider.models.backends.heads.assistant import (
 from outrider.models.backends.heads.layers import GELU
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.sizes import FULL
-from outrider_export.heads.dspark import GEMMA_NORMS, floats
+from outrider_export.heads.dspark import GEMMA_NORMS, Tensors, floats
 
 if TYPE_CHECKING:
     from outrider_export.heads.formats import HeadCheckpoint
 
-Tensors = dict[str, NDArray[Any]]
 
 _SLIDING = "sliding_attention"
 _PREFIX = re.compile(r"^model\.")
