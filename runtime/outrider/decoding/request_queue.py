@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from outrider.decoding.answer import Answer
+from outrider.decoding.large_pages import LargePages
 from outrider.decoding.observer import Observer, guarded
 from outrider.decoding.prefix_check import PrefixCheck
 from outrider.decoding.results import TextChunk
@@ -31,7 +32,8 @@ class RequestQueue:
 
     So Ctrl-C, which Python delivers to the main thread, never interrupts a round. Readers and worker share only
     `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can. prefixes: copies a part of
-    the prefix caches after each round, and while no request runs. retiming: corrects the models' costs.
+    the prefix caches after each round, and while no request runs. retiming: corrects the models' costs. large_pages:
+    moves their weights.
     """
 
     def __init__(
@@ -40,10 +42,13 @@ class RequestQueue:
         rows: RowBudget,
         prefixes: PrefixStore | None = None,
         retiming: Retiming | None = None,
+        large_pages: LargePages | None = None,
     ) -> None:
         self._pid = os.getpid()
         self._inbox: Inbox = SimpleQueue()
-        self._scheduler = Scheduler(main, rows, prefix_check=PrefixCheck(prefixes))
+        self._scheduler = Scheduler(
+            main, rows, prefix_check=PrefixCheck(prefixes), large_pages=large_pages or LargePages()
+        )
         self._worker = Worker(self._scheduler, self._inbox, prefixes, retiming)
         if prefixes is not None:
             prefixes.wake = partial(self._inbox.put, None)

@@ -13,6 +13,7 @@ from outrider.bundle.manifest import READING_KINDS, DrafterEntry
 from outrider.config import COPYING, Config, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
+from outrider.decoding.large_pages import LargePages
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
 from outrider.drafters import (
@@ -159,7 +160,8 @@ def assemble(
     rows = RowBudget(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
     if scheduler.keep_records:
         draft_trial_answers(preparation, rows)
-    queue = RequestQueue(backend, rows, prefixes, Retiming(loaded))
+    pages = LargePages(sum(model.spec.size for model in loaded.values()))
+    queue = RequestQueue(backend, rows, prefixes, Retiming(loaded), pages)
     return EngineParts(config, public, placement, preparation, queue)
 
 
