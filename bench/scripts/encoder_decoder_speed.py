@@ -90,12 +90,7 @@ def train_pair(folder: Path, seconds: float) -> None:
     small.model.encoder.requires_grad_(False)
     small.model.shared.requires_grad_(False)
     big.eval().requires_grad_(False)
-    fit(
-        small,
-        data(),
-        DRAFT_SHARE * seconds,
-        lambda out, inputs, labels: distance(out, big(**inputs), labels),
-    )
+    fit(small, data(), DRAFT_SHARE * seconds, lambda out, inputs, labels: distance(out, big(**inputs), labels))
     write_tokenizer(texts, folder / "draft")
     for name, model in (("main", big), ("draft", small)):
         model.save_pretrained(folder / name)

@@ -24,11 +24,7 @@ from outrider.drafters import prediction
 CUT, LONGEST = 32_768, 7  # tokens of an output matrix, and draft tokens
 BLOCK_LAYERS, BLOCK_STATES = 5, 5
 QWEN = {"mtp": 4.54, "dflash": 4.92, "dspark": 5.49, "dflash2": 5.97}
-TOKENS: dict[str, dict[str, float]] = {
-    "Qwen3.5 0.8B": QWEN,
-    "Qwen3.5 2B": QWEN,
-    "LFM2.5 1.2B": {"dspark": 3.54},
-}
+TOKENS: dict[str, dict[str, float]] = {"Qwen3.5 0.8B": QWEN, "Qwen3.5 2B": QWEN, "LFM2.5 1.2B": {"dspark": 3.54}}
 
 
 def weights_of(fields: dict[str, Any], kind: str) -> int:

@@ -25,14 +25,7 @@ from openvino import opset13 as ops
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry
 from outrider.errors import ExportError, OptionError, nearest
-from outrider.models.backends.heads.layers import (
-    Rotation,
-    after_attention,
-    after_feed_forward,
-    heads_of,
-    linear,
-    norm,
-)
+from outrider.models.backends.heads.layers import Rotation, after_attention, after_feed_forward, heads_of, linear, norm
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.nodes import ints, parameter, result

@@ -14,12 +14,7 @@ from outrider.errors import OptionError
 from outrider.system.files import reading
 from outrider.types import TextTokenizer
 
-BUILT_IN = {
-    "default": "prompts.jsonl",
-    "grounded": "grounded.jsonl",
-    "long": "grounded.jsonl",
-    "open": "open.jsonl",
-}
+BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl", "long": "grounded.jsonl", "open": "open.jsonl"}
 LONG_DOCUMENTS = (1, 4, 8, 16)  # in front of a question of the long prompts
 _FOLDER = Path(str(importlib.resources.files("outrider_bench"))) / "prompts"
 

@@ -62,10 +62,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Row], str]]] = {
     ),
     "slowest": ("the lowest speed-up of a prompt", lambda row: times(row["slowest"])),
     "first token": ("seconds to the first token, median", lambda row: f"{row['first_token_seconds']:.2f}"),
-    "reading": (
-        "speed of reading the prompt, as a multiple of the reference's",
-        lambda row: times(row["reading"]),
-    ),
+    "reading": ("speed of reading the prompt, as a multiple of the reference's", lambda row: times(row["reading"])),
     "seconds": ("seconds of a whole request, median", lambda row: f"{row['seconds']:.2f}"),
     "end to end": (
         "speed of whole requests, reading included, as a multiple of the reference's, with its interval",

@@ -60,9 +60,7 @@ def add_adapter(
             "models with attention in all layers. Merge it at export: outrider export MODEL --adapter FOLDER."
         )
     layers = projections_of(
-        read_ir(new_core(), old.model_path(main)),
-        geometry.num_layers,
-        attended=geometry.num_heads * geometry.head_size,
+        read_ir(new_core(), old.model_path(main)), geometry.num_layers, attended=geometry.num_heads * geometry.head_size
     )
     check_matrices(name, matrices, layers)
     entry = AdapterEntry(

@@ -14,16 +14,7 @@ from __future__ import annotations
 from math import isqrt
 
 from outrider_export.describe.qwen_vision import MOST_TOKENS
-from outrider_export.describe.vision import (
-    BICUBIC,
-    BILINEAR,
-    CLIP,
-    STANDARD,
-    Checks,
-    Config,
-    Described,
-    colours_of,
-)
+from outrider_export.describe.vision import BICUBIC, BILINEAR, CLIP, STANDARD, Checks, Config, Described, colours_of
 
 _PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 

@@ -55,10 +55,7 @@ def _of_kind(name: str, kind: str, ropes: Mapping[str, Rope]) -> str:
 
 
 def build(
-    decoder: Decoder,
-    weights: Weights,
-    packed: Mapping[str, OnnxMatrix],
-    others: Mapping[str, tuple[NDArray[Any], int]],
+    decoder: Decoder, weights: Weights, packed: Mapping[str, OnnxMatrix], others: Mapping[str, tuple[NDArray[Any], int]]
 ) -> Any:
     """The graph, an `onnx.ModelProto`, whose matrices are in the file of weights.
 

@@ -197,13 +197,7 @@ def is_refusal(answer: str) -> bool:
 
 
 def make_prompts(
-    writer: TextWriter,
-    count: int,
-    *,
-    seed: int,
-    first: int,
-    new: Filter,
-    watch: Callable[[int], None] = lambda _: None,
+    writer: TextWriter, count: int, *, seed: int, first: int, new: Filter, watch: Callable[[int], None] = lambda _: None
 ) -> list[DistillPrompt]:
     """User turns that the main model makes up, from after the chat template's words before a user's turn.
 

@@ -81,13 +81,7 @@ def _to_ir(model: Any, folder: Path, kind: str) -> None:
     task = TASKS[kind]
     if kind == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
         lift(kind, task)
-    export_from_model(
-        model,
-        folder,
-        task=task,
-        ov_config=OVConfig(dtype="fp32"),
-        stateful=False,
-    )
+    export_from_model(model, folder, task=task, ov_config=OVConfig(dtype="fp32"), stateful=False)
 
 
 def _save(model: Any, path: Path, weights: str) -> None:

@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
-from outrider.models.backends.heads.assistant import (
-    CACHE,
-    CENTROIDS,
-    CLUSTERED,
-    KV_HEADS,
-    NUM_CLUSTERS,
-    ORDER,
-    WINDOW,
-)
+from outrider.models.backends.heads.assistant import CACHE, CENTROIDS, CLUSTERED, KV_HEADS, NUM_CLUSTERS, ORDER, WINDOW
 from outrider.models.backends.heads.layers import GELU
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.sizes import FULL

@@ -35,11 +35,7 @@ class _Cancelled(Exception):
 
 
 def download(
-    repo_id: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    progress: Progress,
-    only: tuple[str, ...] | None = None,
+    repo_id: str, revision: str | None, trust_remote_code: bool, progress: Progress, only: tuple[str, ...] | None = None
 ) -> tuple[Path, str]:
     """The folder with the checkpoint, and the commit of `revision`.
 

@@ -52,13 +52,7 @@ def check_options(source: Located, kind: TextEncoderKind, weights: str | None, o
 
 
 def export_text_encoder(
-    source: Located,
-    kind: TextEncoderKind,
-    target: Target,
-    *,
-    weights: str,
-    trust_remote_code: bool,
-    progress: Progress,
+    source: Located, kind: TextEncoderKind, target: Target, *, weights: str, trust_remote_code: bool, progress: Progress
 ) -> Bundle:
     """Convert a model that has passed `check_options` into a target that was entered.
 

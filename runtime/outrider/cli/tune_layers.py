@@ -49,10 +49,7 @@ def tune_layers(
     opened = open_model(bundle, draft, quiet=as_json, config=config)
     check_name(opened, name)
     chosen = read_prompts(prompts, per_category)
-    with (
-        probe_engine(opened, config) as engine,
-        err.status("Measuring layers", spinner="dots") as status,
-    ):
+    with probe_engine(opened, config) as engine, err.status("Measuring layers", spinner="dots") as status:
         tasks = encode_prompts(chosen, engine.tokenizer)
         found = find_layers(engine, tasks, config.generation.max_new_tokens or 64, status.update)
     if not dry_run:

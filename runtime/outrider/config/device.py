@@ -46,9 +46,7 @@ class SchedulerConfig(Section):
     )
     image_memory: float = option(0.5, _gigabytes, "GB of memory to decode an image; images that need more are refused")
     special_tokens_in_content: bool = option(
-        True,
-        switch,
-        "read special tokens in the contents of messages as tokens, as in the chat template. Off: as text",
+        True, switch, "read special tokens in the contents of messages as tokens, as in the chat template. Off: as text"
     )
     answer_store: str | None = option(
         None,

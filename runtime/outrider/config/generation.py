@@ -53,13 +53,7 @@ _ALL_PEERS = ("genai", "llamacpp", "llamaserver", "ortgenai", "transformers")
 
 _share = number(0, 1, above=True)
 _penalty = number(-2, 2)
-_biases = Values(
-    Mapping,
-    "a table of token ids, each once, and numbers from -100 to 100",
-    are_biases,
-    as_biases,
-    float,
-)
+_biases = Values(Mapping, "a table of token ids, each once, and numbers from -100 to 100", are_biases, as_biases, float)
 _temperature = number(0, 1000, says="0 (greedy), or a number from 0.001 to 1000", allows=is_temperature)
 _schema = Values(
     object,

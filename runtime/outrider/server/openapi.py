@@ -73,10 +73,7 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
             "/health": {"get": _get("Whether the server is ready", "Health", 503)},
             "/metrics": {"get": _plain("Metrics for Prometheus, with vLLM's names")},
             "/v1/models": {"get": _get("The models", "ModelList")},
-            "/v1/models/{model}": {
-                "get": _get("One model", "ModelInfo", 404),
-                "parameters": [_in_path("model")],
-            },
+            "/v1/models/{model}": {"get": _get("One model", "ModelInfo", 404), "parameters": [_in_path("model")]},
             "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest, ChatCompletion, ChatChunk)},
             "/v1/completions": {"post": _post("Continue a text", CompletionRequest, Completion, Completion)},
             "/v1/responses": {"post": _post("Answer items", ResponseRequest, ResponseObject, ResponseEvent)},

@@ -14,15 +14,7 @@ from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import LocatedLogprobs
-from outrider.server.options import (
-    BETWEEN_PARTS,
-    AnswerChoice,
-    called,
-    continued,
-    options_of,
-    schema_of,
-    set_reasoning,
-)
+from outrider.server.options import BETWEEN_PARTS, AnswerChoice, called, continued, options_of, schema_of, set_reasoning
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,

@@ -26,16 +26,7 @@ from outrider.types.backend import (
 )
 from outrider.types.cache_keys import UNKNOWN_KEY, CacheKey, answer_keys, embed_keys, num_common_tokens, prompt_keys
 from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowRule, SteadyRows
-from outrider.types.decoding import (
-    NO_DRAFT,
-    Draft,
-    Outcome,
-    Rows,
-    Sampler,
-    TokenLogprobs,
-    TokenSequence,
-    Verifier,
-)
+from outrider.types.decoding import NO_DRAFT, Draft, Outcome, Rows, Sampler, TokenLogprobs, TokenSequence, Verifier
 from outrider.types.drafting import (
     Committed,
     Drafter,

@@ -99,11 +99,7 @@ class _Code(CodeBlock):
 
 
 class _Markdown(Markdown):
-    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
-        **Markdown.elements,
-        "fence": _Code,
-        "code_block": _Code,
-    }
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "fence": _Code, "code_block": _Code}
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)  # a link's address is shown

@@ -46,11 +46,7 @@ class CallSyntax:
     is_sorted: bool = False
 
     def rules(
-        self,
-        rule: str,
-        function: Mapping[str, Any],
-        tokenizer: TextTokenizer,
-        in_json: Callable[[Any], str],
+        self, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer, in_json: Callable[[Any], str]
     ) -> tuple[list[str], list[str]]:
         """A grammar's rules for a call of a function, and the places of its schema that they do not follow.
 

@@ -103,14 +103,7 @@ class Vision:
         max_tokens = bundle.manifest.main.geometry.context_length
         return cls(entry, encoder, main.capabilities.embeds_width > 0, max_tokens, memory)
 
-    def prompt(
-        self,
-        messages: Any,
-        tokenizer: PartsTokenizer,
-        *,
-        gone: Event | None = None,
-        **laid_out: Any,
-    ) -> Prompt:
+    def prompt(self, messages: Any, tokenizer: PartsTokenizer, *, gone: Event | None = None, **laid_out: Any) -> Prompt:
         """Lay out messages with their images, or a text as one message. gone: ends it before the next image.
 
         laid_out: as of the tokenizer's `encode_prompt`.

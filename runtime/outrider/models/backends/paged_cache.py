@@ -18,14 +18,7 @@ from numpy.typing import NDArray
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.paged_slot import NUM_SCRATCH, PagedSlot
 from outrider.models.backends.paged_tensors import DeviceTensor, HostTensor, bytes_of
-from outrider.models.kv import (
-    SPARE_ROW,
-    BlockPool,
-    PrefixCounts,
-    StateCall,
-    StateRows,
-    check_contents,
-)
+from outrider.models.kv import SPARE_ROW, BlockPool, PrefixCounts, StateCall, StateRows, check_contents
 from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows

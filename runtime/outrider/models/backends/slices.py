@@ -61,11 +61,7 @@ class Slices:
 
 
 def find_slices(
-    core: ov.Core,
-    path: Path,
-    num_layers: int,
-    windows: Sequence[int | None] | None = None,
-    kinds: Sequence[str] = (),
+    core: ov.Core, path: Path, num_layers: int, windows: Sequence[int | None] | None = None, kinds: Sequence[str] = ()
 ) -> Slices | None:
     """Slices of the decoder at `path`; None if its graph has an unknown form, or they would have most of its layers.
 

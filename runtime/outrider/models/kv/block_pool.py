@@ -81,11 +81,7 @@ class BlockPool:
         return self.max_blocks * self.block_size
 
     def open(
-        self,
-        num_tokens: int,
-        token_ids: Sequence[int] = (),
-        scope: bytes = b"",
-        wholes: Sequence[tuple[int, int]] = (),
+        self, num_tokens: int, token_ids: Sequence[int] = (), scope: bytes = b"", wholes: Sequence[tuple[int, int]] = ()
     ) -> BlockTable | None:
         """A table for `num_tokens` tokens that begin with `token_ids`; None while others hold the blocks.
 

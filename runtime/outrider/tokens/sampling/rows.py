@@ -22,11 +22,7 @@ class DraftRows:
     """
 
     def __init__(
-        self,
-        row: Callable[[int], LogitsRow],
-        sampler: Sampler,
-        draft: Draft,
-        between: Sequence[int] = (),
+        self, row: Callable[[int], LogitsRow], sampler: Sampler, draft: Draft, between: Sequence[int] = ()
     ) -> None:
         self.draft = draft
         self.found: dict[int, Distribution] = {}

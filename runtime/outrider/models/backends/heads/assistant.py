@@ -27,13 +27,7 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.features import NEXT_HIDDEN
-from outrider.models.backends.heads.layers import (
-    AFTER_ATTENTION,
-    Rotation,
-    after_feed_forward,
-    linear,
-    norm,
-)
+from outrider.models.backends.heads.layers import AFTER_ATTENTION, Rotation, after_feed_forward, linear, norm
 from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
 

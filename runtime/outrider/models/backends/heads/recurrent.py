@@ -16,13 +16,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.models.backends.features import NEXT_HIDDEN
-from outrider.models.backends.heads.layers import (
-    PagedAttention,
-    Rotation,
-    after_attention,
-    linear,
-    norm,
-)
+from outrider.models.backends.heads.layers import PagedAttention, Rotation, after_attention, linear, norm
 from outrider.models.backends.nodes import integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
 
