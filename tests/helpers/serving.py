@@ -16,9 +16,17 @@ import openai
 import uvicorn
 
 import outrider
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import Result, TextChunk
+from outrider.inputs.reasoning import ReasoningFormat
+from outrider.inputs.tools import ToolFormat
 from outrider.server import Settings, make_app
+from outrider.server.answers import AnswerHead
 from outrider.server.connections import limited
+from outrider.server.conversations import Conversations
+from outrider.server.logprobs import TokenTexts
 from outrider.server.run import listen
+from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +81,7 @@ class Live:
 
     def client(self, **options: Any) -> Any:
         """OpenAI's; untyped, as its types know neither our fields nor our models."""
-        defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 300}
         return openai.OpenAI(base_url=f"{self.url}/v1", **(defaults | options))
 
     def engine(self, name: str = "tiny") -> outrider.Engine:
@@ -93,6 +101,29 @@ def post(http: httpx.Client, path: str, **fields: Any) -> Any:
     answer = http.post(path, json=fields)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """The events of a stream, as JSON."""
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+
+
+def head_of(template: str = "", conversations: Conversations | None = None) -> AnswerHead:
+    """The head of an answer of a model with this chat template. conversations: where it may be stored."""
+    stored = Conversations(0) if conversations is None else conversations
+    forms = ToolFormat.of_template(template), ReasoningFormat.of_template(template)
+    return AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), forms[0], stored, forms[1])
+
+
+def result_of(text: str, reason: Any = "stop") -> Result:
+    return Result(text, [], reason, Stats(), None, lossless=True)
+
+
+def chunks_of(text: str) -> list[TextChunk]:
+    """An answer in pieces of three characters, and its end."""
+    pieces = [TextChunk(text[i : i + 3], Stats()) for i in range(0, len(text), 3)]
+    return [*pieces, TextChunk("", Stats(), result_of(text))]
 
 
 def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:

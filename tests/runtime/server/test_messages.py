@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from outrider.decoding.metrics import Stats
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.reasoning import ReasoningFormat
-from outrider.inputs.tools import ToolFormat
-from outrider.server.answers import AnswerHead
-from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
-from outrider.server.logprobs import TokenTexts
 from outrider.server.messages import Messages, read_messages
 from outrider.server.ollama import OllamaChat, OllamaText
 from outrider.server.options import AnswerChoice, choices_of_chat
-from outrider.testing import ToyTokenizer
-from serving import serving
+from serving import chunks_of, events_of, head_of, result_of, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,10 +45,6 @@ CLAUDE_CODE = {
 }  # fmt: skip
 
 
-def events_of(text: str) -> list[Any]:
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-
-
 def test_a_message_is_the_chat_s_answer(http: httpx.Client) -> None:
     chat = http.post("/v1/chat/completions", json=ASKED).json()
     answer = http.post("/v1/messages", json=ASKED).json()
@@ -65,9 +53,11 @@ def test_a_message_is_the_chat_s_answer(http: httpx.Client) -> None:
     used = answer["usage"]
     assert used["input_tokens"] + used["cache_read_input_tokens"] == chat["usage"]["prompt_tokens"]
     assert used["output_tokens"] == 6
-    streamed = http.post("/v1/messages", json=ASKED | {"stream": True}).text
+    streamed = http.post("/v1/messages", json=ASKED | {"stream": True})
     events = events_of(streamed)
-    assert [line[7:] for line in streamed.splitlines() if line.startswith("event: ")] == [e["type"] for e in events]
+    assert [line[7:] for line in streamed.text.splitlines() if line.startswith("event: ")] == [
+        e["type"] for e in events
+    ]
     assert [events[0]["type"], events[1]["type"]] == ["message_start", "content_block_start"]
     assert [e["type"] for e in events[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
     text = "".join(e["delta"]["text"] for e in events if e["type"] == "content_block_delta")
@@ -138,30 +128,16 @@ def test_claude_code_s_requests_are_chats() -> None:
 TEXT = '<think>I look.</think>So.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def head_of() -> AnswerHead:
-    texts = TokenTexts(ToyTokenizer())
-    tools, reasoning = ToolFormat.of_template("<tool_call>"), ReasoningFormat.of_template("<think>")
-    return AnswerHead("id", 0, "m", "f", texts, tools, Conversations(0), reasoning)
-
-
-def chunks_of(result: Result) -> list[TextChunk]:
-    pieces = [TextChunk(TEXT[i : i + 3], Stats()) for i in range(0, len(TEXT), 3)]
-    return [*pieces, TextChunk("", Stats(), result)]
-
-
-RESULT = Result(TEXT, [], "stop", Stats(), None, lossless=True)
-
-
 def test_thinking_and_calls_are_blocks() -> None:
     asked = read_messages(json.dumps({"model": "m"} | CLAUDE_CODE).encode())
-    whole = Messages(asked, head_of(), [AnswerChoice([], {})]).whole([RESULT])
+    whole = Messages(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})]).whole([result_of(TEXT)])
     thought, text, call = whole.content
     assert thought == {"type": "thinking", "thinking": "I look.", "signature": ""}
     assert text == {"type": "text", "text": "So."}
     assert (call["name"], call["input"], call["id"][:6]) == ("look", {"a": 1}, "toolu_")
     assert whole.stop_reason == "tool_use"
-    answer = Messages(asked, head_of(), [AnswerChoice([], {})])
-    events = [event for chunk in chunks_of(RESULT) for event in answer.events(0, chunk)]
+    answer = Messages(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})])
+    events = [event for chunk in chunks_of(TEXT) for event in answer.events(0, chunk)]
     blocks: list[Any] = [event.content_block for event in events if event.type == "content_block_start"]
     started = [block["type"] for block in blocks]
     assert started == ["thinking", "text", "tool_use"]
@@ -247,12 +223,12 @@ def test_ollama_has_log_probabilities(http: httpx.Client) -> None:
 def test_ollama_has_thinking_and_whole_calls() -> None:
     asked = OllamaChat.read(json.dumps({"model": "m", "messages": HELLO, "tools": [FUNCTION], "think": True}).encode())
     assert choices_of_chat(asked)[0].options["chat_template_kwargs"]["enable_thinking"] is True
-    whole = OllamaChat(asked, head_of(), [AnswerChoice([], {})]).whole([RESULT])
+    whole = OllamaChat(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})]).whole([result_of(TEXT)])
     called = {"function": {"name": "look", "arguments": {"a": 1}}}
     expected = {"role": "assistant", "content": "So.", "thinking": "I look.", "tool_calls": [called]}
     assert whole["message"] == expected
-    answer = OllamaChat(asked, head_of(), [AnswerChoice([], {})])
-    lines = [line["message"] for chunk in chunks_of(RESULT) for line in answer.events(0, chunk)]
+    answer = OllamaChat(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})])
+    lines = [line["message"] for chunk in chunks_of(TEXT) for line in answer.events(0, chunk)]
     assert [line["tool_calls"] for line in lines if "tool_calls" in line] == [[called]]
     assert "".join(line.get("thinking", "") for line in lines) == "I look."
 

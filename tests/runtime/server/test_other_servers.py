@@ -5,34 +5,22 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 import outrider
 from outrider.decoding.metrics import Stats
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.reasoning import ReasoningFormat
-from outrider.server.answers import AnswerHead
+from outrider.decoding.results import TextChunk
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
 from outrider.server.llamacpp import Limit, LlamaInfill
 from outrider.server.lmstudio import LmStudioChat
-from outrider.server.logprobs import TokenTexts
-from outrider.testing import ToyTokenizer
-from serving import post
-
-if TYPE_CHECKING:
-    pass
+from serving import events_of, head_of, post, result_of
 
 HELLO = [{"role": "user", "content": "Say hi."}]
-
-
-def events_of(answer: httpx.Response) -> list[Any]:
-    assert answer.status_code == 200, answer.text
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
 
 
 def test_a_completion_in_llama_cpp_s_words(http: httpx.Client) -> None:
@@ -147,8 +135,7 @@ def test_lm_studio_s_chats_say_how_fast_they_are(http: httpx.Client) -> None:
     assert made["stats"]["stop_reason"] == "maxPredictedTokensReached"
     assert made["stats"]["tokens_per_second"] > 0
     assert made["model_info"]["context_length"] == 8192
-    events = http.post("/api/v0/chat/completions", json=fields | {"stream": True}).text.splitlines()
-    last = [json.loads(line[6:]) for line in events if line.startswith("data: {")][-1]
+    last = events_of(http.post("/api/v0/chat/completions", json=fields | {"stream": True}))[-1]
     assert (last["choices"][0]["finish_reason"], last["runtime"]["name"]) == ("length", "outrider")
     text = post(http, "/api/v0/completions", prompt="A", max_tokens=3, stop="\n")
     assert text["choices"][0]["text"] == post(http, "/v1/completions", prompt="A", max_tokens=3)["choices"][0]["text"]
@@ -189,13 +176,12 @@ def test_lm_studio_s_conversation(http: httpx.Client, engine: outrider.Engine) -
 
 
 def test_lm_studio_has_reasoning_apart() -> None:
-    form = ReasoningFormat.of_template("<think>")
     asked = LmStudioChat.read(b'{"model": "m", "input": "a", "reasoning": "on", "stream": true}')
     assert asked.own.enable_thinking is True
     conversations = Conversations(10_000)
-    head = AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), None, conversations, form)
+    head = head_of("<think>", conversations)
     answer = LmStudioChat(asked, head, LmStudioChat.choices(asked, conversations))
-    result = Result("<think>Hm.</think>Yes.", [1], "stop", Stats(), None, lossless=True)
+    result = result_of("<think>Hm.</think>Yes.")
     events = [
         *answer.events(0, TextChunk("<think>Hm.</think>Y", Stats())),
         *answer.events(0, TextChunk("es.", Stats(), result)),

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from outrider.inputs.reasoning import ReasoningFormat, formats
-from serving import serving
+from serving import events_of, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +45,7 @@ def post(live: Live, path: str, body: dict[str, Any]) -> Any:
 
 
 def events(live: Live, path: str, body: dict[str, Any]) -> list[Any]:
-    text = httpx.post(live.url + path, json=body | {"stream": True}, timeout=300).text
-    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    return events_of(httpx.post(live.url + path, json=body | {"stream": True}, timeout=300))
 
 
 def test_a_budget_gives_the_same_tokens_with_any_draft(thinker: Live) -> None:

@@ -9,11 +9,7 @@ import openai
 import pytest
 
 import outrider
-from outrider.decoding.metrics import Stats
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.tools.formats import HERMES
 from outrider.server import Settings
-from outrider.server.answers import AnswerHead
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import LocatedLogprobs, TokenTexts
@@ -22,7 +18,7 @@ from outrider.server.protocol.reading import read_request
 from outrider.server.responses import Responses
 from outrider.testing import ToyTokenizer
 from outrider.types import TokenLogprobs
-from serving import MESSAGES, SCHEMA, Live, serving
+from serving import MESSAGES, SCHEMA, Live, chunks_of, head_of, result_of, serving
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
 FUNCTIONS: list[Any] = [
@@ -299,11 +295,10 @@ def test_text_and_calls_are_items_in_their_order() -> None:
     text = f"Let me see.\n{call}\n{call} Done."
     body = json.dumps({"model": "m", "input": "Hi", "tools": FUNCTIONS})
     conversations = Conversations(10_000)
-    head = AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), HERMES, conversations)
-    result = Result(text, [], "stop", Stats(), None, lossless=True)
+    head = head_of("<tool_call>", conversations)
     asked = read_request(body.encode(), Responses.kind)
     choices = Responses.choices(asked, conversations)
-    whole = Responses(asked, head, choices).whole([result])
+    whole = Responses(asked, head, choices).whole([result_of(text)])
     assert [item.type for item in whole.output] == ["message", "function_call", "function_call", "message"]
     assert [item.status for item in whole.output] == ["completed"] * 4
     first, last = conversations.turns("resp_1")
@@ -311,8 +306,7 @@ def test_text_and_calls_are_items_in_their_order() -> None:
     assert last["content"] == "Let me see.Done."
     assert [made["function"] for made in last["tool_calls"]] == [{"name": "look", "arguments": {"a": [1]}}] * 2
     streamed = Responses(asked, head, choices)
-    pieces = [TextChunk(text[i : i + 3], Stats()) for i in range(0, len(text), 3)]
-    events = [e for piece in [*pieces, TextChunk("", Stats(), result)] for e in streamed.events(0, piece)]
+    events = [event for piece in chunks_of(text) for event in streamed.events(0, piece)]
     ended = [event.item for event in events if event.type == "response.output_item.done"]
     assert ended == events[-1].response.output  # type: ignore[union-attr]
     assert [item.type for item in ended] == [item.type for item in whole.output]  # type: ignore[union-attr]
@@ -321,10 +315,7 @@ def test_text_and_calls_are_items_in_their_order() -> None:
 
 def test_an_answer_without_text_is_an_empty_message() -> None:
     asked = read_request(b'{"model": "m", "input": "Hi"}', Responses.kind)
-    head = AnswerHead("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), None, Conversations(0))
-    whole = Responses(asked, head, [AnswerChoice([], {})]).whole(
-        [Result("", [], "length", Stats(), None, lossless=True)]
-    )
+    whole = Responses(asked, head_of(), [AnswerChoice([], {})]).whole([result_of("", "length")])
     assert [(item.content[0].text, item.status) for item in whole.output] == [("", "incomplete")]
     assert whole.incomplete_details
     assert whole.incomplete_details.reason == "max_output_tokens"

@@ -10,18 +10,11 @@ import msgspec
 import openai
 import pytest
 
-from outrider.decoding.metrics import Stats
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.tools import ToolFormat
-from outrider.server.answers import AnswerHead
 from outrider.server.chat import ChatAnswer
-from outrider.server.conversations import Conversations
-from outrider.server.logprobs import TokenTexts
 from outrider.server.options import AnswerChoice
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.protocol.responses import ChatChunk
-from outrider.testing import ToyTokenizer
-from serving import MESSAGES, SCHEMA, TEMPLATE, serving
+from serving import MESSAGES, SCHEMA, TEMPLATE, chunks_of, head_of, result_of, serving
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 
@@ -157,21 +150,21 @@ def test_a_model_without_tools_in_its_template_is_told_of_them(client: Any, call
         caller.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=wrong)
 
 
+def answer_of(**fields: Any) -> ChatAnswer:
+    """Of a model that was told how to call functions, to a request with these fields."""
+    asked = msgspec.convert({"model": "m", "messages": MESSAGES} | fields, ChatRequest)
+    return ChatAnswer(asked, head_of(TEMPLATE), [AnswerChoice([], {})])
+
+
 def test_text_before_a_call_is_content() -> None:
     """Of an answer whose model decides for itself."""
     text = 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"a": [1, 2]}}\n</tool_call>'
-    form = ToolFormat.of_template(TEMPLATE)
     for offered, content in ((TOOLS, "Let me see."), ([], text)):
-        asked = msgspec.convert({"model": "m", "messages": MESSAGES, "tools": offered}, ChatRequest)
-        head = AnswerHead("chatcmpl-1", 0, "m", "f", TokenTexts(ToyTokenizer()), form, Conversations(0))
-        answer = ChatAnswer(asked, head, [AnswerChoice([], {})])
-        result = Result(text, [], "stop", Stats(), None, lossless=True)
-        whole = answer.whole([result]).choices[0]
+        answer = answer_of(tools=offered)
+        whole = answer.whole([result_of(text)]).choices[0]
         assert whole.message.content == content
         assert whole.finish_reason == ("tool_calls" if offered else "stop")
-        pieces = [TextChunk(text[i : i + 3], Stats()) for i in range(0, len(text), 3)]
-        pieces.append(TextChunk("", Stats(), result))
-        events: list[Any] = [event for piece in pieces for event in answer.events(0, piece)]
+        events: list[Any] = [event for piece in chunks_of(text) for event in answer.events(0, piece)]
         deltas = [event.choices[0].delta for event in events]
         assert "".join(delta.content for delta in deltas if delta.content) == content
         calls = [part for delta in deltas if delta.tool_calls for part in delta.tool_calls]
@@ -200,17 +193,10 @@ def test_tokens_say_where_they_come_from(client: Any) -> None:
 def test_a_call_that_is_required_is_not_repeated() -> None:
     text = "".join(f'<tool_call>{{"name": "look", "arguments": {{"a": {i}}}}}</tool_call>' for i in (1, 1, 2, 1))
     for choice, count in (("required", 2), ("auto", 4)):
-        fields = {"model": "m", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
-        asked = msgspec.convert(fields, ChatRequest)
-        head = AnswerHead(
-            "id", 0, "m", "f", TokenTexts(ToyTokenizer()), ToolFormat.of_template(TEMPLATE), Conversations(0)
-        )
-        result = Result(text, [], "stop", Stats(), None, lossless=True)
-        whole = ChatAnswer(asked, head, [AnswerChoice([], {})]).whole([result]).choices[0]
+        whole = answer_of(tools=TOOLS, tool_choice=choice).whole([result_of(text)]).choices[0]
         assert len(whole.message.tool_calls or ()) == count
-        answer = ChatAnswer(asked, head, [AnswerChoice([], {})])
-        pieces = [TextChunk(text[i : i + 5], Stats()) for i in range(0, len(text), 5)]
-        chunks = [event for piece in [*pieces, TextChunk("", Stats(), result)] for event in answer.events(0, piece)]
+        answer = answer_of(tools=TOOLS, tool_choice=choice)
+        chunks = [event for piece in chunks_of(text) for event in answer.events(0, piece)]
         parts = [
             part for event in chunks if isinstance(event, ChatChunk) for part in event.choices[0].delta.tool_calls or ()
         ]
@@ -220,10 +206,7 @@ def test_a_call_that_is_required_is_not_repeated() -> None:
 
 def test_a_stop_string_within_a_call_leaves_none() -> None:
     text = '<tool_call>{"name": "look", "arguments": {"a": '
-    asked = msgspec.convert({"model": "m", "messages": MESSAGES, "tools": TOOLS}, ChatRequest)
-    head = AnswerHead("id", 0, "m", "f", TokenTexts(ToyTokenizer()), ToolFormat.of_template(TEMPLATE), Conversations(0))
     for reason, count in (("stop", 0), ("length", 1)):
-        result = Result(text, [], reason, Stats(), None, lossless=True)
-        whole = ChatAnswer(asked, head, [AnswerChoice([], {})]).whole([result]).choices[0]
+        whole = answer_of(tools=TOOLS).whole([result_of(text, reason)]).choices[0]
         assert whole.finish_reason == reason
         assert len(whole.message.tool_calls or ()) == count

@@ -39,7 +39,7 @@ def expected(toys: dict[str, Path]) -> Any:
 
 
 def post(live: Live, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{live.url}{path}", json=body, timeout=60)
+    return httpx.post(f"{live.url}{path}", json=body, timeout=300)
 
 
 @pytest.mark.parametrize("model", ["bge", "text-embedding-3-small"])

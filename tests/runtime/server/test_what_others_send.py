@@ -21,7 +21,7 @@ from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.responses import turns_of_input
 from outrider.server.settings import Settings
-from serving import serving
+from serving import events_of, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,10 +36,6 @@ def chat(http: httpx.Client, **fields: Any) -> Any:
     answer = http.post(CHAT, json={"model": "tiny", "messages": HELLO, "max_tokens": 6} | fields)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def events_of(answer: httpx.Response) -> list[Any]:
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
 
 
 def said(answer: Any) -> str:
@@ -290,8 +286,7 @@ def test_a_character_that_max_tokens_cuts_is_not_shown(http: httpx.Client, path:
         body |= {"messages": HELLO, "logprobs": True} if path == CHAT else {"prompt": "Hi", "logprobs": 1}
         choice = http.post(path, json=body).json()["choices"][0]
         text = choice["message"]["content"] if path == CHAT else choice["text"]
-        lines = http.post(path, json=body | {"stream": True}).text.splitlines()
-        pieces = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+        pieces = [event["choices"][0] for event in events_of(http.post(path, json=body | {"stream": True}))]
         assert text == "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in pieces)
         assert "\ufffd" not in text
         texts.add(text)
@@ -405,15 +400,11 @@ def read(**fields: Any) -> ChatRequest:
 
 
 def turn(**fields: Any) -> dict[str, Any]:
-    from outrider.server.options import choices_of_chat
-
     found: dict[str, Any] = choices_of_chat(read(messages=[fields, *HELLO]))[0].prompt[0]
     return found
 
 
 def options(**fields: Any) -> dict[str, Any]:
-    from outrider.server.options import choices_of_chat
-
     return choices_of_chat(read(**fields))[0].options
 
 
