@@ -1,13 +1,15 @@
 """Calls of functions: in the format of the chat template, from text in any pieces, and required by a grammar."""
 
+import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -353,22 +355,35 @@ class Fast:
         return text
 
 
-def made_with(form: ToolFormat, folder: Path, *, special: bool | None) -> tuple[Fast, Grammars]:
-    """A tokenizer, for which the form's markers are tokens of their own, special or (None) not, or text."""
-    markers = [name for name in form.markers if len(name) > 1]
-    made = train_tokenizer(special=["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(markers if special else ())])
-    if special is None:
-        made.add_tokens([AddedToken(name, special=False) for name in ("<think>", "</think>", *markers)])
-    made.save(str(folder / "tokenizer.json"))
-    return Fast(made), Grammars(folder, made.get_vocab_size(), EOS)
+MadeWith = Callable[[ToolFormat, bool | None], tuple[Fast, Grammars]]
 
 
-def walk(state: GrammarState, tokenizer: Fast, step: int = 7) -> list[int]:
+@pytest.fixture(scope="module")
+def made_with(tmp_path_factory: pytest.TempPathFactory) -> MadeWith:
+    """`made_with(form, special)`: a tokenizer, and grammars for it.
+
+    For it the form's markers are tokens of their own, special or (None) not, or text.
+    """
+
+    @functools.cache
+    def make(markers: tuple[str, ...], special: bool | None) -> tuple[Fast, Grammars]:
+        folder = tmp_path_factory.mktemp("tokenizer")
+        made = train_tokenizer(special=["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(markers if special else ())])
+        if special is None:
+            made.add_tokens([AddedToken(name, special=False) for name in ("<think>", "</think>", *markers)])
+        made.save(str(folder / "tokenizer.json"))
+        return Fast(made), Grammars(folder, made.get_vocab_size(), EOS)
+
+    return lambda form, special: make(tuple(name for name in form.markers if len(name) > 1), special)
+
+
+def walk(state: GrammarState, vocab_size: int, step: int = 7) -> list[int]:
     """Tokens that the grammar allows, chosen without sense, up to an end of the answer."""
     token_ids: list[int] = []
     while not state.is_complete(token_ids) and len(token_ids) < 400:
-        vocab_size = tokenizer.tokenizer.get_vocab_size()
-        choices = [i for i in range(vocab_size) if state.num_allowed([*token_ids, i]) > len(token_ids)]
+        logits = np.zeros(vocab_size, dtype=np.float32)
+        state.apply(logits, token_ids)
+        choices = np.flatnonzero(logits == 0).tolist()
         if {*EOS} & {*choices} and len(token_ids) > 150:
             break
         others = [i for i in choices if i not in EOS]
@@ -387,12 +402,12 @@ ONLY_AND_SPECIAL = [
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @pytest.mark.parametrize(("only", "special"), ONLY_AND_SPECIAL)
 def test_a_grammar_gives_calls_and_nothing_else(
-    tmp_path: Path, form: ToolFormat, special: bool | None, only: str | None
+    made_with: MadeWith, form: ToolFormat, special: bool | None, only: str | None
 ) -> None:
     """With markers that are tokens of their own, and with markers that are text."""
-    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    tokenizer, grammars = made_with(form, special)
     state = grammars.new_state(source_of_calls(form, TOOLS, only, tokenizer))
-    token_ids = walk(state, tokenizer)
+    token_ids = walk(state, tokenizer.tokenizer.get_vocab_size())
     text = keep_markers(form.markers, tokenizer)(token_ids)
     content, calls = form.parse(text, tools=TOOLS)
     assert content == ""
@@ -420,9 +435,9 @@ def test_dates_in_arguments_exist(tmp_path: Path) -> None:
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize("once", [True, False])
 def test_a_free_answer_follows_the_schemas_once_it_calls(
-    tmp_path: Path, form: ToolFormat, special: bool | None, once: bool
+    made_with: MadeWith, form: ToolFormat, special: bool | None, once: bool
 ) -> None:
-    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    tokenizer, grammars = made_with(form, special)
     source = source_of_calls(form, TOOLS, None, tokenizer, once=once, free=True)
     text, call = "The weather? {", call_in(form, "get_weather", city="Paris", days="3")
 
@@ -445,8 +460,8 @@ def test_a_free_answer_follows_the_schemas_once_it_calls(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_an_answer_beside_tools_follows_its_schema_or_calls(tmp_path: Path, form: ToolFormat) -> None:
-    tokenizer, grammars = made_with(form, tmp_path, special=True)
+def test_an_answer_beside_tools_follows_its_schema_or_calls(made_with: MadeWith, form: ToolFormat) -> None:
+    tokenizer, grammars = made_with(form, True)
     source = source_of_calls(form, TOOLS, None, tokenizer, free=True, schema={"enum": ["sun", "rain"]})
 
     def allowed(text: str) -> bool:
@@ -515,9 +530,11 @@ ODD_SCHEMA: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", [QWEN_CODER, GLM, GLM_IN_LINE], ids=lambda form: form.name)
 @pytest.mark.parametrize("special", [True, False, None])
-def test_arguments_between_tags_follow_their_schema(tmp_path: Path, form: ToolFormat, special: bool | None) -> None:
+def test_arguments_between_tags_follow_their_schema(
+    made_with: MadeWith, form: ToolFormat, special: bool | None
+) -> None:
     tools = [function_of(ODD_SCHEMA)]
-    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    tokenizer, grammars = made_with(form, special)
     state = grammars.new_state(source_of_calls(form, tools, "f", tokenizer))
     tags = form.tags
     assert tags
@@ -548,8 +565,8 @@ IN_A_SYNTAX: dict[str, Any] = ODD_SCHEMA | {
 
 @pytest.mark.parametrize("form", [LFM, GEMMA], ids=lambda form: form.name)
 @pytest.mark.parametrize("special", [True, False, None])
-def test_arguments_in_a_syntax_follow_their_schema(tmp_path: Path, form: ToolFormat, special: bool | None) -> None:
-    tokenizer, grammars = made_with(form, tmp_path, special=special)
+def test_arguments_in_a_syntax_follow_their_schema(made_with: MadeWith, form: ToolFormat, special: bool | None) -> None:
+    tokenizer, grammars = made_with(form, special)
     source = source_of_calls(form, [function_of(IN_A_SYNTAX)], "f", tokenizer)
     value: dict[str, Any] = {
         "text": "1\n\n 2", "short": None, "color": "x y", "flags": [True, False], "any": [{"a": "b"}, 1.5, None],
