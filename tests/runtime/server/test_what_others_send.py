@@ -114,6 +114,8 @@ def test_turns_are_as_templates_know_them() -> None:
     assert choice.prompt[0]["content"] == "a\nb"
     assert choice.prompt[1]["tool_calls"][0]["id"] == "call_1_0"
     assert [*choice.options["tools"][0]] == ["type", "function"]
+    (choice,) = choices_of_chat(asked(ChatRequest, messages=turns[:2]))
+    assert (len(choice.prompt), choice.options.get("continue_final_message")) == (2, None)  # calls are whole
     assert asked(ChatRequest, messages=HELLO, max_new_tokens=5, stop_sequences=["x"]) == asked(
         ChatRequest, messages=HELLO, max_tokens=5, stop=["x"]
     )
@@ -324,9 +326,9 @@ def test_echo_has_the_prompt_s_log_probabilities(http: httpx.Client, engine: out
     assert len(made["tokens"]) == len(made["text_offset"]) == len(token_ids) + 2
     found = [event["choices"][0]["logprobs"] for event in events_of(http.post(TEXT, json=body | {"stream": True}))]
     assert [each for logprobs in found if logprobs for each in logprobs["token_logprobs"]] == made["token_logprobs"]
-    only = http.post(TEXT, json=body | {"max_tokens": 0}).json()  # as evaluations ask, too
-    assert only["choices"][0]["logprobs"]["token_logprobs"] == made["token_logprobs"][: len(token_ids)]
-    assert (only["choices"][0]["text"], only["choices"][0]["finish_reason"]) == ("The fox is 😀", "length")
+    only = http.post(TEXT, json=body | {"prompt": ["Hi", body["prompt"]], "max_tokens": 0}).json()  # so do they, too
+    assert only["choices"][1]["logprobs"]["token_logprobs"] == made["token_logprobs"][: len(token_ids)]
+    assert (only["choices"][1]["text"], only["choices"][1]["finish_reason"]) == ("The fox is 😀", "length")
     assert only["usage"]["completion_tokens"] == 0
     refused = http.post(TEXT, json=body | {"logprobs_of": "processed"})
     assert refused.json()["error"]["param"] == "echo"
