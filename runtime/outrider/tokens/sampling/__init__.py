@@ -1,7 +1,7 @@
 """Logits processors, in a fixed order, and the decisions from processed logits.
 
     sampler = LogitsSampler(config, prompt_token_ids, end_token_ids=eos_token_ids)
-    row = step.row(i)                          # or LogitsRow.of(logits)
+    row, *others = step.rows(chunk)            # or LogitsRow.of(logits)
     sampler.best(row, prefix=[])               # the greedy token
     sampler.distribution(row, prefix=[])       # target_probs or draft_probs
     sampler.logprobs(row, [], token_id)        # the log-probability of a chosen token
