@@ -31,7 +31,7 @@ class ListedLogits:
     logits: Logits
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: that takes twice as long, and a call makes one for each of its rows
 class LogitsRow:
     """One row of a step.
 
