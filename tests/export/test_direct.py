@@ -27,7 +27,7 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
-from outrider.models.backends.projections import projections_of
+from outrider.models.backends.projections import ATTENTION, projections_of
 from outrider.models.backends.slices import choose_layers
 from outrider.models.backends.taps import hidden_states_of
 from outrider_export import export_bundle
@@ -46,7 +46,7 @@ from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.rope import rope_of
 from outrider_export.direct.save import save
 from outrider_export.direct.states import STATES
-from outrider_export.direct.weights import ATTENTION, layer_name
+from outrider_export.direct.weights import layer_name
 from outrider_export.heads import own
 from outrider_export.heads.own import find_own
 from outrider_export.sources.gguf_file import read_header

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.onnx_pack import packed_name
 from outrider_export.direct.own_codes import GROUP
-from outrider_export.direct.weights import ATTENTION, EMBEDDING, FINAL_NORM, HEAD, layer_name
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, layer_name
 from outrider_export.onnx.files import import_onnx, point_to
 from outrider_export.onnx.graph import FLOAT, INT64
 from outrider_export.onnx.matrices import ZERO

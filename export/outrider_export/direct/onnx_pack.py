@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, LARGEST, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
-from outrider_export.direct.weights import ATTENTION, EMBEDDING, HEAD, StoredMatrix, below_each_other, layer_name
+from outrider_export.direct.weights import EMBEDDING, HEAD, StoredMatrix, below_each_other, layer_name
 from outrider_export.onnx.files import alignment
 from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import rounded
-from outrider_export.direct.weights import ATTENTION, OUTPUT_GATE, layer_of
+from outrider_export.direct.weights import OUTPUT_GATE, layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
