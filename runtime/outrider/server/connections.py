@@ -54,12 +54,15 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         """The client has read."""
         super().resume_writing()
-        self._read_timer = _cancelled(self._read_timer)
+        _cancel(self._read_timer)
+        self._read_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         super().connection_lost(exc)
-        self._head_timer, self._read_timer = _cancelled(self._head_timer), _cancelled(self._read_timer)
+        for timer in (self._head_timer, self._read_timer):
+            _cancel(timer)
+        self._head_timer = self._read_timer = None
 
     @property
     def _has_head(self) -> bool:
@@ -83,7 +86,8 @@ class Connection(H11Protocol):
     def _expect_head(self) -> None:
         """Limit the time of a request's headers, which begins when the connection does or the answer before ends."""
         if self._has_head or self.transport.is_closing():
-            self._head_timer = _cancelled(self._head_timer)
+            _cancel(self._head_timer)
+            self._head_timer = None
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._settings.head_seconds, self._give_up)
 
@@ -125,6 +129,6 @@ def limited(settings: Settings) -> Any:
     return partial(Connection, settings=settings)
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()

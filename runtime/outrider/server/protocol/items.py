@@ -316,7 +316,7 @@ class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 def listed(item: InputItem, item_id: str) -> dict[str, Any]:
     """An item of a request's input as a list of them has it."""
-    fields = _without_nulls(msgspec.to_builtins(item)) | {"id": item_id}
+    fields: dict[str, Any] = _without_nulls(msgspec.to_builtins(item)) | {"id": item_id}
     if item.type == "message":
         kind = "output_text" if item.role == "assistant" else "input_text"
         parts = fields.get("content", "")
