@@ -12,7 +12,7 @@ from collections.abc import Callable
 from outrider.system.memory import full_regions, use_large_pages
 from outrider.types import Backend
 
-_LEAST_WEIGHTS = 64 << 20  # bytes: a processor keeps the entries of fewer
+_LEAST_WEIGHTS = 256 << 20  # bytes: a call of a smaller model takes as long with either
 _LEAST_REGION = 2 << 20  # bytes
 _PIECE = 16 << 20  # bytes: a request that comes meanwhile waits for one, which takes 5 to 40 ms
 
