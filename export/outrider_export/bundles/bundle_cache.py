@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outrider.bundle.folder import read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.errors import BundleError, ExportError, OptionError, nearest
 from outrider.system.files import FAULTS, check_seal, sealed, why, write_whole
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from filelock import FileLock
 
-    from outrider.bundle.folder import Bundle
     from outrider_export.progress import Progress
 
 _LARGE = 1 << 20  # bytes from which on a file is worth a link

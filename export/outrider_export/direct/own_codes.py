@@ -22,14 +22,13 @@ import numpy as np
 
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import rounded
-from outrider_export.direct.weights import OUTPUT_GATE, layer_of
+from outrider_export.direct.weights import OUTPUT_GATE, Rows, StoredMatrix, layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from outrider_export.direct.weights import Rows, StoredMatrix
 
 # Codes, zero points, and scales in float32 or float16.
 Codes: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any]]"

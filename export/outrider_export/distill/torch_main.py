@@ -19,12 +19,11 @@ import torch
 from torch.nn import functional
 
 from outrider.models.backends.taps import LAST, after_layers
-from outrider_export.distill.train.layers import turn, turns
+from outrider_export.distill.train.layers import Teacher, turn, turns
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from outrider_export.distill.train.layers import Teacher
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from outrider.errors import ExportError, one_line
 from outrider.models.backends.taps import LAST, after_layers
-from outrider_export.heads.formats import EMBEDDING, MATRIX
+from outrider_export.heads.formats import EMBEDDING, MATRIX, HeadCheckpoint
 from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.graph import EXPORT_IT, FLOAT, find_head
 from outrider_export.onnx.inputs import rename
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.bundle.manifest import Geometry
-    from outrider_export.heads.formats import HeadCheckpoint
 
 
 _NORM, _SUM_AND_NORM = "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"

@@ -10,7 +10,7 @@ import click
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
 from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.config import LOSSY
+from outrider.config import LOSSY, Config
 from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.system.files import usable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle.folder import Bundle
-    from outrider.config import Config
     from outrider.engine.engine import Engine
     from outrider_bench.modes.setup import Setup
     from outrider_bench.prompts import BenchPrompt

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider import __version__
-from outrider.bundle.folder import read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
@@ -28,7 +28,6 @@ from outrider.system.files import usable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from outrider.bundle.folder import Bundle
     from outrider.decoding.results import Result, TextChunk
     from outrider.engine.engine import Engine
 

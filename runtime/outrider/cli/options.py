@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import err
-from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig, without_word
+from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig, without_word
 from outrider.config.files import find_presets, load_config, user_path
-from outrider.config.option import options_of
+from outrider.config.option import Option, options_of
 from outrider.errors import OptionError
 from outrider.system.files import shown, why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from outrider.config import Config
-    from outrider.config.option import Option
     from outrider.engine.engine import Engine
 
 

@@ -14,7 +14,7 @@ from outrider.cli.inspect import check_files
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import FiniteRange, json_option, load_options, read_options
 from outrider.cli.progress import progress_line
-from outrider.config import GenerationConfig
+from outrider.config import Config, GenerationConfig
 from outrider.errors import ExportError, OptionError, OutriderError, nearest, needs
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from outrider.bundle.folder import Bundle
     from outrider.bundle.manifest import Format
-    from outrider.config import Config
     from outrider.engine.engine import Engine
     from outrider_bench.prompts import BenchPrompt
     from outrider_bench.verify.certify import CertifiedRuntime, Check

@@ -10,13 +10,12 @@ import numpy as np
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.self_model import SelfModel
 from outrider.models.backends.features import NEXT_HIDDEN
-from outrider.types import Chunk, Requirements
+from outrider.types import Backend, Chunk, Committed, DraftRequest, LogitsRow, Requirements, Slot, TokenSequence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.tuning.measure import PassCost
-    from outrider.types import Backend, Committed, DraftRequest, LogitsRow, Slot, TokenSequence
 
 
 class AssistantModel(SelfModel):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.types import ListedLogits, LogitsRow
+from outrider.types import ListedLogits, Logits, LogitsRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from outrider.drafters.vocabulary import Subset
     from outrider.models.backends.heads.weights import Table
-    from outrider.types import Logits
 
     Numbers = NDArray[np.float32]
 

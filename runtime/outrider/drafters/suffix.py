@@ -6,16 +6,12 @@ from array import array
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.drafters.copier import Copier
-from outrider.drafters.references import MAX_TOKENS
-from outrider.drafters.suffix_automaton import SuffixAutomaton
-from outrider.types import Draft
+from outrider.drafters.references import MAX_TOKENS, References
+from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
+from outrider.types import Committed, Draft, DraftRequest, TokenSequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from outrider.drafters.references import References
-    from outrider.drafters.suffix_automaton import Followers
-    from outrider.types import Committed, DraftRequest, TokenSequence
 
 
 LONGEST_CONTEXT = 3  # tokens; a longer one hardly ever comes back in another text

@@ -27,11 +27,10 @@ from outrider_export.distill.train.layers import (
     copy_layer,
     linear,
 )
-from outrider_export.distill.train.places import Targets, columns_of, draft_loss, mean_over
+from outrider_export.distill.train.places import Reach, Targets, columns_of, draft_loss, mean_over
 
 if TYPE_CHECKING:
     from outrider_export.distill.data import TrainingBatch
-    from outrider_export.distill.train.places import Reach
 
 TRAINED_STEPS, EVALUATED_STEPS = 4, 5
 

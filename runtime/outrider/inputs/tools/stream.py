@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.inputs.text.stream import num_held
-from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments
+from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments, Tags
 from outrider.inputs.tools.loose import (
     BARE,
     BRACKET,
@@ -27,7 +27,6 @@ from outrider.inputs.tools.shapes import ToolCall, calls_of, is_call, may_be_cal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from outrider.inputs.tools.arguments import Tags
     from outrider.inputs.tools.formats import ToolFormat
 
 

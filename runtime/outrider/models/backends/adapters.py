@@ -25,7 +25,7 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.nodes import ints, parameter
-from outrider.models.backends.projections import NAMES, projections_of
+from outrider.models.backends.projections import NAMES, Projection, projections_of
 from outrider.models.backends.taps import num_paged_layers, read_ir
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from outrider.models.backends.projections import Projection
 
     Matrix = NDArray[np.float32]
 

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.types import undivided
+from outrider.types import Chunk, LogitsRow, Pending, RowRule, Step, undivided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-
-    from outrider.types import Chunk, LogitsRow, Pending, RowRule, Step
 
 
 def divide(chunks: Sequence[Chunk], rule: RowRule) -> list[list[Chunk]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.bundle.manifest import CROSS_NAME
+from outrider.bundle.manifest import CROSS_NAME, EncoderEntry
 from outrider.errors import BundleError, DeviceError, one_line
 from outrider.models.backends.taps import read_ir
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import openvino as ov
     from numpy.typing import NDArray
 
-    from outrider.bundle.manifest import EncoderEntry
     from outrider.models.backends.infer_calls import GraphState
     from outrider.types import EncoderSource
 

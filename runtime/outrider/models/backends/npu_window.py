@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.models.backends.features import WithoutFeatures
 from outrider.models.kv import Unbranched
-from outrider.types import LogitsRow
+from outrider.types import Chunk, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.backends.openvino_npu import OpenVINONpu
-    from outrider.types import Chunk
 
 
 class WindowSlot(Unbranched):

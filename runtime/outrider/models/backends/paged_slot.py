@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.models.kv import BlockTable, PrefixCounts, SlotTokens, StateCall
-from outrider.types import Layout, Prompt, embed_keys
+from outrider.types import Chunk, Layout, Prompt, embed_keys
 
 if TYPE_CHECKING:
     from outrider.models.backends.paged_cache import PagedCache
-    from outrider.types import Chunk
 
 SCRATCH = np.zeros(1, dtype=np.int32)  # the block that padding is written to; it belongs to no slot
 NUM_SCRATCH = len(SCRATCH)

@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 
 from outrider.models.backends.features import WithoutFeatures
-from outrider.types import LogitsRow
+from outrider.types import Chunk, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.backends.openvino_paged import OpenVINOPaged
-    from outrider.types import Chunk
 
 
 @dataclass(eq=False, slots=True)

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from outrider.config import GenerationConfig
-from outrider.config.option import options_of
-
-if TYPE_CHECKING:
-    from outrider.config.option import Option
+from outrider.config.option import Option, options_of
 
 MOST_CHOICES = 128  # of a prompt, and prompts of a request; more than a server runs are refused by its queue
 

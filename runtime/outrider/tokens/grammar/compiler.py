@@ -8,7 +8,7 @@ import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import Lock, Semaphore, Thread
+from threading import Event, Lock, Semaphore, Thread
 from typing import TYPE_CHECKING
 
 from outrider.errors import BundleError, EngineClosed, OptionError, needs
@@ -22,7 +22,6 @@ from outrider.tokens.grammar.trials import POLL_SECONDS, ClientLeft, NoChild, Tr
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from threading import Event
 
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 

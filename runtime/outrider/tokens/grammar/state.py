@@ -15,7 +15,7 @@ from outrider.errors import NoTokenLeft, one_line
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.late import LATE, LateJob
 from outrider.tokens.grammar.limits import GrammarLimits
-from outrider.types import num_common_tokens
+from outrider.types import Draft, Logits, num_common_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
     from numpy.typing import NDArray
 
-    from outrider.types import Draft, Logits
 
 _LONGEST_CHARACTERS = 160  # characters
 _PATIENCE_FACTOR = 10  # times a mask's limit: processor time passes more slowly on a busy machine

@@ -7,7 +7,7 @@ import time
 import weakref
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from threading import Lock, Semaphore, Thread
+from threading import Event, Lock, Semaphore, Thread
 from typing import IO, TYPE_CHECKING, cast
 
 import msgspec
@@ -17,7 +17,6 @@ from outrider.tokens.grammar.child import GrammarTrial, GrammarVerdict, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from threading import Event
 
     from outrider.tokens.grammar.limits import GrammarLimits
     from outrider.tokens.grammar.source import GrammarSource

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle.manifest import BLOCK_KINDS, READING_KINDS, RECURRENT_KINDS
+from outrider.bundle.manifest import BLOCK_KINDS, READING_KINDS, RECURRENT_KINDS, DrafterEntry
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
 from outrider.system.core import new_core
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     import openvino as ov
 
-    from outrider.bundle.manifest import DrafterEntry
     from outrider.models.backends.heads.weights import HeadWeights
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
