@@ -61,28 +61,8 @@ from outrider.bundle.manifest import (
 )
 
 __all__ = [
-    "BYTES_NAME",
-    "MANIFEST_NAME",
-    "MAP_NAME",
-    "MODEL_NAMES",
-    "PROPOSED_NAME",
-    "RESERVED_NAMES",
-    "SCHEMA_VERSION",
-    "WEIGHTS_NAMES",
-    "Bundle",
-    "DrafterEntry",
-    "FileEntry",
-    "Format",
-    "Geometry",
-    "Manifest",
-    "ModelEntry",
-    "Source",
-    "TokenizerEntry",
-    "VisionEntry",
-    "draft_models_of",
-    "list_files",
-    "read_bundle",
-    "sha256_of",
-    "vocabulary_sha256",
+    "BYTES_NAME", "MANIFEST_NAME", "MAP_NAME", "MODEL_NAMES", "PROPOSED_NAME", "RESERVED_NAMES", "SCHEMA_VERSION",
+    "WEIGHTS_NAMES", "Bundle", "DrafterEntry", "FileEntry", "Format", "Geometry", "Manifest", "ModelEntry", "Source",
+    "TokenizerEntry", "VisionEntry", "draft_models_of", "list_files", "read_bundle", "sha256_of", "vocabulary_sha256",
     "write_manifest",
-]
+]  # fmt: skip

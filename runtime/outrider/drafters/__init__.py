@@ -16,19 +16,6 @@ from outrider.drafters.translation import TokenMap
 from outrider.drafters.vocabulary import DraftVocabulary, Intersection, Subset, Text, load_vocabulary
 
 __all__ = [
-    "AnswerStore",
-    "AssistantModel",
-    "DraftModel",
-    "DraftVocabulary",
-    "HiddenModel",
-    "Intersection",
-    "MarkovHead",
-    "Ngram",
-    "References",
-    "SelfModel",
-    "Subset",
-    "Suffix",
-    "Text",
-    "TokenMap",
-    "load_vocabulary",
-]
+    "AnswerStore", "AssistantModel", "DraftModel", "DraftVocabulary", "HiddenModel", "Intersection", "MarkovHead",
+    "Ngram", "References", "SelfModel", "Subset", "Suffix", "Text", "TokenMap", "load_vocabulary",
+]  # fmt: skip

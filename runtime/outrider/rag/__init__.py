@@ -17,12 +17,6 @@ from outrider.rag.retrieval import MeaningRetriever, Retriever, choose_subsets
 from outrider.rag.speculative import RagAnswer, RagDraft, SpeculativeRAG, answer_from, draft_engine
 
 __all__ = [
-    "MeaningRetriever",
-    "RagAnswer",
-    "RagDraft",
-    "Retriever",
-    "SpeculativeRAG",
-    "answer_from",
-    "choose_subsets",
+    "MeaningRetriever", "RagAnswer", "RagDraft", "Retriever", "SpeculativeRAG", "answer_from", "choose_subsets",
     "draft_engine",
-]
+]  # fmt: skip

@@ -16,12 +16,6 @@ from outrider.testing.fake_head import FakeHead
 from outrider.testing.tokenizer import TOY_ALPHABET, ToyTokenizer, toy_tokens
 
 __all__ = [
-    "TOY_ALPHABET",
-    "FakeBackend",
-    "FakeHead",
-    "FakeSlot",
-    "ToyTokenizer",
-    "save_toy_bundle",
-    "save_toy_model",
+    "TOY_ALPHABET", "FakeBackend", "FakeHead", "FakeSlot", "ToyTokenizer", "save_toy_bundle", "save_toy_model",
     "toy_tokens",
-]
+]  # fmt: skip

@@ -17,14 +17,6 @@ from outrider.inputs.vision.prompts import EncodedImage, Vision, check_images, h
 from outrider.inputs.vision.tiles import cut_into_tiles, image_text
 
 __all__ = [
-    "EncodedImage",
-    "Tiles",
-    "Vision",
-    "VisionEncoder",
-    "check_images",
-    "cut_into_tiles",
-    "has_images",
-    "image_text",
-    "read_image",
-    "to_data_url",
-]
+    "EncodedImage", "Tiles", "Vision", "VisionEncoder", "check_images", "cut_into_tiles", "has_images", "image_text",
+    "read_image", "to_data_url",
+]  # fmt: skip

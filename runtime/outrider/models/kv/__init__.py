@@ -16,26 +16,7 @@ from outrider.models.kv.state_rows import (
 )
 
 __all__ = [
-    "LAST",
-    "NUM_FIXED",
-    "PREFIXES",
-    "ROWS_PER_SEQUENCE",
-    "SPARE_ROW",
-    "ZERO_ROW",
-    "BlockPool",
-    "BlockTable",
-    "Buffer",
-    "BufferPool",
-    "Fetched",
-    "Opening",
-    "PrefixCounts",
-    "PrefixStore",
-    "Prefixes",
-    "SequenceRows",
-    "SlotTokens",
-    "StateCall",
-    "StateRows",
-    "StoredModel",
-    "Unbranched",
-    "check_contents",
-]
+    "LAST", "NUM_FIXED", "PREFIXES", "ROWS_PER_SEQUENCE", "SPARE_ROW", "ZERO_ROW", "BlockPool", "BlockTable", "Buffer",
+    "BufferPool", "Fetched", "Opening", "PrefixCounts", "PrefixStore", "Prefixes", "SequenceRows", "SlotTokens",
+    "StateCall", "StateRows", "StoredModel", "Unbranched", "check_contents",
+]  # fmt: skip

@@ -20,15 +20,6 @@ from outrider.tokens.grammar.state import GrammarState, fill_masks
 from outrider.tokens.grammar.widening import say_once, widened
 
 __all__ = [
-    "JSON_STYLE",
-    "LATE",
-    "GrammarLimits",
-    "GrammarSource",
-    "GrammarState",
-    "Grammars",
-    "check_schema",
-    "fill_masks",
-    "say_once",
-    "widened",
-    "with_real_dates",
-]
+    "JSON_STYLE", "LATE", "GrammarLimits", "GrammarSource", "GrammarState", "Grammars", "check_schema", "fill_masks",
+    "say_once", "widened", "with_real_dates",
+]  # fmt: skip

@@ -39,14 +39,6 @@ from outrider.tokens.sampling.sampler import LogitsSampler, Processor
 from outrider.tokens.sampling.truncate import ranked
 
 __all__ = [
-    "BannedAtFirst",
-    "DraftRows",
-    "LogitsSampler",
-    "OnlyTokens",
-    "Processor",
-    "Timestamps",
-    "argmax",
-    "probability",
-    "ranked",
-    "without",
-]
+    "BannedAtFirst", "DraftRows", "LogitsSampler", "OnlyTokens", "Processor", "Timestamps", "argmax", "probability",
+    "ranked", "without",
+]  # fmt: skip
