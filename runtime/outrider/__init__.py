@@ -7,7 +7,8 @@
         print(chunk.text, end="", flush=True)
     print(chunk.stats)
 
-Importing the package loads nothing heavy: names are fetched from their modules when they are first used (PEP 562).
+Importing the package loads nothing heavy: all names but errors are fetched from their modules when they are first used
+(PEP 562).
 What apps may import, here and elsewhere, is listed in docs/api.md. Packages that are not there are internal.
 """
 
@@ -15,6 +16,21 @@ from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
+
+from outrider.errors import (
+    BundleError,
+    DeviceError,
+    DeviceWarning,
+    DrafterError,
+    ExactnessWarning,
+    ExportError,
+    NoTokenLeft,
+    OptionError,
+    OutriderError,
+    RequestError,
+    TooLong,
+    VocabularyMismatch,
+)
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import read_bundle
@@ -24,20 +40,6 @@ if TYPE_CHECKING:
     from outrider.engine.chat import Chat, ChatTurn
     from outrider.engine.engine import Engine, load
     from outrider.engine.text_encoders import Embedder, Embeddings, Ranked, Ranking, Reranker
-    from outrider.errors import (
-        BundleError,
-        DeviceError,
-        DeviceWarning,
-        DrafterError,
-        ExactnessWarning,
-        ExportError,
-        NoTokenLeft,
-        OptionError,
-        OutriderError,
-        RequestError,
-        TooLong,
-        VocabularyMismatch,
-    )
     from outrider.models.backends.devices import Device, find_devices
     from outrider.types import CacheUse, Prompt, TokenLogprobs
 
@@ -57,20 +59,6 @@ _MODULES = {
     "config": ("Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig"),
     "engine.engine": ("Engine", "load"),
     "engine.text_encoders": ("Embedder", "Embeddings", "Ranked", "Ranking", "Reranker"),
-    "errors": (
-        "BundleError",
-        "DeviceError",
-        "DeviceWarning",
-        "ExactnessWarning",
-        "ExportError",
-        "NoTokenLeft",
-        "DrafterError",
-        "OptionError",
-        "OutriderError",
-        "RequestError",
-        "TooLong",
-        "VocabularyMismatch",
-    ),
     "decoding.metrics": ("Stats",),
     "decoding.results": ("AnswerToken", "Result", "TextChunk"),
     "models.backends.devices": ("Device", "find_devices"),
