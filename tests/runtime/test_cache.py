@@ -36,6 +36,12 @@ def plain(toy_bundle: Bundle) -> outrider.Engine:
     return load_toy(toy_bundle, enable_prefix_caching=False, drafter=None)
 
 
+@pytest.fixture(scope="module")
+def engine(toy_bundle: Bundle) -> outrider.Engine:
+    """For tests whose prompts begin in other ways than those of the others."""
+    return load_toy(toy_bundle)
+
+
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "suffix", "auto", None])
 def test_a_conversation_says_what_it_would_have_said(
@@ -217,8 +223,7 @@ def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
 
 
 @pytest.mark.every_format
-def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrider.Engine) -> None:
-    engine = load_toy(toy_bundle)
+def test_texts_that_part_share_their_beginning(engine: outrider.Engine, plain: outrider.Engine) -> None:
     common = random_ids(1, 77)
     prompts = [common + random_ids(10 + i, 9) for i in range(4)]
     options: Options = {"max_new_tokens": 20, "ignore_eos": True}
@@ -229,8 +234,7 @@ def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrid
 
 
 @pytest.mark.every_format
-def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: Bundle) -> None:
-    engine = load_toy(toy_bundle)
+def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(engine: outrider.Engine) -> None:
     for length in (1, 2, 31, 32, 33, 64, 65):
         prompt = random_ids(length, length)
         once, twice = (engine.generate(prompt, max_new_tokens=5, ignore_eos=True) for _ in range(2))
@@ -239,8 +243,7 @@ def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: B
 
 
 @pytest.mark.every_format
-def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, plain: outrider.Engine) -> None:
-    engine = load_toy(toy_bundle)
+def test_requests_that_run_together_share_and_stay_apart(engine: outrider.Engine, plain: outrider.Engine) -> None:
     common = random_ids(5, 70)
     prompts = [common + random_ids(20 + i, 1 + i % 3) for i in range(8)]
     options: Options = {"max_new_tokens": 40, "ignore_eos": True}
@@ -287,13 +290,12 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
 @pytest.mark.every_format
 def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
     """No text starts from rejected drafts, from tokens after a stop, or from tokens of a failed request."""
-    engine = load_toy(toy_bundle)
+    engine, short = load_toy(toy_bundle), load_toy(toy_bundle)
     for seed in range(6):
         prompt = random_ids(seed, 40)
         options: Options = {"num_assistant_tokens": 7, "drafter": "draft", "ignore_eos": True}
         result = engine.generate(prompt, max_new_tokens=30, **options)
         end = next(i for i in range(5, 30) if result.token_ids[i] not in result.token_ids[:i])
-        short = load_toy(toy_bundle)
         stopped = short.generate(prompt, stop_token_ids=[result.token_ids[end]], **options)
         assert stopped.token_ids == result.token_ids[: end + 1]
         text = prompt + result.token_ids
@@ -308,9 +310,8 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
 
 
 @pytest.mark.every_format
-def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
+def test_a_slot_that_is_not_used_takes_nothing_away(engine: outrider.Engine) -> None:
     """As if the main model has room for a request, and its drafter has none."""
-    engine = load_toy(toy_bundle)
     text = random_ids(9, 61)
     engine.generate(text, max_new_tokens=1)
     for _ in range(2):

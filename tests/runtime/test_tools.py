@@ -640,6 +640,7 @@ def test_arguments_are_what_their_schema_says() -> None:
     expected = {"text": "1", "short": None, "color": 3, "flags": None, "any": 2, "place": "5.0"}
     assert json.loads(calls[0].arguments) == expected
     assert json.loads(unknown[0].arguments) == expected | {"text": 1, "place": 5.0}
+    assert QWEN_CODER.parse(call_in(QWEN_CODER, "f", a="NaN"))[1][0].arguments == '{"a": "NaN"}'  # which JSON has not
 
 
 def function_of(schema: Any) -> dict[str, Any]:
