@@ -381,6 +381,18 @@ def test_neither_a_first_answer_nor_later_ones_lose_more_than_is_stated() -> Non
     assert min(speed_up(world, num=num) for num in (16, 100, 24, 60)) >= 0.97
 
 
+def test_a_new_model_is_not_considered_once_the_answer_has_lost_what_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, price, considered = World(50.0), Controller._price, list[str]()
+
+    def noted(controller: Controller, name: str, *given: Any) -> Any:
+        considered.append(name)
+        return price(controller, name, *given)
+
+    monkeypatch.setattr(Controller, "_price", noted)
+    world.decode(num=20)
+    assert 1 <= len(considered) < 4  # of 19 rounds
+
+
 def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
     """With a small draft model. A large one would have to read the answer first, which costs too much."""
     known = World([(0, 50.0), (200, 0.0)], draft_cost=0.35)  # known to be good in other answers

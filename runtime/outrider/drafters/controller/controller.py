@@ -21,7 +21,6 @@ from outrider.drafters.controller.ledger import (
     COPIES,
     CREDIT_ROUNDS,
     FIRST_ROUNDS,
-    TRIAL_ROUNDS,
     Account,
     Ledger,
     LedgerEntry,
@@ -101,7 +100,7 @@ class Controller(DraftPolicy):
         self._unlooked += 1
         rested = len(requests) == 1 and self._unlooked > _LONGEST_REST_ROUNDS
         looks = self._copier is not None and (rested or self._ledger.is_open(COPIES))
-        considered = [name for name in self._models if any(self._may_draft(name, each) for each in self._accounts)]
+        considered = [name for name in self._models if self._is_considered(name, requests, batch)]
         copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
         if self._copier and looks:
             self._unlooked = 0
@@ -304,6 +303,16 @@ class Controller(DraftPolicy):
         """
         return self._ledger.is_open(name) or account.balance > 0 or account.granted > 0
 
+    def _is_considered(self, name: str, requests: Sequence[DraftRequest], batch: Batch) -> bool:
+        """Whether a model may draft for an answer that can pay for it, as far as that is known before it is priced."""
+        answers = [self._answers[request.sequence] for request in requests]
+        able = [answer for answer in answers if self._may_draft(name, answer.account)]
+        if not able or any(answer.models[name].record.share.weight >= KNOWN_TOKENS for answer in able):
+            return bool(able)
+        least = self._models[name].seconds_for([1] * batch.together, batch.context) / batch.together
+        plain, credit = batch.plain / batch.together, self._ledger.credit(name)
+        return any(answer.account.trial(credit, plain, self._accounts) >= least for answer in able)
+
     def _plan_model(
         self, name: str, request: DraftRequest, answer: AnswerRecord, batch: Batch, price: ModelPrice, others: float
     ) -> tuple[float, bool, PricedTurn]:
@@ -334,9 +343,7 @@ class Controller(DraftPolicy):
         reading += model.first_seconds
         is_known = is_known_to_pay(own.record.share, costs, KNOWN_TOKENS)
         credit, granted = self._ledger.credit(name), 0.0
-        if not is_known:
-            credit = min(credit, TRIAL_ROUNDS * plain)
-        most = account.limit(credit, plain, self._accounts)
+        most = (account.limit if is_known else account.trial)(credit, plain, self._accounts)
         if is_known and credit and is_worth and not is_quick:
             granted = reading + CREDIT_ROUNDS * plain  # with a few drafts, or it was read in vain
         losses = [reading + each for each in seconds[1:]]

@@ -51,6 +51,10 @@ class Account:
         own = self.balance + self.granted + max(TRIAL_SHARE * self.spent, least)
         return own + max(sum(other.limit(0.0, plain) for other in others if other is not self), 0.0)
 
+    def trial(self, credit: float, plain: float, others: Sequence[Account] = ()) -> float:
+        """The same for a drafter that is not known to pay."""
+        return self.limit(min(credit, TRIAL_ROUNDS * plain), plain, others)
+
 
 @dataclass(slots=True)
 class LedgerEntry:
