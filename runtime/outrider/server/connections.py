@@ -129,6 +129,8 @@ def limited(settings: Settings) -> Any:
     return partial(Connection, settings=settings)
 
 
-def _cancel(timer: asyncio.TimerHandle | None) -> None:
+def _cancelled(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
+    """None, in place of a timer that ends."""
     if timer is not None:
         timer.cancel()
+    return None
