@@ -54,15 +54,12 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         """The client has read."""
         super().resume_writing()
-        _cancel(self._read_timer)
-        self._read_timer = None
+        self._read_timer = _cancelled(self._read_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more."""
         super().connection_lost(exc)
-        for timer in (self._head_timer, self._read_timer):
-            _cancel(timer)
-        self._head_timer = self._read_timer = None
+        self._head_timer, self._read_timer = _cancelled(self._head_timer), _cancelled(self._read_timer)
 
     @property
     def _has_head(self) -> bool:
@@ -86,8 +83,7 @@ class Connection(H11Protocol):
     def _expect_head(self) -> None:
         """Limit the time of a request's headers, which begins when the connection does or the answer before ends."""
         if self._has_head or self.transport.is_closing():
-            _cancel(self._head_timer)
-            self._head_timer = None
+            self._head_timer = _cancelled(self._head_timer)
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self._settings.head_seconds, self._give_up)
 
