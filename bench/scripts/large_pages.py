@@ -8,7 +8,6 @@ the median of the paired ratios. On Linux, and an idle machine, so it is run by 
 
 import statistics
 import sys
-import time
 
 import outrider
 from outrider.decoding import large_pages

@@ -138,7 +138,7 @@ class FormSlices:
 
     def seconds(self, rows: int, num_tokens: int | None = None) -> float:
         """Of a call of the whole model. num_tokens: of its output matrix; by default all."""
-        small, large, *wide = self._measured(rows)
+        small, large, *wide = self.measured(rows)
         missing = (num_tokens or self.whole.num_tokens) - self.checkpoints[0].num_tokens
         more = self.checkpoints[-1].num_tokens - self.checkpoints[0].num_tokens
         of_token = max(wide[0] - small, 0.0) / more if wide else 0.0
@@ -150,7 +150,7 @@ class FormSlices:
         small, large, *_ = (each.num_layers for each in self.checkpoints)
         return (self.whole.num_layers - small) / max(large - small, 1)
 
-    def _measured(self, rows: int) -> list[float]:
+    def measured(self, rows: int) -> list[float]:
         """Seconds of a call of each slice."""
         return [self.share[rows] * _shortest(each[rows]) for each in self.processor]
 
