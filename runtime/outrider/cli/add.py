@@ -9,9 +9,9 @@ from outrider.cli.console import out, print_json
 from outrider.cli.drafter_costs import acceptance_in, as_dict, measure_drafter, show
 from outrider.cli.export import Bars
 from outrider.cli.opening import open_model
-from outrider.cli.options import json_option
+from outrider.cli.options import export_half, json_option
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, needs
+from outrider.errors import OptionError
 from outrider.system.files import usable
 
 
@@ -39,7 +39,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     Of a drafter it prints what drafts cost on this machine, and how many tokens have to be accepted to make up for
     that, if the main model was loaded before or loads in seconds.
     """
-    with needs("The export half of outrider is not installed", "export", ExportError):
+    with export_half():
         from outrider_export import add_adapter, add_drafter
         from outrider_export.sources.source import fetch, locate
     is_adapter = (usable(user_path(part)) / "adapter_config.json").is_file()

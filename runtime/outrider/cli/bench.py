@@ -9,7 +9,7 @@ import click
 
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
 from outrider.cli.opening import model_argument, open_model
-from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.cli.options import generation_options, json_option, load_options, prompt_options, read_options
 from outrider.config import LOSSY, Config
 from outrider.config.files import user_path
 from outrider.errors import OptionError
@@ -49,12 +49,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
 
 @click.command()
 @model_argument
-@click.option(
-    "--prompts",
-    metavar="NAME|FILE",
-    help="default, grounded, long, open, or JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]",
-)
-@click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@prompt_options
 @click.option(
     "--modes",
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from outrider.bundle.folder import Bundle
 from outrider.cli.console import err, out, print_json
-from outrider.cli.options import json_option
-from outrider.errors import ExportError, needs
+from outrider.cli.options import export_half, json_option
 from outrider.system import saved
 
 _DRAFT = "Draft model, of the same kinds as MAIN; auto finds one; none leaves out an MTP module that MAIN has."
@@ -57,7 +56,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
 
     MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file.
     """
-    with needs("The export half of outrider is not installed", "export", ExportError):
+    with export_half():
         from outrider_export import default_output, export_bundle
         from outrider_export.bundles.bundle_cache import BundleCache
         from outrider_export.bundles.find_draft import find_draft

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from outrider.cli.export import make
-from outrider.cli.options import json_option
-from outrider.errors import ExportError, needs
+from outrider.cli.options import export_half, json_option
 
 
 @click.command(name="import")
@@ -26,7 +25,7 @@ def import_(main: str, draft: str | None, output: str | None, as_json: bool, **o
 
     MAIN is a folder in the format of onnxruntime-genai, or of onnx-community on the Hugging Face hub, or a hub id.
     """
-    with needs("The export half of outrider is not installed", "onnx", ExportError):
+    with export_half("onnx"):
         from outrider_export import default_output, import_bundle
     output = output or str(default_output(main, draft))
     make(lambda bars: import_bundle(main, draft, output=output, progress=bars, **options), output, as_json)

@@ -8,8 +8,7 @@ import click
 from rich.filesize import decimal
 
 from outrider.cli.console import day_and_time, out, print_json, table
-from outrider.cli.options import json_option
-from outrider.errors import ExportError, needs
+from outrider.cli.options import export_half, json_option
 from outrider.system import saved
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def open_cache() -> BundleCache:
     Raises:
         ExportError: when the export half is not installed.
     """
-    with needs("The export half of outrider is not installed", "export", ExportError):
+    with export_half():
         from outrider_export.bundles.bundle_cache import BundleCache
     return BundleCache(saved.FOLDER)
 

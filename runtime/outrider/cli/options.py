@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +13,7 @@ from outrider.cli.console import err
 from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig, without_word
 from outrider.config.files import find_presets, load_config, user_path
 from outrider.config.option import Option, options_of
-from outrider.errors import OptionError
+from outrider.errors import ExportError, OptionError, needs
 from outrider.system.files import shown, why
 
 if TYPE_CHECKING:
@@ -145,6 +145,17 @@ def generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return _apply(_GENERATION, function)
 
 
+def prompt_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--prompts` and `--per-category`."""
+    named = "default, grounded, long, open, or JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]"
+    few = "Use the first N prompts of each category."
+    options = [
+        click.option("--prompts", metavar="NAME|FILE", help=named),
+        click.option("--per-category", type=click.IntRange(1), help=few),
+    ]
+    return _apply(options, function)
+
+
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(function)
@@ -165,6 +176,15 @@ def tracing(engine: Engine, trace: str | None) -> Iterator[None]:
     with engine.trace(trace):
         yield
     err.print(f"Wrote {trace}: open it at https://ui.perfetto.dev, or: outrider trace {trace}")
+
+
+def export_half(extra: str = "export") -> AbstractContextManager[None]:
+    """A block that imports `outrider_export`. extra: has the packages that are needed.
+
+    Raises:
+        ExportError: when there is one missing.
+    """
+    return needs("The export half of outrider is not installed", extra, ExportError)
 
 
 def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) -> Config:

@@ -10,7 +10,7 @@ import click
 from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
 from outrider.cli.opening import load_model, model_argument, open_model
-from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.cli.options import generation_options, json_option, load_options, prompt_options, read_options
 from outrider.cli.progress import progress_line
 from outrider.errors import OptionError, nearest
 
@@ -27,8 +27,7 @@ _FEWEST_REPEATS = 3
 
 @click.command()
 @model_argument
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
-@click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@prompt_options
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="About how long to measure.  [default: 2]")
 @load_options
 @generation_options

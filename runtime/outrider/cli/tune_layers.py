@@ -10,7 +10,7 @@ import click
 from outrider.bundle.manifest import describe_layers
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.opening import model_argument, open_model
-from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.cli.options import generation_options, json_option, load_options, prompt_options, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @model_argument
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
-@click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@prompt_options
 @click.option("--name", metavar="NAME", default="self", help="The name of the drafter.  [default: self]")
 @click.option("--dry-run", is_flag=True, help="Do not change the bundle.")
 @load_options

@@ -11,9 +11,9 @@ from outrider.bundle.folder import as_folder
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars, terminable
-from outrider.cli.options import json_option, read_options, weights_options
+from outrider.cli.options import export_half, json_option, read_options, weights_options
 from outrider.cli.progress import progress_line
-from outrider.errors import ExportError, OptionError, needs
+from outrider.errors import OptionError
 
 
 @click.command()
@@ -28,7 +28,7 @@ def tune_weights(model: str, draft: str | None, as_json: bool, **options: Any) -
     int4, and timed on the CPU. That says how fast the whole model would be in each, how large, and which loses less.
     Slices of --draft are timed with its whole output matrix and with smaller ones.
     """
-    with needs("The export half of outrider is not installed", "export", ExportError):
+    with export_half():
         from outrider_export.describe.plan import make_plan
         from outrider_export.forms.speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, FormSpeed, FormTrial
         from outrider_export.sources.source import fetch, locate

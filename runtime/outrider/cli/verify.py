@@ -12,10 +12,10 @@ from outrider.cli.bench import describe
 from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
 from outrider.cli.inspect import check_files
 from outrider.cli.opening import load_model, model_argument, open_model
-from outrider.cli.options import FiniteRange, json_option, load_options, read_options
+from outrider.cli.options import FiniteRange, export_half, json_option, load_options, prompt_options, read_options
 from outrider.cli.progress import progress_line
 from outrider.config import Config, GenerationConfig
-from outrider.errors import ExportError, OptionError, OutriderError, nearest, needs
+from outrider.errors import OptionError, OutriderError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,8 +55,7 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str |
 @click.option("--against", metavar="MODEL", help="Compare the main model's logits with this checkpoint's, in float32.")
 @click.option("--draft-against", metavar="MODEL", help="The same for the draft model.")
 @click.option("--min-cosine", type=FiniteRange(-1, 1), help="Fail where fidelity's median cosine is lower.")
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six built-in prompts]")
-@click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@prompt_options
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(2),
@@ -236,7 +235,7 @@ def fetch_checkpoints(
         OptionError: for a model that is not there.
         ExportError: when a checkpoint is not there, or the export half is not installed.
     """
-    with needs("The export half of outrider is not installed", "export", ExportError):
+    with export_half():
         from outrider_export.with_torch.fidelity import fetch_checkpoint, find_holder
     progress = _Steps(lambda: None, quiet)
     for role in checkpoints:
