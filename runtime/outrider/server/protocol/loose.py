@@ -28,30 +28,15 @@ _LEAST_TEMPERATURE = 1e-3  # below it, sampling is greedy
 
 # Other servers' names of fields: llama.cpp's, vLLM's, SGLang's, TGI's, Ollama's, text-generation-webui's, Qwen's.
 SAME = {
-    "ban_eos_token": "ignore_eos",
-    "ebnf": "grammar",
-    "grammar_string": "grammar",
-    "guided_grammar": "grammar",
-    "guided_regex": "regex",
-    "max_completion_tokens": "max_output_tokens",
-    "max_tokens": "max_output_tokens",
-    "max_new_tokens": "max_tokens",
-    "min_tokens": "min_new_tokens",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "num_return_sequences": "n",
-    "random_seed": "seed",
-    "reasoning_budget_tokens": "reasoning_budget",
-    "rep_pen": "repetition_penalty",
-    "repeat_penalty": "repetition_penalty",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
-    "thinking_budget": "reasoning_budget",
-    "thinking_budget_tokens": "reasoning_budget",
-    "thinking_token_budget": "reasoning_budget",
-    "typ_p": "typical_p",
-    "typical": "typical_p",
-}
+    "ban_eos_token": "ignore_eos", "ebnf": "grammar", "grammar_string": "grammar", "guided_grammar": "grammar",
+    "guided_regex": "regex", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
+    "max_new_tokens": "max_tokens", "min_tokens": "min_new_tokens", "n_predict": "max_tokens",
+    "num_predict": "max_tokens", "num_return_sequences": "n", "random_seed": "seed",
+    "reasoning_budget_tokens": "reasoning_budget", "rep_pen": "repetition_penalty",
+    "repeat_penalty": "repetition_penalty", "stop_sequences": "stop", "stop_strings": "stop",
+    "thinking_budget": "reasoning_budget", "thinking_budget_tokens": "reasoning_budget",
+    "thinking_token_budget": "reasoning_budget", "typ_p": "typical_p", "typical": "typical_p",
+}  # fmt: skip
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Fields of numbers and of true or false, which some clients write as texts.
 _NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, float)} | {
