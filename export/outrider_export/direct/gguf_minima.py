@@ -16,22 +16,18 @@ Source: block_q4_1 and block_q4_K in ggml/src/ggml-common.h.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider_export.direct.codes import pack, rounded, unpack
 from outrider_export.direct.own_codes import GROUP, LARGEST
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import openvino as ov
-    from numpy.typing import NDArray
-
-    from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_file import GGUFHeader
 
 TYPES = ("Q4_1", "Q4_K")
 

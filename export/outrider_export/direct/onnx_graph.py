@@ -11,24 +11,21 @@ Source: ContribOperators.md of ONNX Runtime 1.31.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from outrider.models.backends.projections import ATTENTION
+from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.onnx_pack import OnnxMatrix, packed_name
 from outrider_export.direct.own_codes import GROUP
+from outrider_export.direct.rope import Rope
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 from outrider_export.onnx.files import import_onnx, point_to
 from outrider_export.onnx.graph import FLOAT, INT64
 from outrider_export.onnx.matrices import ZERO
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from outrider_export.direct.decoder import Decoder, Layer
-    from outrider_export.direct.rope import Rope
 
 _CONTRIB, _OPSET, _IR_VERSION = "com.microsoft", 22, 10
 _CONTRIBUTED = ("FusedMatMul", "GroupQueryAttention", "MatMulNBits", "SkipSimplifiedLayerNormalization")

@@ -18,26 +18,21 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import paired, rounded
 from outrider_export.direct.own_codes import GROUP, LARGEST, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
-from outrider_export.direct.weights import EMBEDDING, HEAD, StoredMatrix, below_each_other, layer_name
+from outrider_export.direct.weights import EMBEDDING, HEAD, Rows, StoredMatrix, Weights, below_each_other, layer_name
 from outrider_export.onnx.files import alignment
 from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider_export.direct.weights import Rows, Weights
 
 _WIDE_BLOCK = 64
 _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product

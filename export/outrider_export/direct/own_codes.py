@@ -15,20 +15,16 @@ is multiplied. As `gguf_minima` does for weights that are not converted.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.weights import OUTPUT_GATE, Rows, StoredMatrix, layer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
 
 # Codes, zero points, and scales in float32 or float16.
 Codes: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any]]"

@@ -13,17 +13,14 @@ Shapes: B rows, T tokens, S places of the cache, h hidden size, H heads, K key-v
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.distill.train.layers import Teacher, turn, turns
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 

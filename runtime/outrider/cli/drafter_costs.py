@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from outrider.bundle.folder import Bundle
 from outrider.cli.console import out, table
 from outrider.cli.opening import load_model
 from outrider.config import Config
@@ -18,11 +20,6 @@ from outrider.models.tuning.loading import is_settled
 from outrider.models.tuning.model_spec import specs_of
 from outrider.models.tuning.placement import choose_devices
 from outrider.system.files import reading
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
 
 _QUICK = 500_000_000  # bytes of models that are loaded for the first time: a few seconds
 _LENGTHS = (1, 2, 3, 4, 5, 7, 15)

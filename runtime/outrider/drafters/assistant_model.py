@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.self_model import SelfModel
 from outrider.models.backends.features import NEXT_HIDDEN
+from outrider.models.tuning.measure import PassCost
 from outrider.types import Backend, Chunk, Committed, DraftRequest, LogitsRow, Requirements, Slot, TokenSequence
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.models.tuning.measure import PassCost
 
 
 class AssistantModel(SelfModel):

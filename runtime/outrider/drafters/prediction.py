@@ -9,18 +9,14 @@ A prediction leaves out drafts from trees, copies, the choice of draft length ro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
 
+from outrider.models.tuning.measure import PassCost
 from outrider.models.tuning.measure.cost import LONGEST, NEAR
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from outrider.models.tuning.measure import PassCost
-    from outrider.types import Drafter
+from outrider.types import Drafter
 
 _UNREAD_TOKENS = 2  # committed tokens that a drafter reads before it drafts: about a round's
 

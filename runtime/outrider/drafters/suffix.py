@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from outrider.drafters.copier import Copier
 from outrider.drafters.references import MAX_TOKENS, References
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
 from outrider.types import Committed, Draft, DraftRequest, TokenSequence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 LONGEST_CONTEXT = 3  # tokens; a longer one hardly ever comes back in another text
 _NUM_PLACES = 1 << 16  # 1 MB

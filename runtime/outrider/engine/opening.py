@@ -8,18 +8,14 @@ This is the one place outside the command line that reaches the export half, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from outrider.bundle.folder import Bundle, as_folder, check_no_draft, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.config import DeviceConfig
 from outrider.errors import ExportError, needs
 from outrider.system.files import shown
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.config import DeviceConfig
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 
 def open_bundle(

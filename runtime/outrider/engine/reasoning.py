@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools.markers import keep_markers, marker_in_lark, token_of
+from outrider.tokens.grammar import GrammarSource
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from outrider.tokens.grammar import GrammarSource
-    from outrider.types import TextTokenizer
+from outrider.types import TextTokenizer
 
 NEXT_MESSAGE = "<|end|><|start|>assistant"  # of gpt-oss
 TYPED = " <|constrain|>json"  # in the header of a message in JSON

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.inputs.tools.markers import token_of
 from outrider.server.errors import ApiError
-
-if TYPE_CHECKING:
-    from outrider.types import TextTokenizer
+from outrider.types import TextTokenizer
 
 # What stands before the text's beginning, between it and its end, and after that.
 _FORMS = (

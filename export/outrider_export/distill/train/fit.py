@@ -14,22 +14,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from outrider.errors import ExportError
+from outrider_export.distill.data import Data
 from outrider_export.distill.train.checkpoint import read_checkpoint, write_checkpoint
 from outrider_export.distill.train.files import build, new_config
+from outrider_export.distill.train.layers import Teacher
 from outrider_export.distill.train.places import Accuracy, Reach
 from outrider_export.distill.train.status import Evaluation, TrainingStatus, Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider_export.distill.data import Data
-    from outrider_export.distill.train.layers import Teacher
 
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048

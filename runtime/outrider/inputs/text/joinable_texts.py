@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 # The layers of a detokenizer that joins its tokens' bytes, and does nothing else.
 _JOINS = {"Parameter", "Const", "Convert", "VocabDecoder", "FuzeRagged", "UTF8Validate", "StringTensorPack", "Result"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 # How SentencePiece spells a byte, and a space.
 BYTE_PIECE, SPACE = re.compile(r"<0x([0-9A-F]{2})>"), "\u2581"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
+
+import openvino as ov
 
 from outrider.bundle.architectures import STATES
 from outrider.bundle.manifest import describe_layers
 from outrider.errors import BundleError
 from outrider.models.backends.taps import PAGED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import openvino as ov
 
 _WINDOW = 10  # the input of PAGED with the sliding window, 0 for none (openvino/op/paged_attention.hpp, 2026.4)
 _UNKNOWN = -1

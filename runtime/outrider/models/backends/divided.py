@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.types import Chunk, LogitsRow, Pending, RowRule, Step, undivided
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
 
 def divide(chunks: Sequence[Chunk], rule: RowRule) -> list[list[Chunk]]:

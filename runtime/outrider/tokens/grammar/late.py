@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MOST_LOST = 3  # threads that are left to a mask without end
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.config import GenerationConfig
+from outrider.config import GenerationConfig
 
 # Bounds of a cheap grammar. Measured with 49,152 tokens: such grammars take at most some tens of milliseconds.
 _CHEAP_CHARACTERS = 20_000

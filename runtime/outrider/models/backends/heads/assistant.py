@@ -19,7 +19,8 @@ generation/candidate_generator.py, `SinglePositionMultiTokenCandidateGenerator`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -28,13 +29,9 @@ from openvino import opset13 as ops
 from outrider.errors import BundleError
 from outrider.models.backends.features import NEXT_HIDDEN
 from outrider.models.backends.heads.layers import AFTER_ATTENTION, Rotation, after_feed_forward, linear, norm
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from outrider.models.backends.heads.weights import HeadWeights
 
 BLOCKS, BEGINS = "blocks.", "begins."
 CACHE, WINDOW, KV_HEADS = "cache", "window", "kv_heads"  # numbers of a layer

@@ -15,8 +15,6 @@ layers also have a causal convolution within the block, before and after each pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import openvino as ov
 from openvino import opset13 as ops
 
@@ -31,11 +29,9 @@ from outrider.models.backends.heads.layers import (
     norm,
     normed_if,
 )
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.nodes import floats, integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-
-if TYPE_CHECKING:
-    from outrider.models.backends.heads.weights import HeadWeights
 
 ORDER, IN_BLOCK = "order", "in_block"
 INPUT_SCALE, WINDOW = "input_scale", "window"

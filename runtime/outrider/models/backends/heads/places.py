@@ -7,17 +7,13 @@ hidden_states float32 [r, hidden], of r sequences, and for Hydra input_ids int64
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.models.backends.heads.layers import linear
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.nodes import ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-
-if TYPE_CHECKING:
-    from outrider.models.backends.heads.weights import HeadWeights
 
 
 def medusa(weights: HeadWeights) -> ov.Model:

@@ -10,18 +10,14 @@ float32 [n, width]. Outputs: logits [n, 1, vocabulary], next_hidden float32 [n, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.models.backends.features import NEXT_HIDDEN
 from outrider.models.backends.heads.layers import PagedAttention, Rotation, after_attention, linear, norm
+from outrider.models.backends.heads.weights import HeadWeights
 from outrider.models.backends.nodes import integer, ints, parameter, result
 from outrider.models.backends.paged_graph import HIDDEN_IN
-
-if TYPE_CHECKING:
-    from outrider.models.backends.heads.weights import HeadWeights
 
 NORM_FIRST = "norm_before_residual"  # among the weights of EAGLE-3 drafters whose residual is the normed hidden states
 
