@@ -277,47 +277,44 @@ def copy(tied: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_pickles_are_refused(copy: Path, tmp_path: Path) -> None:
+def change(copy: Path, **changes: Any) -> None:
+    """Change keys of config.json. None takes one out."""
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8")) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def have_pickles(copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     (copy / "pytorch_model.bin").write_bytes(b"\x80\x04cposix\nsystem\n.")
-    with pytest.raises(ExportError, match=r"weights as pickles only \(pytorch_model\.bin\), which run code"):
-        export_bundle(copy, output=tmp_path / "b")
 
 
-def test_truncated_weights_are_refused(copy: Path, tmp_path: Path) -> None:
-    weights = copy / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ExportError, match=r"model\.safetensors is missing or damaged: it has .* bytes of"):
-        export_bundle(copy, output=tmp_path / "b")
-    weights.write_bytes(struct.pack("<Q", 1 << 60))
-    with pytest.raises(ExportError, match=r"missing or damaged"):
-        export_bundle(copy, output=tmp_path / "b")
+def truncate(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-100])
 
 
-def test_a_missing_shard_is_named(copy: Path, tmp_path: Path) -> None:
+def lack_a_shard(copy: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
     (copy / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    with pytest.raises(ExportError, match=r"model-00002-of-00002\.safetensors is missing or damaged"):
-        export_bundle(copy, output=tmp_path / "b")
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"architectures": ["BertForMaskedLM"]}, "holds a BertForMaskedLM; Outrider runs causal language models"),
-    ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised already \(gptq\)"),
-    ({"num_hidden_layers": None}, "num_hidden_layers"),
+@pytest.mark.parametrize(("damage", "message"), [
+    (have_pickles, r"weights as pickles only \(pytorch_model\.bin\), which run code"),
+    (truncate, r"model\.safetensors is missing or damaged: it has .* bytes of"),
+    (lambda copy: (copy / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60)), "missing or damaged"),
+    (lack_a_shard, r"model-00002-of-00002\.safetensors is missing or damaged"),
+    (lambda copy: (copy / "tokenizer.json").unlink(), r"has no tokenizer\.json"),
+    (lambda copy: change(copy, architectures=["BertForMaskedLM"]),
+     "holds a BertForMaskedLM; Outrider runs causal language models"),
+    (lambda copy: change(copy, quantization_config={"quant_method": "gptq"}), r"is quantised already \(gptq\)"),
+    (lambda copy: change(copy, num_hidden_layers=None), "num_hidden_layers"),
 ])  # fmt: skip
-def test_unfit_configurations_are_refused(copy: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    config = json.loads((copy / "config.json").read_text(encoding="utf-8")) | change
-    config = {key: value for key, value in config.items() if value is not None}
-    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+def test_damaged_and_unfit_checkpoints_are_refused(
+    copy: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(copy)
     with pytest.raises(ExportError, match=message):
-        export_bundle(copy, output=tmp_path / "b")
-
-
-def test_a_missing_tokenizer_is_named(copy: Path, tmp_path: Path) -> None:
-    (copy / "tokenizer.json").unlink()
-    with pytest.raises(ExportError, match=r"has no tokenizer\.json"):
         export_bundle(copy, output=tmp_path / "b")
 
 
@@ -325,13 +322,8 @@ def test_a_missing_tokenizer_is_named(copy: Path, tmp_path: Path) -> None:
 def test_remote_code_runs_only_where_it_is_trusted(copy: Path, tmp_path: Path) -> None:
     """The checkpoint's own code leaves a file behind when it is loaded."""
     trace = tmp_path / "ran"
-    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    config |= {
-        "model_type": "strange",
-        "architectures": ["StrangeForCausalLM"],
-        "auto_map": {"AutoConfig": "strange.Config", "AutoModelForCausalLM": "strange.StrangeForCausalLM"},
-    }
-    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    own = {"AutoConfig": "strange.Config", "AutoModelForCausalLM": "strange.StrangeForCausalLM"}
+    change(copy, model_type="strange", architectures=["StrangeForCausalLM"], auto_map=own)
     code = f"open({str(trace)!r}, 'w').close()\nraise ImportError('ran')\n"
     (copy / "strange.py").write_text(code, encoding="utf-8")
     with pytest.raises(ExportError, match="The main model checkpoint cannot be converted"):
