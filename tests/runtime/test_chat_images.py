@@ -19,7 +19,6 @@ from tiny_vision import PARTS_TEMPLATE, TOY_PLACE, add_toy_encoder, asking, pict
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
-BLOCK = 32  # tokens of the cache
 
 
 @pytest.fixture(scope="module")

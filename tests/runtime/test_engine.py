@@ -38,12 +38,7 @@ def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
 
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix", "auto"])
-@pytest.mark.parametrize("prompt", [
-    "hello world",
-    "0123456789" * 20,
-    pytest.param("a", marks=pytest.mark.slow),
-    pytest.param("abcabcabcabc", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize("prompt", ["hello world", "0123456789" * 20])
 def test_every_drafter_gives_the_plain_text(toy_engine: outrider.Engine, drafter: str, prompt: str) -> None:
     plain = toy_engine.generate(prompt, max_new_tokens=80, drafter=None, ignore_eos=True)
     for n in (1, 2, 5, 9):
