@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.types import Draft, DraftRequest, TokenSequence
 
 
-_OTHERS_TOKENS = 6.0  # of an answer's own, which all of other answers count for at most
+_OTHERS_TOKENS = 10.0  # of an answer's own, which all of other answers count for at most
 
 
 @dataclass(slots=True)
@@ -37,13 +37,13 @@ class ModelAnswer:
     """How one model's drafts were accepted in one answer."""
 
     record: ModelRecord
-    share: Share  # the accepted share of its last ten tokens or so
+    share: Share  # the accepted share of its last twenty tokens or so
     luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))  # with the last twenty or so
 
     @classmethod
     def of(cls, record: ModelRecord) -> ModelAnswer:
         """At the beginning of an answer, by what is known of others."""
-        return cls(record, Share(record.share.mean, min(record.share.weight, _OTHERS_TOKENS), memory=0.9))
+        return cls(record, Share(record.share.mean, min(record.share.weight, _OTHERS_TOKENS), memory=0.95))
 
     def add(self, draft: Draft, path: Sequence[int]) -> None:
         """Take in the outcome of a draft. path: the indices of the accepted tokens."""
