@@ -14,7 +14,7 @@ from outrider_export.heads.packed import PACKED_NAME
 
 
 def test_the_drafter_is_small_and_says_how_it_was_made() -> None:
-    assert sum(path.stat().st_size for path in DRAFTER.iterdir()) <= 12_000_000
+    assert sum(path.stat().st_size for path in DRAFTER.iterdir()) <= 6_000_000
     training = json.loads((DRAFTER / "training.json").read_text(encoding="utf-8"))
     card = (DRAFTER / "README.md").read_text(encoding="utf-8")
     assert training["recipe"] in card
