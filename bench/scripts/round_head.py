@@ -95,8 +95,8 @@ def rounded(values: Any, hessian: Any) -> tuple[Any, Any, Any]:
     """A matrix's codes [rows, groups, 32], zero points and scales [rows, groups]."""
     left = torch.from_numpy(values).double()
     places = torch.arange(left.shape[1])
-    weights = hessian.diagonal().clone()
-    hessian[places, places] += DAMPING * weights.mean()
+    hessian[places, places] += DAMPING * hessian.diagonal().mean()
+    weights = hessian.diagonal()
     inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(hessian)), upper=True)
     codes, zero_points, scales = [], [], []
     for begin in range(0, left.shape[1], GROUP):
