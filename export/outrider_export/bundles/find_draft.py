@@ -24,6 +24,7 @@ from outrider_export.describe.plan import Plan, make_plan
 from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.own import find_own
 from outrider_export.progress import Progress
+from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.gguf_shards import models_in, shards_of
 from outrider_export.sources.source import Located, locate
 from outrider_export.text_encoders.checkpoint import kind_of_text_encoder
@@ -141,8 +142,6 @@ def _fitting(plan: Plan, cache: BundleCache, format: Format) -> Iterator[Candida
 
 
 def _vocabulary(path: Path) -> tuple[str | None, ...]:
-    from outrider_export.sources.gguf_file import read_header
-
     return (Vocabulary.of_folder(path) if path.is_dir() else Vocabulary.of_gguf(read_header(path))).tokens
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import openvino
 from numpy.typing import NDArray
 
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, Format
@@ -248,8 +249,6 @@ def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np
 
 
 def _cut_ir(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
-    import openvino
-
     try:
         model = new_core().read_model(path)
         output_matrix.cut_output(model, token_ids)

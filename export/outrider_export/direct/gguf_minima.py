@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
+from openvino import opset13 as ops
 
 from outrider.errors import ExportError
 from outrider_export.direct.codes import pack, rounded, unpack
@@ -114,8 +115,6 @@ def _restore(matrix: _Matrix, minima: NDArray[np.float32], widened: dict[tuple[s
 
 def with_sums(x: ov.Output, num_groups: int) -> Any:
     """x [.., .., columns] with the sums of its groups appended, and zeros up to a whole group."""
-    from openvino import opset13 as ops
-
     grouped = ops.reshape(x, np.array([0, 0, num_groups, GROUP], dtype=np.int64), special_zero=True)
     sums = ops.reduce_sum(grouped, np.array([-1], dtype=np.int64), keep_dims=False)
     if padding := -num_groups % GROUP:
@@ -126,8 +125,6 @@ def with_sums(x: ov.Output, num_groups: int) -> Any:
 
 def _widen_weights(matrix: _Matrix, minima: NDArray[np.float32]) -> Any:
     """The matrix float32 [rows, columns] with the leftovers of its minima as further columns."""
-    from openvino import opset13 as ops
-
     zero_points, scales = unpack(matrix.zero_points), matrix.scales.data
     rows, num_groups = minima.shape
     leftover = minima + scales[..., 0].astype(np.float32) * zero_points[..., 0]
@@ -143,8 +140,6 @@ def _widen_weights(matrix: _Matrix, minima: NDArray[np.float32]) -> Any:
 
 
 def _make_zero_points_exact(matrix: _Matrix, minima: NDArray[np.float32]) -> None:
-    from openvino import opset13 as ops
-
     scales = matrix.scales.data.astype(np.float32)
     exact = np.divide(-minima[..., None], scales, out=np.zeros_like(scales), where=scales != 0)
     largest = float(np.finfo(np.float16).max)

@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
 
 from outrider_export.direct import mxfp4
 from outrider_export.direct.codes import pack as pack_codes
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    import openvino as ov
     from numpy.typing import NDArray
 
     from outrider_export.direct.decoder import Decoder
@@ -93,9 +94,6 @@ class PackedMatrix:
 
         factor: what it is multiplied by, a power of two. What they have in the file is appended to `stored`.
         """
-        import openvino as ov
-        from openvino import opset13 as ops
-
         columns = self.shape[1] + (self.sums or 0)
         rows = [experts, self.shape[0] // experts] if experts else [self.shape[0]]
         at_codes, at_zero_points, at_scales = self.offsets
@@ -123,16 +121,12 @@ class PackedMatrix:
         return ops.convert(scaled, "f32")
 
     def _scales(self, stored: list[Stored], shape: list[int], offset: int, factor: float) -> ov.Node:
-        from openvino import opset13 as ops
-
         if factor == 1:
             return _stored(stored, shape, self.scales.dtype, offset)
         return ops.constant((self.scales.astype(np.float32) * factor).astype(np.float16).reshape(shape))
 
 
 def _stored(stored: list[Stored], shape: list[int], kind: Any, offset: int) -> ov.Node:
-    from openvino import opset13 as ops
-
     made = ops.parameter(shape, kind)
     stored.append((made, offset))
     return made

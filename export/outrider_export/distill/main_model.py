@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import openvino as ov
+import torch
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
@@ -40,8 +41,6 @@ def read_teacher(bundle: Bundle) -> Teacher:
         ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
     """
     main, geometry, graph = bundle.manifest.main, bundle.manifest.main.geometry, MainGraph.of(bundle)
-    import torch
-
     kinds = geometry.layer_states or ("",) * geometry.num_layers
     attending = [i for i, kind in enumerate(kinds) if not kind]
     # Where there are fewer, the first one stands twice.
@@ -75,8 +74,6 @@ def read_layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
         ExportError: as `read_teacher`.
     """
     graph = MainGraph.of(bundle)
-    import torch
-
     for index in range(bundle.manifest.main.geometry.num_layers):
         yield {name: torch.from_numpy(each) for name, each in graph.layer(index).items()}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import openvino
 
 from outrider.bundle.manifest import CROSS_NAME, Geometry
 from outrider.system.core import new_core
@@ -85,8 +86,6 @@ def _to_ir(model: Any, folder: Path, kind: str) -> None:
 
 
 def _save(model: Any, path: Path, weights: str) -> None:
-    import openvino
-
     path.parent.mkdir(parents=True, exist_ok=True)
     if weights in ("int8", "int4"):
         # A part of a graph shares nodes with the rest of it, which NNCF would follow. A copy has none but its own.

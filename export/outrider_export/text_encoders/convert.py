@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino
 
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
@@ -27,7 +28,6 @@ _NUM_TOKENS = 12
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Convert the model that `job` describes. All files are written when this returns."""
-    import openvino
     from transformers import AutoModel, AutoModelForSequenceClassification
 
     output, scratch, kind = Path(job["output"]), Path(job["scratch"]), job["kind"]

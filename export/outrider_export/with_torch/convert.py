@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import openvino
+
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
 from outrider_export.describe.architectures import ARCHITECTURES, LAST_TRANSFORMERS, describe_layers, settle_positions
@@ -177,7 +179,6 @@ def lift(architecture: str, *tasks: str, like: str = "") -> None:
 def compress(model: Any, target: Path, weights: str) -> None:
     """Compress a graph's weights to "int8" or "int4", and write it to the file `target`."""
     import nncf
-    import openvino
 
     if weights == "int8":
         model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)

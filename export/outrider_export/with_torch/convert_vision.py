@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openvino
+
 from outrider.bundle.manifest import ImageLayout
 from outrider_export.progress import Progress
 from outrider_export.with_torch.convert import convert_loaded
@@ -57,7 +59,6 @@ def write_encoder(whole: Any, folder: Path, weights: str, make: Callable[[Any, A
     make: the encoder's module, of the whole model and a tile.
     """
     import nncf
-    import openvino
     import torch
 
     config = whole.config.vision_config

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import openvino
+
 from outrider.system.core import new_core
 from outrider_export.direct.gguf_minima import has_minima, restore_minima
 from outrider_export.progress import Progress
@@ -43,8 +45,6 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _move_restored(source: Path, target: Path, header: GGUFHeader) -> None:
-    import openvino
-
     model = new_core().read_model(source / "openvino_model.xml")
     restore_minima(model, header)
     target.mkdir(parents=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.bundle.folder import draft_models_of
 from outrider.cli.console import out, print_json, table
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import json_option, load_options, read_options
@@ -67,7 +68,6 @@ def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, *
 
 def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and the placement by the options."""
-    from outrider.bundle.folder import draft_models_of
     from outrider.models.tuning.model_spec import specs_of
     from outrider.models.tuning.placement import choose_devices
 
