@@ -9,13 +9,16 @@ This is the one place outside the command line that reaches the export half, and
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.bundle.folder import Bundle, as_folder, check_no_draft, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config import DeviceConfig
 from outrider.errors import ExportError, needs
 from outrider.system.files import shown
-from outrider_export.progress import Progress
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
 
 
 def open_bundle(
