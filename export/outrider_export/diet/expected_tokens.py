@@ -6,10 +6,12 @@ usage = expected_tokens(entry, folder, vocabulary, tokenizer, progress)
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
@@ -20,15 +22,8 @@ from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import settings_for
 from outrider.types import Chunk, CompiledModel, Exactness
 from outrider_export.diet.usual_tokens import TOKENS_PER_TEXT, TokenUsage, read_texts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider_export.progress import Progress
-    from outrider_export.tokenizers.vocabulary import Vocabulary
+from outrider_export.progress import Progress
+from outrider_export.tokenizers.vocabulary import Vocabulary
 
 _ROOM = 2 * TOKENS_PER_TEXT  # of the cache, with padding
 

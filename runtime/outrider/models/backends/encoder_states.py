@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
 
 from outrider.bundle.manifest import CROSS_NAME, EncoderEntry
 from outrider.errors import BundleError, DeviceError, one_line
+from outrider.models.backends.infer_calls import GraphState
 from outrider.models.backends.taps import read_ir
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    import openvino as ov
-    from numpy.typing import NDArray
-
-    from outrider.models.backends.infer_calls import GraphState
-    from outrider.types import EncoderSource
+from outrider.types import EncoderSource
 
 _TRIAL_POSITIONS = 128  # of a text that measurements stand in for
 
