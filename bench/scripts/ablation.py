@@ -16,7 +16,7 @@ import statistics
 import sys
 import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Scenario:
     noise: of the draft model; None: there is none. answers: tokens of prompt and answer, one after the other.
     together: answers in a batch. strangers: whether each batch is the first one of a new controller. known: whether the
     controller has the records of an earlier answer. ends: whether answers, one at a time, end by a token of their own,
-    so that nobody knows how many tokens they get. options: of the world.
+    so that nobody knows how many tokens they get. options: of the world. changes: what is done to each world first.
     """
 
     name: str
@@ -64,6 +64,12 @@ class Scenario:
     known: bool = False
     ends: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    changes: Callable[[World], None] = lambda _: None
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Those of all answers."""
+        return [[(7 * i + 5 * at) % 64 for at in range(size)] for i, (size, _) in enumerate(self.answers)]
 
     def batches(self, drafted: bool) -> list[tuple[list[list[int]], list[float]]]:
         """The texts of each batch, and the seconds until each of them was there."""
@@ -74,7 +80,7 @@ class Scenario:
             if self.strangers:
                 world = self._world()
             batch = self.answers[begin : begin + self.together]
-            prompts = [[(7 * (begin + i) + 5 * at) % 64 for at in range(size)] for i, (size, _) in enumerate(batch)]
+            prompts = self.prompts[begin : begin + self.together]
             if self.ends:
                 text, seconds, _ = world.decode(prompts[0], drafted, batch[0][1], ends=True)
                 done.append(([text], [seconds]))
@@ -86,7 +92,9 @@ class Scenario:
         copies = self.copier() if self.copier else False
         noise, has_model = (0.0, False) if self.noise is None else (self.noise, True)
         options = {"pauses": True, **self.options}
-        return World(noise, copies=copies, model=has_model, periods=self.periods, **options)
+        world = World(noise, copies=copies, model=has_model, periods=self.periods, **options)
+        self.changes(world)
+        return world
 
 
 class LateCopies(Ngram):

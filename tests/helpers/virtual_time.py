@@ -86,11 +86,12 @@ def _logits(vocab_size: int, seed: int, noise: float, memory: int, length: int, 
 class World:
     """A main and a draft model in virtual time, with a controller between them.
 
-    noise, periods: see `ClockedBackend`. copies: whether the controller has a drafter that copies; or this one. scale,
-    draft_scale: how many times as long as measured the calls take. draft_cost: how many times as long the draft model's
-    were measured to take. change: extra seconds of a call of the main model with another number of rows than the one
-    before. keeps_rows: whether its calls keep their rows where that saves time. pauses: whether the engine is
-    idle after each answer, or batch of answers, for as long as it has something to do.
+    controller: chooses drafts; another policy may take its place. longest: most draft tokens. noise, periods: see
+    `ClockedBackend`. copies: whether the controller has a drafter that copies; or this one. scale, draft_scale: how
+    many times as long as measured the calls take. draft_cost: how many times as long the draft model's were
+    measured to take. change: extra seconds of a call of the main model with another number of rows than the one
+    before. keeps_rows: whether its calls keep their rows where that saves time. pauses: whether the engine is idle
+    after each answer, or batch of answers, for as long as it has something to do.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class World:
         keeps_rows: bool = True,
         pauses: bool = False,
     ) -> None:
+        self.longest = 15
         noises = [(0, noise)] if isinstance(noise, float) else noise
         draft_scale = scale if draft_scale is None else draft_scale
         self.main = ClockedBackend(cost_of(MAIN_MS, scale, scale * change), periods=periods)
@@ -202,7 +204,7 @@ class World:
             verifier=verifier or Greedy(),
             noise=Noise(config.seed or 0),
             max_new_tokens=num,
-            num_assistant_tokens=15,
+            num_assistant_tokens=self.longest,
             **fields or {},
         )
         assert admit(request, self.main)
