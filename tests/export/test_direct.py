@@ -122,7 +122,7 @@ def divergence(found: Any, expected: Any) -> float:
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices are read some rows at a time, as large ones are: pieces begin within heads, experts and joined ones."""
-    monkeypatch.setattr("outrider_export.direct.pack._CHUNK", 2500)
+    monkeypatch.setattr("outrider_export.direct.pack._CHUNK", 500)
 
 
 @pytest.mark.usefixtures("in_pieces")
