@@ -31,8 +31,9 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.segments import cut
 from outrider.models.backends.taps import hidden_states_of
 from outrider.models.tuning.learned_cost import LearnedCost
+from outrider.models.tuning.loading import choice_of
 from outrider.models.tuning.measure import PassCost
-from outrider.models.tuning.model_spec import cuts_for
+from outrider.models.tuning.model_spec import ModelSpec, cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_bench.verify.certify import our_subject
 
@@ -378,3 +379,12 @@ def test_layers_are_those_of_the_bundles_own_main_model(layered: Bundle, toy_bun
 def test_an_npu_runs_the_model_as_a_whole(layered: Bundle) -> None:
     with pytest.raises(OutriderError, match="made of some of the main model's layers, which NPUW compiles as a whole"):
         load(layered, main_device="NPU", main_properties={"NPUW_DEVICES": "CPU"})
+
+
+def test_no_settings_are_tried_of_what_is_not_compiled_alone(layered: Bundle) -> None:
+    """As `outrider devices` asks."""
+    bundle = with_layers(layered, self=(0, 1))
+    (entry,) = bundle.manifest.drafters
+    spec = ModelSpec("self", bundle, entry.model, entry).on("CPU", outrider.Config().device)
+    choice = choice_of(spec)
+    assert (choice.setting.precision, choice.trials) == (spec.options.precision, ())

@@ -7,8 +7,10 @@ pack weights do not ask.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
+from outrider.decoding.idle import harmless
 from outrider.system.memory import full_regions, use_large_pages
 from outrider.types import Backend
 
@@ -20,16 +22,20 @@ _PIECE = 16 << 20  # bytes: a request that comes meanwhile waits for one, which 
 class LargePages:
     """Memory of this process that is yet to be moved: an `IdleJob`. num_bytes: of the weights of its models.
 
-    It is looked up once, as weights stay where they are. Ends where the system has no large pages left.
+    Weights stay where they are, but a library packs some in the first call that needs them. So they are looked up when
+    an engine is idle for the first time, and again after its first answers. Ends where the system has no large pages
+    left.
     """
 
     def __init__(self, num_bytes: int = 0) -> None:
-        self._pieces: list[range] | None = None if num_bytes >= _LEAST_WEIGHTS else []
+        self._pieces: list[range] = []
+        self._looks_left = 2 if num_bytes >= _LEAST_WEIGHTS else 0
+        self._may_look = True
 
     @property
     def is_due(self) -> bool:
         """Whether there may be something to move."""
-        return self._pieces is None or bool(self._pieces)
+        return bool(self._pieces) or (self._may_look and self._looks_left > 0)
 
     @property
     def has_begun(self) -> bool:
@@ -38,11 +44,19 @@ class LargePages:
 
     def go_on(self, main: Backend, is_cancelled: Callable[[], bool]) -> None:  # noqa: ARG002
         """Find the memory, or move the next piece."""
-        if self._pieces is None:
+        if self._pieces:
+            piece = self._pieces.pop()
+            try:
+                use_large_pages(piece)
+            except OSError as error:
+                if error.errno in (errno.ENOMEM, errno.EBUSY):
+                    self._pieces, self._looks_left = [], 0
+            return
+        self._looks_left, self._may_look = self._looks_left - 1, False
+        with harmless("Weights could not be looked up"):
             regions = full_regions(_LEAST_REGION)
             self._pieces = [each[at : at + _PIECE] for each in regions for at in range(0, len(each), _PIECE)]
-        elif self._pieces and not use_large_pages(self._pieces.pop()):
-            self._pieces = []
 
     def pause(self) -> None:
-        """Nothing is open: the rest is moved when there is time again."""
+        """A request has come, in which more may be packed. Nothing is open: the rest is moved when there is time."""
+        self._may_look = True

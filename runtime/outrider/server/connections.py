@@ -45,6 +45,8 @@ class Connection(H11Protocol):
         self._since = self.loop.time()
         super().on_response_complete()
         self._expect_head()
+        if self._read_timer is None:
+            self._expect_reads()
 
     def pause_writing(self) -> None:
         """More is left to read than the client takes: its time begins."""
@@ -76,7 +78,9 @@ class Connection(H11Protocol):
             return
         others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
         if without := [each for each in others if not each._has_request]:
-            min(without, key=lambda each: each._since).transport.abort()
+            oldest = min(without, key=lambda each: each._since)
+            self.connections.discard(oldest)  # it is lost later: the next client in this turn takes another's place
+            oldest.transport.abort()
         else:
             self._refuse(ApiError(503, "The server has too many connections.", type="server_error", code="overloaded"))
 
@@ -113,10 +117,10 @@ class Connection(H11Protocol):
 
         A connection that was closed stays open until all was read.
         """
-        left = self.transport.get_write_buffer_size()
+        left, self._read_timer = self.transport.get_write_buffer_size(), None
         if before is not None and left >= before:
             self.transport.abort()
-        else:
+        elif left:
             self._read_timer = self.loop.call_later(self._settings.send_seconds, self._expect_reads, left)
 
 

@@ -24,7 +24,7 @@ class _Stored:
     turns: Sequence[Mapping[str, Any]] = ()
     size: int = 0
     items: Sequence[str] = ()
-    before: Sequence[Mapping[str, Any]] = ()
+    before: Sequence[Any] = ()
     response: ResponseObject | None = None
 
 
@@ -57,7 +57,7 @@ class Conversations:
         """Store the turns up to an answer, unless they are larger than all that is stored may be.
 
         previous: an answer whose turns they begin with. These are shared, though counted again. given: the items that
-        it answers besides.
+        it answers besides, with ids of the server's own: those that clients choose may be another client's, too.
         """
         known = self._stored.get(previous or "", _Stored())
         said = max(len(json.dumps(turns[len(known.turns) :])), len(msgspec.json.encode(given)))  # which share texts
@@ -65,9 +65,8 @@ class Conversations:
         if size > self._max_size:
             return  # and nothing else goes for it
         output = known.response.output if known.response else []
-        before = [*known.before, *map(msgspec.to_builtins, output), *given]
-        items = {item["id"]: item for item in given if item["id"] not in self._items}
-        items |= {item.id: item for item in (response.output if response else ())}
+        before = [*known.before, *output, *given]
+        items = {item["id"]: item for item in given} | {item.id: item for item in (response.output if response else ())}
         self._stored[name] = _Stored(turns, size, [*items], before, response)
         self._items |= {item_id: (name, item) for item_id, item in items.items()}
         self._size += size
@@ -97,7 +96,7 @@ class Conversations:
             message = f"There is no response '{name[:100]}', or it is no longer stored."
             raise ApiError(404, message, param="response_id", code="response_not_found")
         self._stored.move_to_end(name)
-        return stored.response, stored.before
+        return stored.response, [msgspec.to_builtins(item) for item in stored.before]
 
     def delete(self, name: str) -> None:
         """Forget an answer and its items. Those that follow it keep theirs. Raises ApiError as `find`."""

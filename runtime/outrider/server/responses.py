@@ -59,8 +59,8 @@ class Responses(SingleAnswer[ResponseRequest]):
             tools=tools,
             loose=head.loose_calls,
             once=request.tool_choice == "required",
-            shows=not (request.reasoning and request.reasoning.exclude),
         )
+        self._hides_thoughts = bool(request.reasoning and request.reasoning.exclude)
         super().__init__(request, head, choices, reading)
         self._output: list[Output] = []  # the last one may grow still
         self._num_events = 0
@@ -121,7 +121,9 @@ class Responses(SingleAnswer[ResponseRequest]):
         """Add text to the output. result: with the last of it."""
         for piece in self._pieces(text, result, thinks=thinks):
             if isinstance(piece, Thought):
-                yield from self._add_thought(piece.text)
+                self._located(piece.text)
+                if not self._hides_thoughts:
+                    yield from self._add_thought(piece.text)
             elif isinstance(piece, str):
                 yield from self._add_text(piece)
             else:
@@ -145,7 +147,6 @@ class Responses(SingleAnswer[ResponseRequest]):
 
     def _add_thought(self, text: str) -> Iterator[ResponseEvent]:
         yield from self._begin_parts(OutputReasoning, "rs_", ReasoningText(""))
-        self._located(text)
         item: Any = self._output[-1]
         item.content[0] = ReasoningText(item.content[0].text + text)
         yield self._of_part("response.reasoning_text.delta", delta=text)
@@ -254,7 +255,7 @@ def _turns(request: ResponseRequest, conversations: Conversations) -> tuple[list
         given = [InputItem(role="user", content=[InputTextItemPart(given)])]
     given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
     turns = [*before, *turns_of_input(given, before)]
-    return turns, [listed(item, item.id or _new_id(_PREFIXES[item.type])) for item in given]
+    return turns, [listed(item, _new_id(_PREFIXES[item.type])) for item in given]
 
 
 def _wants_logprobs(request: ResponseRequest) -> bool:

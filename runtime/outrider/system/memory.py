@@ -110,11 +110,11 @@ def full_regions(least: int) -> list[range]:
     least: bytes of a region. One that is not in use almost whole is left out: it would take more memory in large pages.
     """
     try:
-        lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
     found, region = [], range(0)
-    for line in lines:
+    for line in filter(None, lines):
         name, *values = line.split()
         if not name.endswith(":"):
             begin, end = (int(each, 16) for each in name.split("-"))
@@ -126,10 +126,16 @@ def full_regions(least: int) -> list[range]:
     return [each for each in found if each]
 
 
-def use_large_pages(addresses: range) -> bool:
-    """Move memory to pages of 2 MB, so that a processor looks up fewer addresses. Returns whether the system could."""
-    advise = ctypes.CDLL(None).madvise
-    return bool(advise(ctypes.c_void_p(addresses.start), ctypes.c_size_t(len(addresses)), _COLLAPSE) == 0)
+def use_large_pages(addresses: range) -> None:
+    """Move memory to pages of 2 MB, so that a processor looks up fewer addresses.
+
+    Raises:
+        OSError: with ENOMEM or EBUSY where the system has none left, and others where a part of the memory cannot be
+            moved, such as one that was not written to yet.
+    """
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    if advise(ctypes.c_void_p(addresses.start), ctypes.c_size_t(len(addresses)), _COLLAPSE):
+        raise OSError(ctypes.get_errno(), "memory is not moved")
 
 
 def memory_in_use(*, mapped: bool = True) -> int:

@@ -180,6 +180,23 @@ def test_a_connection_beyond_the_places_of_whole_requests_gets_503(server: Serve
     assert b'"code":"overloaded"' in wire.sent
 
 
+def test_of_connections_that_come_at_once_each_takes_the_place_of_another(server: Server) -> None:
+    """Those that are hung up on are lost after all have come."""
+    wires = [server.connect()[1] for _ in range(9)]
+    assert [wire.is_aborted for wire in wires] == [True] * 6 + [False] * 3
+
+
+def test_a_short_answer_that_nobody_reads_does_not_hold_its_connection(server: Server) -> None:
+    """Nor after the wait for the next request has ended."""
+    idle, wire = server.connect()
+    wire.unread = 10
+    server.send(idle, WHOLE)
+    server.clock.wait(59)
+    assert (wire.is_closed, wire.is_aborted) == (True, False)
+    server.clock.wait(1)
+    assert wire.is_aborted
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_who_reads_nothing_of_an_answer_is_hung_up_on(server: Server, reads: bool) -> None:
     long, wire = server.connect()

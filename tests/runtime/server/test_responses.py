@@ -1,6 +1,7 @@
 """/v1/responses through the official client."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -227,6 +228,31 @@ def test_tokens_are_those_of_the_piece_that_they_are_in() -> None:
     located = LocatedLogprobs(texts, {})
     located.read("it is.", [TokenLogprobs(8, -8.0, ())])  # as tokenizers do that leave out the first blank
     assert len(located.of("it ")) == 1
+
+
+def test_tokens_of_reasoning_that_is_left_out_are_not_those_of_the_text() -> None:
+    asked = read_request(
+        b'{"model": "m", "input": "Hi", "reasoning": {"exclude": true}, "include": ["message.output_text.logprobs"]}',
+        Responses.kind,
+    )
+    pieces = {1: "<think>", 2: "it is ", 3: "</think>", 4: "it is"}
+    texts = TokenTexts(ToyTokenizer([text.encode() for text in ("", *pieces.values())]))
+    head = replace(head_of("<think></think>"), texts=texts)
+    streamed = Responses(asked, head, [AnswerChoice([], {})])
+    chunks = chunks_of("".join(pieces.values()))
+    chunks[0] = replace(chunks[0], logprobs=[TokenLogprobs(each, -float(each), ()) for each in pieces])
+    events = [event for chunk in chunks for event in streamed.events(0, chunk)]
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert "".join(str(event.delta) for event in deltas) == "it is"
+    assert [token.logprob for event in deltas for token in event.logprobs or ()] == [-4]
+
+
+def test_an_id_that_a_client_chose_is_no_address_of_what_it_sent(client: Any) -> None:
+    """Clients choose the same ones, and one must not get what another has said."""
+    said = {"type": "message", "role": "user", "content": "A secret.", "id": "msg_1"}
+    client.responses.create(model="tiny", input=[said], max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="no item 'msg_1'"):
+        client.responses.create(model="tiny", input=[{"type": "item_reference", "id": "msg_1"}])
 
 
 def test_stored_conversations_are_bounded() -> None:

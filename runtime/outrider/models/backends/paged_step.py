@@ -48,6 +48,8 @@ class PagedStep(WithoutFeatures):
             if each is chunk:
                 break
             first += each.num_rows
+        else:
+            raise KeyError(chunk)
         return [LogitsRow.of(row) for row in self.logits[first : first + chunk.num_rows]]
 
 

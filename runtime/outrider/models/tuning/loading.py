@@ -304,7 +304,13 @@ def _choice_with_adapters(spec: ModelSpec) -> tuple[Choice, CompiledModel | None
 
 def choice_of(spec: ModelSpec) -> Choice:
     """The setting of a model on its device, and its trials: saved, or found now."""
-    return _choice_of(spec)[0]
+    return _untried(spec) if spec.uses_main_cache else _choice_of(spec)[0]
+
+
+def _untried(spec: ModelSpec) -> Choice:
+    """That of what is not compiled alone, of which no settings are tried."""
+    own = spec.options
+    return Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
 
 
 def is_settled(spec: ModelSpec) -> bool:
@@ -330,9 +336,7 @@ def _compile_beside(
             raise AssertionError("the manifest and the device were checked")
         here = spec.on(main.spec.device, options)
         try:
-            own = here.options  # no settings are tried of what is not compiled alone
-            choice = Choice(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
-            made[spec.role] = LoadedModel(here, choice, here.compile_beside(main.backend))
+            made[spec.role] = LoadedModel(here, _untried(here), here.compile_beside(main.backend))
         except DeviceError as error:
             if not can_leave_out:
                 raise
