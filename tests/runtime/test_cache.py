@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.decoding import row_budget
 from outrider.decoding.rereading import Rereading
+from outrider.decoding.slots import release
 from outrider.testing import FakeBackend, save_toy_bundle
 from outrider.types import (
     Chunk,
@@ -453,3 +455,13 @@ def test_the_benchmark_of_conversations(tmp_path: Path, monkeypatch: pytest.Monk
     assert long["ratio"] > 0
     assert [row["context"] for row in found["rollback"]] == [256, 1024, 4096]
     assert min(row["median_seconds"] for row in found["rollback"]) > 0
+
+
+@pytest.mark.parametrize("error", [None, outrider.DeviceError("the call failed")])
+def test_an_answer_that_has_failed_leaves_nothing_to_later_ones(error: Exception | None) -> None:
+    left: list[Any] = []
+    slot = SimpleNamespace(publish=left.append, close=lambda: left.append("closed"))
+    request = SimpleNamespace(policy=None, reuse=True)
+    answer: Any = SimpleNamespace(request=request, slot=slot, sequence=TokenSequence([1, 2], 1), error=error)
+    release(answer)
+    assert left == ([[1, 2]] if error is None else []) + ["closed"]
