@@ -34,6 +34,8 @@ def test_memory_in_use_is_moved_and_keeps_its_bytes(monkeypatch: pytest.MonkeyPa
     full[:], half[: 32 * MB] = np.arange(64 * MB, dtype=np.uint8), 1
     kept, begin = full.copy(), full.ctypes.data
     regions = full_regions(2 * MB)
+    if not regions:
+        pytest.skip("this system does not say how its memory is used")
     found = [each for each in regions if each.start < begin + 32 * MB < each.stop]
     assert len(found) == 1
     assert not any(each.start <= half.ctypes.data + 48 * MB < each.stop for each in regions)
