@@ -85,8 +85,8 @@ class Conversations:
         self._stored.move_to_end(name)
         return self._stored[name].turns
 
-    def find(self, name: str) -> tuple[ResponseObject, Sequence[Mapping[str, Any]]]:
-        """An answer, and all items that it follows, the oldest first.
+    def find(self, name: str) -> tuple[ResponseObject, Sequence[Any]]:
+        """An answer, and all items that it follows, the oldest first: those of answers before, and as they were given.
 
         Raises:
             ApiError: with status 404, when it is not stored, or not any more.
@@ -96,7 +96,7 @@ class Conversations:
             message = f"There is no response '{name[:100]}', or it is no longer stored."
             raise ApiError(404, message, param="response_id", code="response_not_found")
         self._stored.move_to_end(name)
-        return stored.response, [msgspec.to_builtins(item) for item in stored.before]
+        return stored.response, stored.before
 
     def delete(self, name: str) -> None:
         """Forget an answer and its items. Those that follow it keep theirs. Raises ApiError as `find`."""

@@ -54,8 +54,8 @@ async def _list(service: Service, request: Request) -> Response:
         page = msgspec.convert(dict(request.query_params), _Page, strict=False)
     except msgspec.ValidationError as error:
         raise bad_field(error) from error
-    _, items = service.conversations.find(request.path_params["response_id"])
-    items = [*items] if page.order == "asc" else [*reversed(items)]
+    _, before = service.conversations.find(request.path_params["response_id"])
+    items = [*map(msgspec.to_builtins, before if page.order == "asc" else reversed(before))]
     ids = [item["id"] for item in items]
     if page.after is not None and page.after not in ids:
         message = f"No item before this response has the id '{page.after[:100]}'. Leave after out."
