@@ -108,7 +108,9 @@ def choose_forms(
 
 
 def _may_have(plan: Plan, format: Format, weights: str | None) -> bool:  # noqa: A002
-    """Whether a model can be converted to a format, as a draft model with these weights."""
+    """Whether a model can be converted to a format here, as a draft model with these weights."""
+    if format == "onnx" and machine_key()["onnx"] != "True":
+        return False
     try:
         check_weights("draft_weights", weights, format)
         check_route("draft", plan.source, format, weights)
@@ -123,7 +125,7 @@ def _choose_main(plan: Plan, tokenizer: Path, progress: Progress) -> tuple[Plan,
     def find() -> FormChoice:
         # int4 in OpenVINO is no match for that in ONNX on any processor that was measured.
         left_out: tuple[tuple[str, str], ...] = (("openvino", "int4"),)
-        if machine_key()["onnx"] != "True" or not _may_have(plan, "onnx", None):
+        if not _may_have(plan, "onnx", None):
             left_out = ("onnx", "int8"), ("onnx", "int4")
         with FormTrial(plan, Config(), tokenizer) as trial:
             forms = trial.measure([each for each in FORMS if each not in left_out], ROWS)
@@ -147,7 +149,7 @@ def _choose_draft(plan: Plan, main: Plan, of_main: FormChoice, tokenizer: Path, 
     """The plan of a draft model in the form that makes decoding fastest here; see `_OTHER_LIBRARY`."""
     other: Format = "onnx" if plan.format == "openvino" else "openvino"
     forms: list[tuple[Format, str]] = [(plan.format, "int8"), (plan.format, "int4")]
-    if machine_key()["onnx"] == "True" and _may_have(plan, other, None):
+    if _may_have(plan, other, None):
         forms.append((other, "int4"))  # int8 was slower there, on every processor that was measured
 
     def find() -> FormChoice:
