@@ -13,6 +13,8 @@ from outrider.config.checks import shown_value
 from outrider.errors import OptionError, nearest, one_line
 from outrider.system.files import reading
 
+MACHINES = "machines.toml"  # no preset: see `outrider.models.tuning.machines`
+
 
 def load_config(source: str | Path | Config | None) -> Config:
     """Options from a preset's name, a TOML file or a `Config`; None is the defaults.
@@ -76,12 +78,14 @@ def user_path(path: str | Path) -> Path:
 
 def find_presets() -> dict[str, Path]:
     """The presets that ship with Outrider, by name."""
+    return {path.stem: path for path in sorted(config_folder().glob("*.toml")) if path.name != MACHINES}
+
+
+def config_folder() -> Path:
+    """The folder of the presets and of `MACHINES`: inside the package in a wheel, at the top of a checkout."""
     package = Path(str(importlib.resources.files("outrider")))
-    # They are inside the package in a wheel, and at the top of a checkout.
-    for folder in (package / "configs", package.parents[1] / "configs"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-    return {}
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parents[1] / "configs"
 
 
 def _integers(value: Any) -> Iterator[int]:
