@@ -19,7 +19,7 @@ from outrider.server.logprobs import TokenTexts
 from outrider.server.options import AnswerChoice
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import Asked, Generation, LoadRequest
-from outrider.server.protocol.responses import FinishReason, ModelInfo, Token
+from outrider.server.protocol.responses import FinishReason, Token
 from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.server.usage import timings_of, usage_of
 
@@ -31,7 +31,7 @@ Many = TypeVar("Many", bound=Generation)
 class AnswerHead:
     """What all bodies of one answer begin with. created: in seconds since 1970. texts: of tokens.
 
-    conversations: where the answer may be stored. loose_calls: as in the settings. info: of the model.
+    conversations: where the answer may be stored. loose_calls: as in the settings.
     """
 
     id: str
@@ -43,7 +43,6 @@ class AnswerHead:
     conversations: Conversations
     reasoning_format: ReasoningFormat | None = None
     loose_calls: bool = True
-    info: ModelInfo | None = None
 
     @property
     def fields(self) -> dict[str, Any]:

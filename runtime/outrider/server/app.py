@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from outrider import __version__
 from outrider.config import Config
 from outrider.errors import OutriderError
 from outrider.server.addresses import nearest_address
@@ -29,13 +30,11 @@ from outrider.server.endpoint import Endpoint, Service, as_json, read_json
 from outrider.server.errors import ApiError, as_api_error
 from outrider.server.limits import Queue
 from outrider.server.llamacpp import LlamaCompletion, LlamaInfill
-from outrider.server.lmstudio import lmstudio_routes
 from outrider.server.messages import Messages
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
 from outrider.server.ollama import OllamaChat, OllamaText, shown, tag_of
 from outrider.server.openapi import describe
-from outrider.server.properties import property_routes
 from outrider.server.protocol.reading import as_text
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
@@ -81,16 +80,16 @@ def make_app(
             Route("/completion", Endpoint(service, LlamaCompletion), methods=["POST"]),
             Route("/infill", Endpoint(service, LlamaInfill), methods=["POST"]),
             Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
-            Route("/api/version", _version),
+            Route("/api/version", partial(_version, _OLLAMA)),
             Route("/api/tags", partial(_tags, service)),
             Route("/api/ps", partial(_tags, service, loaded=True)),
             Route("/api/show", partial(_show, service), methods=["POST"]),
             Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
             Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
-            *lmstudio_routes(service),
             *encoding_routes(service),
             *tokenizing_routes(service),
-            *property_routes(service),
+            Route("/load", partial(_load, service)),
+            Route("/version", partial(_version, __version__)),
             *page_routes(),
         ],
         middleware=[Middleware(AccessGuard, settings=settings)],
@@ -119,8 +118,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     made, path = as_api_error(error), request.scope["path"]
     if isinstance(error, HTTPException) and error.status_code == 404:
         paths = [route.path for route in request.app.routes if isinstance(route, Route)]
-        known = [each for each in paths if not each.startswith("/api/v")]
-        made = ApiError(404, f"{made}{nearest_address(path, known)}", code="unknown_url")
+        made = ApiError(404, f"{made}{nearest_address(path, paths)}", code="unknown_url")
     return made.response(path)
 
 
@@ -156,9 +154,14 @@ async def _list_models(service: Service, _: Request) -> Response:
     return as_json(ModelList([model.info for model in models]))
 
 
-async def _version(_: Request) -> Response:
-    """Clients ask for it to see whether Ollama is there, and what it has."""
-    return as_json({"version": _OLLAMA})
+async def _version(version: str, _: Request) -> Response:
+    """vLLM's version, and Ollama's, by which clients see whether it is there, and what it has."""
+    return as_json({"version": version})
+
+
+async def _load(service: Service, _: Request) -> Response:
+    """vLLM's: how many answers run or wait."""
+    return as_json({"server_load": service.queue.running + service.queue.waiting})
 
 
 async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Response:

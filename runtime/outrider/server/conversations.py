@@ -18,7 +18,7 @@ from outrider.server.protocol.items import ResponseObject
 class _Stored:
     """What is kept of an answer. size: characters. items: ids of its items and of what it answers.
 
-    before: all items that it follows. response: the whole answer; None where its API has no address for it.
+    before: all items that it follows. response: the whole answer.
     """
 
     turns: Sequence[Mapping[str, Any]] = ()

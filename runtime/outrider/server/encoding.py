@@ -50,7 +50,7 @@ _FEWER = f"Send at most {MOST_TEXTS:,} at a time."
 def encoding_routes(service: Service) -> list[BaseRoute]:
     """The addresses of embeddings and rankings."""
     answers: dict[str, Callable[[Service, Request], Any]] = {
-        **dict.fromkeys(("/v1/embeddings", "/api/v0/embeddings"), _embeddings),
+        "/v1/embeddings": _embeddings,
         "/api/embed": _ollama_embed,
         "/api/embeddings": _ollama_embeddings,
         **dict.fromkeys(RERANK_PATHS, _rerank),

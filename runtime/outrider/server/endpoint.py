@@ -42,10 +42,6 @@ log = logging.getLogger("outrider.server")
 Done = TypeVar("Done")
 
 
-class NamedEvent(dict[str, Any]):
-    """An event whose `type` is its name in the stream, too."""
-
-
 @dataclass(frozen=True, slots=True)
 class Service:
     """What all requests of one server share."""
@@ -212,7 +208,6 @@ class _Job:
             conversations=self._service.conversations,
             reasoning_format=engine.reasoning_format,
             loose_calls=self._service.settings.loose_calls,
-            info=model.info,
         )
 
 
@@ -313,8 +308,6 @@ def as_json(body: Any) -> Response:
 
 def _event(body: Any) -> dict[str, str]:
     name = {"event": body.type} if isinstance(body, ResponseEvent | MessageEvent) else {}
-    if isinstance(body, NamedEvent):
-        name, body = {"event": body["type"]}, dict(body)
     return name | {"data": msgspec.json.encode(body).decode()}
 
 

@@ -25,7 +25,6 @@ log = logging.getLogger("outrider.server")
 
 _OPTION = re.compile(r"[a-z_]+(?==|\[\d)")  # in our messages about options, the first is the one that is wrong
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # where msgspec found something wrong
-_OLLAMA = re.compile("/api/(?!v[01]/)")  # paths of Ollama's API; the others below /api are LM Studio's
 _NAME = ("max_new_tokens", "max_tokens")  # the engine's name of an option, and the API's
 
 
@@ -67,7 +66,7 @@ def shaped(error: ApiError, path: str) -> object:
     """The body of an error in the shape that the API at this path has."""
     if path.startswith("/v1/messages"):
         return {"type": "error", "error": in_anthropic_s_words(error)}
-    return {"error": error.body.error.message} if _OLLAMA.match(path) else error.body
+    return {"error": error.body.error.message} if path.startswith("/api/") else error.body
 
 
 def as_api_error(error: BaseException) -> ApiError:

@@ -5,7 +5,6 @@ Source: tools/server/README.md of llama.cpp, and its `server-context.cpp` for th
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,21 +12,19 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from outrider.decoding.results import Result, TextChunk
+from outrider.decoding.results import AnswerToken, Result, TextChunk
 from outrider.server.answers import AnswerHead, ServedAnswer, WrappedRequest
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
-from outrider.server.logprobs import chat_logprobs
 from outrider.server.options import AnswerChoice, choices_of_completion
 from outrider.server.protocol.reading import IGNORED, as_text, read_fields, read_object
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.usage import timings_of
-from outrider.types import TokenLogprobs
 
 # Samplers that do not change which token is the likeliest; penalties are options of their own.
 _SAMPLERS = {"top_k", "top_p", "min_p", "typ_p", "typical_p", "temperature", "penalties", "dry", "xtc", "infill"}
-_OWN = ("response_fields", "t_max_predict_ms", "n_indent", "post_sampling_probs", "return_tokens")
+_OWN = ("response_fields", "t_max_predict_ms", "n_indent", "return_tokens")
 
 
 class Limit:
@@ -87,9 +84,10 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
     @classmethod
     def _read(cls, fields: dict[str, Any]) -> WrappedRequest[CompletionRequest]:
         others = {name: fields.pop(name, None) for name in _OWN}
-        if (count := fields.pop("n_probs", None)) not in (None, 0):
-            fields["logprobs"] = count
-            fields["logprobs_of"] = "processed" if others["post_sampling_probs"] else "unprocessed"
+        for name in ("n_probs", "logprobs"):
+            if fields.pop(name, None):
+                message = f"'{name}' is not supported here. Send logprobs to /v1/completions."
+                raise ApiError(400, message, param=name, code="unsupported_field")
         if "n_cmpl" in fields:
             fields["n"] = fields.pop("n_cmpl")
         fields["prompt"] = _prompt(fields.get("prompt", "" if cls.fills_in else None))
@@ -110,7 +108,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
 
     def whole(self, results: Sequence[Result]) -> Any:
         """The answer in one body, or a list of them."""
-        bodies = [self._ended(i, result, result.text, result.logprobs) for i, result in enumerate(results)]
+        bodies = [self._ended(i, result, result.text) for i, result in enumerate(results)]
         return bodies[0] if len(bodies) == 1 else bodies
 
     def begin(self) -> Iterator[Any]:
@@ -120,18 +118,14 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
     def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:
         """What a piece adds."""
         if chunk.text or chunk.tokens:
-            yield self._piece(number, chunk.text, chunk.tokens, chunk.logprobs)
+            yield self._piece(number, chunk.text, chunk.tokens)
         if chunk.result:
-            yield self._ended(number, chunk.result, "", None)
+            yield self._ended(number, chunk.result, "")
 
-    def _piece(self, number: int, text: str, tokens: Any, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        shown = {"completion_probabilities": self._probabilities(logprobs)} if logprobs else {}
-        token_ids = [token.token_id for token in tokens]
-        return {"index": number, "content": text, "tokens": token_ids, "stop": False, **shown}
+    def _piece(self, number: int, text: str, tokens: Sequence[AnswerToken]) -> dict[str, Any]:
+        return {"index": number, "content": text, "tokens": [token.token_id for token in tokens], "stop": False}
 
-    def _ended(
-        self, number: int, result: Result, text: str, logprobs: Sequence[TokenLogprobs] | None
-    ) -> dict[str, Any]:
+    def _ended(self, number: int, result: Result, text: str) -> dict[str, Any]:
         """The last event, or the whole answer."""
         limit, prompt = self._choices[number].limit, self._choices[number].prompt
         stats, request = result.stats, self.request
@@ -139,7 +133,7 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
         tokens = result.tokens if self._asked["return_tokens"] and not request.stream else []
         kind = "word" if result.stop_string else "eos"
         kind = kind if result.finish_reason == "stop" else "limit"
-        made = self._piece(number, text, tokens, logprobs) | {
+        made = self._piece(number, text, tokens) | {
             "id_slot": 0,
             "stop": True,
             "model": self.head.model,
@@ -160,22 +154,6 @@ class LlamaCompletion(ServedAnswer[CompletionRequest]):
         if isinstance(prompt, Infill):
             return prompt.before
         return prompt if isinstance(prompt, str) else self.head.texts.spelled(prompt)
-
-    def _probabilities(self, logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Of each token, and of the likeliest ones in its place."""
-        texts, is_processed = self.head.texts, bool(self._asked["post_sampling_probs"])
-
-        def shown(token_id: int, each: Any) -> dict[str, Any]:
-            value = {"prob": math.exp(each.logprob)} if is_processed else {"logprob": each.logprob}
-            return {"id": token_id, "token": each.token, "bytes": each.bytes or [], **value}
-
-        top = "top_probs" if is_processed else "top_logprobs"
-        found = chat_logprobs(logprobs, texts).content
-        return [
-            shown(token.token_id, each)
-            | {top: [shown(i, one) for (i, _), one in zip(token.top, each.top_logprobs, strict=True)]}
-            for token, each in zip(logprobs, found, strict=True)
-        ]
 
 
 class LlamaInfill(LlamaCompletion):

@@ -61,18 +61,9 @@ def test_what_has_no_tokens_is_refused(http: httpx.Client, path: str, fields: di
     assert says in answer.json()["error"]["message"]
 
 
-def test_the_server_s_properties(http: httpx.Client, engine: outrider.Engine) -> None:
-    props = http.get("/props").json()
-    settings = props["default_generation_settings"]
-    assert (settings["n_ctx"], settings["params"]["n_predict"]) == (8192, 40)
-    assert props["total_slots"] == len(http.get("/slots").json()) == 32
-    assert (props["chat_template"], props["model_alias"]) == (engine.tokenizer.chat_template, "tiny")
-    assert "/" not in props["model_path"]  # nothing of this machine's folders
-    assert http.get("/props", params={"model": "tiny"}).json() == props
+def test_vllm_s_load_and_version(http: httpx.Client) -> None:
     assert http.get("/load").json() == {"server_load": 0}
     assert http.get("/version").json() == {"version": outrider.__version__}
-    assert http.get("/slots?fail_on_no_slot=1").status_code == 200
-    assert not any(slot["is_processing"] for slot in http.get("/slots").json())
 
 
 @pytest.mark.parametrize("path", [
@@ -93,7 +84,7 @@ def test_a_key_guards_all_addresses_but_those_of_the_page(tiny: Path) -> None:
         paths = {route.path for route in live.app.routes if isinstance(route, Route)}
         needed = {path for path in paths if httpx.get(live.url + path).status_code == 401}
         assert paths - needed == {"/", "/health", "/v1/health", "/ping"}
-        assert {"/v1/rerank", "/v2/rerank", "/tokenize", "/props"} <= needed
+        assert {"/v1/rerank", "/v2/rerank", "/tokenize", "/load"} <= needed
         assert httpx.get(f"{live.url}/page/index.html").status_code == 200
 
 
