@@ -1,6 +1,7 @@
 """Clients that send their requests byte by byte, do not read, or hold connections: by a clock that the tests set."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,10 +38,10 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 class Wire:
-    """A transport. unread: bytes that the client has not taken."""
+    """A transport."""
 
     def __init__(self) -> None:
-        self.sent, self.is_closed, self.is_aborted, self.unread = b"", False, False, 0
+        self.sent, self.is_closed, self.is_aborted = b"", False, False
 
     def get_extra_info(self, _: str) -> None:
         return None
@@ -57,9 +58,6 @@ class Wire:
     def abort(self) -> None:
         self.is_closed = self.is_aborted = True
 
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
     def pause_reading(self) -> None:
         pass
 
@@ -67,17 +65,17 @@ class Wire:
 
 
 class Server:
-    """Answers a request once it has its body; those to /early before, and those to /long never."""
+    """Answers a request once it has its body, and those to /long never."""
 
     def __init__(self) -> None:
         self.clock, self._state = Clock(), ServerState()
-        settings = Settings(head_seconds=20, send_seconds=60, max_connections=3)
+        settings = Settings(max_connections=3)
         options: dict[str, Any] = {"interface": "asgi3", "log_config": None, "timeout_keep_alive": 5}
         self._config = uvicorn.Config(self._answer, http=limited(settings), **options)
         self._config.load()
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        while scope["path"] != "/early" and (await receive()).get("more_body"):
+        while (await receive()).get("more_body"):
             pass
         if scope["path"] == "/long":
             await self.clock.create_future()
@@ -110,51 +108,38 @@ def server() -> Iterator[Server]:
     server.clock.close()
 
 
-def test_headers_that_do_not_end_get_408_however_often_a_byte_comes(server: Server) -> None:
-    slow, wire = server.connect()
-    for byte in HEAD[:3]:
-        server.send(slow, bytes([byte]))
-        server.clock.wait(6)
-    assert not wire.is_closed
-    server.clock.wait(1)
-    assert wire.is_closed
-    assert wire.sent.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-    assert b"\r\nconnection: close\r\n" in wire.sent
-    assert b'"message":"The headers did not arrive within 20 s."' in wire.sent
+CHUNKED = HEAD.replace(b"Content-Length: 2", b"Transfer-Encoding: chunked")
 
 
-def test_a_connection_without_a_byte_is_closed_without_a_word(server: Server) -> None:
-    _, wire = server.connect()
-    server.clock.wait(19)
-    assert (wire.is_aborted, wire.sent) == (True, b"")
+@pytest.mark.parametrize(("sent", "status"), [
+    (CHUNKED + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n", b"200"),
+    (WHOLE.replace(b"POST ", b"POST http://other.example"), b"200"),  # as a proxy is asked
+    (HEAD[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + WHOLE, b"400"),  # which is a second request?
+    (HEAD[:-2] + b"Content-Length: 0\r\n\r\n" + WHOLE, b"400"),
+    (HEAD[:-2] + b"X: " + b"a" * 70_000, b"400"),
+    (HEAD[:-2] + b"X: a\r\n" * 12_000, b"400"),
+    (b"GET /" + b"a" * 70_000, b"400"),
+    (b"{}\r\n\r\n", b"400"),
+])  # fmt: skip
+def test_one_answer_to_a_request_and_none_to_what_may_be_two(server: Server, sent: bytes, status: bytes) -> None:
+    connection, wire = server.connect()
+    for at in range(0, len(sent), 8192):
+        if not wire.is_closed:
+            server.send(connection, sent[at : at + 8192])
+    assert wire.sent.startswith(b"HTTP/1.1 " + status)
+    assert wire.sent.count(b"HTTP/1.1") == 1
+    assert wire.is_closed == (status == b"400")
 
 
-def test_an_answer_may_take_longer_and_the_next_request_has_its_own_time(server: Server) -> None:
-    long, wire = server.connect()
-    server.send(long, LONG)
-    server.clock.wait(300)
-    assert not wire.is_closed
-    next_one, wire = server.connect()
-    for _ in range(3):
-        server.clock.wait(4)
-        server.send(next_one, WHOLE)
-    assert wire.sent.count(ANSWERED) == 3
-    server.send(next_one, HEAD[:9])  # which ends the wait between two requests, of 5 s
-    server.clock.wait(19)
-    assert not wire.is_closed
-    server.clock.wait(1)
-    assert wire.is_closed
-    assert wire.sent.count(b"HTTP/1.1 408") == 1
-
-
-def test_a_body_that_nobody_reads_does_not_hold_its_connection(server: Server) -> None:
-    early, wire = server.connect()
-    server.send(early, HEAD.replace(b"/v1/completions", b"/early").replace(b"Length: 2", b"Length: 9"))
-    assert ANSWERED in wire.sent
-    for _ in range(7):
-        server.send(early, b"x")
-        server.clock.wait(3)
-    assert wire.is_closed
+def test_a_body_in_chunks_of_one_byte_takes_little_time(server: Server) -> None:
+    """Of processor time, for what a client sends at once at most."""
+    connection, wire = server.connect()
+    server.send(connection, CHUNKED)
+    began = time.process_time()
+    connection.data_received(b"1\r\n \r\n" * 43_000)
+    assert time.process_time() - began < 0.5
+    server.send(connection, b"0\r\n\r\n")
+    assert wire.sent.startswith(ANSWERED)
 
 
 def test_where_all_places_are_taken_the_oldest_without_a_whole_request_goes(server: Server) -> None:
@@ -177,7 +162,6 @@ def test_a_connection_beyond_the_places_of_whole_requests_gets_503(server: Serve
     _, wire = server.connect()
     assert wire.is_closed
     assert wire.sent.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
-    assert b'"code":"overloaded"' in wire.sent
 
 
 def test_of_connections_that_come_at_once_each_takes_the_place_of_another(server: Server) -> None:
@@ -186,25 +170,11 @@ def test_of_connections_that_come_at_once_each_takes_the_place_of_another(server
     assert [wire.is_aborted for wire in wires] == [True] * 6 + [False] * 3
 
 
-def test_a_short_answer_that_nobody_reads_does_not_hold_its_connection(server: Server) -> None:
-    """Nor after the wait for the next request has ended."""
-    idle, wire = server.connect()
-    wire.unread = 10
-    server.send(idle, WHOLE)
-    server.clock.wait(59)
-    assert (wire.is_closed, wire.is_aborted) == (True, False)
-    server.clock.wait(1)
+def test_who_does_not_read_loses_its_place_to_others(server: Server) -> None:
+    unread, wire = server.connect()
+    server.send(unread, LONG)
+    unread.pause_writing()
+    for _ in range(2):
+        server.send(server.connect()[0], LONG)
+    server.connect()
     assert wire.is_aborted
-
-
-@pytest.mark.parametrize("reads", [False, True])
-def test_who_reads_nothing_of_an_answer_is_hung_up_on(server: Server, reads: bool) -> None:
-    long, wire = server.connect()
-    server.send(long, LONG)
-    wire.unread = 100_000
-    long.pause_writing()
-    for _ in range(10):
-        server.clock.wait(20)
-        wire.unread -= 1000 * reads
-    assert wire.is_aborted != reads
-    long.resume_writing()
