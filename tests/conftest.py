@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 import outrider
+from needs import PROCESSOR, what_is_missing
 from outrider.bundle import Bundle, Format
 from outrider.system import saved
 from outrider.testing import save_toy_bundle
@@ -45,10 +46,19 @@ REAL_MODELS = {"smollm2", "smollm2_drafted", "smollm2_pair", "smollm2_onnx"}
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test of a real model is slow, whether it says so or not."""
+    """A test of a real model is slow, whether it says so or not; what asks for more than AVX2 is of a processor."""
     for item in items:
         if REAL_MODELS & {*getattr(item, "fixturenames", ())}:
             item.add_marker("slow")
+        if any(PROCESSOR & {*mark.args} for mark in item.iter_markers("needs")):
+            item.add_marker("processor")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test needs comes first: none fails for want of it, whatever its fixtures do."""
+    for name in (name for mark in item.iter_markers("needs") for name in mark.args):
+        if missing := what_is_missing(name):
+            pytest.skip(f"needs {missing}")
 
 
 @pytest.fixture(scope="session", autouse=True)

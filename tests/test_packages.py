@@ -33,15 +33,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def tracked(*folders: str) -> set[str]:
     """The repository's files in these folders."""
-    git = shutil.which("git")
-    if git is None:
-        pytest.skip("there is no git")
-    done = subprocess.run([git, "ls-files", *folders], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(["git", "ls-files", *folders], capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         pytest.skip("this is no clone")
     return set(done.stdout.split())
 
 
+@pytest.mark.needs("git")
 def test_the_wheel_has_both_halves_and_what_they_read(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built["wheel"]) as wheel:
         names = set(wheel.namelist())
@@ -58,6 +56,7 @@ def test_the_wheel_has_both_halves_and_what_they_read(built: dict[str, Path]) ->
     assert "outrider = outrider.__main__:main" in scripts
 
 
+@pytest.mark.needs("git")
 def test_the_sdist_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path) -> None:
     shutil.unpack_archive(built["sdist"], tmp_path)
     (folder,) = tmp_path.iterdir()
@@ -82,7 +81,7 @@ def test_pages_install_from_a_clone_or_name_the_extra() -> None:
     ("{", 'pip install "outrider[server]"'),
     (None, 'pip install "outrider[server]"'),
 ])  # fmt: skip
-@pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")
+@pytest.mark.needs("POSIX")
 def test_messages_install_from_where_outrider_came(
     origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,7 +248,7 @@ def test_a_changed_file_is_exported_anew(file: Path, files: list[Path]) -> None:
     assert opened(file)[0] == first  # it is still there
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no time that programs cannot set")
+@pytest.mark.needs("POSIX")
 def test_a_file_of_the_same_size_and_time_is_another_one(file: Path, files: list[Path]) -> None:
     first, _ = opened(file)
     opened(file)
@@ -481,7 +481,7 @@ def test_leftovers_of_other_models_are_cleared_away_unless_they_are_being_made(
     assert is_whole(read_bundle(told.splitlines()[-1]))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, nobody is root where tests run")
+@pytest.mark.needs("Linux")
 def test_a_cache_that_cannot_be_written_is_read(file: Path, folder: Path) -> None:
     first, _ = opened(file)
     paths = [folder, *folder.rglob("*")]

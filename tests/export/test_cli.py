@@ -201,7 +201,7 @@ def test_the_official_file_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.
     assert demo_model.fetch_demo_model(tmp_path, Silent()) == path
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send to another process")
+@pytest.mark.needs("POSIX")
 def test_a_polite_kill_leaves_nothing(make_checkpoint: Any, tmp_path: Path) -> None:
     program = "import sys; from outrider.cli import main; main(sys.argv[1:])"
     arguments = ["export", str(make_checkpoint("plain")), "-o", str(tmp_path / "bundle")]

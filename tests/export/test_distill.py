@@ -249,7 +249,7 @@ def test_ctrl_c_waits_for_the_step_and_a_second_one_does_not() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals of POSIX")
+@pytest.mark.needs("POSIX")
 def test_signals_do_not_go_to_the_thread_that_has_models() -> None:
     with signals_elsewhere():
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -389,7 +389,7 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.needs("POSIX")
 def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(
     main_model: Path, prompts: Path, tmp_path: Path
 ) -> None:
@@ -423,7 +423,7 @@ def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send")
+@pytest.mark.needs("POSIX")
 @pytest.mark.parametrize(("number", "delay"), [(signal.SIGTERM, 1.5), (signal.SIGINT, 0.0)])
 def test_a_signal_before_the_first_step_ends_it_in_words(
     main_model: Path, prompts: Path, tmp_path: Path, number: int, delay: float

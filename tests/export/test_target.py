@@ -159,7 +159,7 @@ def test_a_failing_conversion_leaves_nothing_and_says_why(make_checkpoint: Any, 
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send to another process")
+@pytest.mark.needs("POSIX")
 @pytest.mark.parametrize("wait", ["convert main", "write main"])
 def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Path, wait: str) -> None:
     program = (
@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.needs("Linux")
 def test_a_child_does_not_outlive_its_parent(make_checkpoint: Any, tmp_path: Path) -> None:
     program = "import sys; from outrider_export import export_bundle; export_bundle(sys.argv[1], output=sys.argv[2])"
     arguments = [sys.executable, "-c", program, str(make_checkpoint("plain")), str(tmp_path / "bundle")]

@@ -651,7 +651,7 @@ def test_what_is_there_is_not_run_again_and_what_failed_is() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="another signal there")
+@pytest.mark.needs("POSIX")
 def test_what_was_interrupted_goes_on(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """After a kill, which may cut off a line, and after Ctrl-C, which says how to go on."""
     folder = tmp_path / "out"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
 import pytest
 
 import outrider
@@ -27,19 +26,18 @@ from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, Ro
 LENGTH = 140
 
 
-REAL = [pytest.param(("smollm2", name), marks=pytest.mark.slow, id=name) for name in ("auto", "f32", "bf16")]
+REAL = [pytest.param(("smollm2", name), marks=pytest.mark.slow, id=name) for name in ("auto", "f32")]
+BF16 = pytest.param(("smollm2", "bf16"), marks=[pytest.mark.slow, pytest.mark.needs("bf16")], id="bf16")
 TOYS = [pytest.param(("toy", name), id=f"toy {name}") for name in ("auto", "f32", "onnx")]
 
 
 @pytest.fixture(
     scope="module",
-    params=[*TOYS, *REAL, pytest.param(("smollm2_onnx", "auto"), marks=pytest.mark.slow, id="onnx")],
+    params=[*TOYS, *REAL, BF16, pytest.param(("smollm2_onnx", "auto"), marks=pytest.mark.slow, id="onnx")],
 )
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
     """A toy and SmolLM2 on OpenVINO, in the setting that is chosen and in two precisions, and on ONNX Runtime."""
     name, precision = request.param
-    if precision == "bf16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        pytest.skip("this processor does not calculate in bf16")
     if name == "toy":
         form: Format = "onnx" if precision == "onnx" else "openvino"
         bundle = save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", draft=False, formats=(form, form))

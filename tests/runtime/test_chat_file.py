@@ -187,7 +187,7 @@ def test_other_models_and_tokenizers_are_refused(engine: outrider.Engine, tmp_pa
                 wide.load_chat(tmp_path / "chat.json", same_model=same_model)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="this system has other permissions")
+@pytest.mark.needs("POSIX")
 def test_a_file_keeps_its_permissions_and_a_new_one_is_its_owners(engine: outrider.Engine, tmp_path: Path) -> None:
     chat, path = talked(engine), tmp_path / "chat.json"
     before = os.umask(0o022)
@@ -201,7 +201,7 @@ def test_a_file_keeps_its_permissions_and_a_new_one_is_its_owners(engine: outrid
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links and pipes are others there")
+@pytest.mark.needs("POSIX")
 def test_a_link_is_followed_and_a_pipe_is_refused(engine: outrider.Engine, tmp_path: Path) -> None:
     chat, link, pipe = talked(engine), tmp_path / "link.json", tmp_path / "pipe"
     (tmp_path / "there").mkdir()

@@ -2,7 +2,6 @@
 
 import os
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from outrider.cli.chat.keyboard import held_back, without_keys
 from outrider.cli.words import Words
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pty")
+@pytest.mark.needs("POSIX")
 def test_what_is_typed_during_an_answer_is_kept_and_not_shown() -> None:
     import pty
     import termios

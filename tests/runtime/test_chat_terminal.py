@@ -232,7 +232,7 @@ def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> 
     assert "--resume has the conversation's own system message" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
+@pytest.mark.needs("POSIX")
 def test_the_program_in_a_pseudo_terminal(model: Path, tmp_path: Path) -> None:
     import pty
 

@@ -310,7 +310,7 @@ def test_bad_requests(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 2, "openvino-genai has no no_repeat_ngram_size here, so mode 'genai' cannot be compared", *genai)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="another signal there")
+@pytest.mark.needs("POSIX")
 def test_ctrl_c_is_one_line(tiny: Path) -> None:
     process = subprocess.Popen(
         [*OUTRIDER, "generate", str(tiny), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],
@@ -325,7 +325,7 @@ def test_ctrl_c_is_one_line(tiny: Path) -> None:
     assert errors == f"Loading {tiny}.\noutrider: Cancelled.\n"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error there")
+@pytest.mark.needs("POSIX")
 def test_a_reader_that_leaves_is_no_error(tiny: Path) -> None:
     process = subprocess.Popen(
         [*OUTRIDER, "generate", str(tiny), PROMPT, "--ignore-eos", "--max-new-tokens", "100"],

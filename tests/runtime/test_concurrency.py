@@ -1,7 +1,6 @@
 """The benchmark of concurrent requests: what it measures, and what it refuses."""
 
 import json
-import os
 import sys
 import threading
 from dataclasses import replace
@@ -133,7 +132,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the program is a script with a first line for POSIX")
+@pytest.mark.needs("POSIX")
 def test_llamaserver_gets_all_requests_at_the_same_time(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ class TestADriverThatCrashes:
             load(bundle, draft_device="GPU")
 
     @pytest.mark.slow
-    @pytest.mark.skipif(os.name == "nt", reason="no signals there")
+    @pytest.mark.needs("POSIX")
     @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
     def test_one_that_was_ended_from_outside_is_not_blamed(
         self, bundle: Bundle, gpu: Callable[[str], None], name: str
@@ -274,7 +274,7 @@ def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
     assert "NO_SUCH_PROPERTY" in verdict.reason
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no signals there")
+@pytest.mark.needs("POSIX")
 def test_every_ending_has_words() -> None:
     assert probe._ending(-signal.SIGKILL) == "was ended by SIGKILL"
     assert probe._ending(7) == "ended with code 7"

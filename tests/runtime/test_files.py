@@ -1,7 +1,6 @@
 """Files that a user names: any error is one line that names the file."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -77,7 +76,7 @@ def test_a_file_that_cannot_be_meant_is_named(
     ["import"],
     ["inspect"],
 ], ids=" ".join)  # fmt: skip
-@pytest.mark.skipif(os.name == "nt", reason="nothing is there, it says")
+@pytest.mark.needs("POSIX")
 def test_a_name_that_is_too_long_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     last = f"a={LONG}" if "--peer-model" in arguments else LONG
     assert run([*arguments, last]) in (1, 2)

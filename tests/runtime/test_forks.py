@@ -1,6 +1,5 @@
 """A forked process does not have the engine's threads. It gets an error, and does not wait for them."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +40,7 @@ print(f"the fork ended with {status}, the parent's answer with {len(last.result.
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+@pytest.mark.needs("fork")
 def test_a_fork_is_told_that_it_has_no_engine_and_can_exit(openvino_bundle: Bundle, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(openvino_bundle.folder), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

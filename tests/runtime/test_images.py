@@ -85,7 +85,7 @@ print((peak() - before) / (image.size[0] * image.size[1]))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its measure of memory")
+@pytest.mark.needs("Linux")
 @pytest.mark.parametrize(("kind", "mode", "turned", "most"), [
     ("PNG", "RGBA", True, 8), ("JPEG", "RGB", True, 8), ("JPEG", "CMYK", False, 8), ("WEBP", "RGBA", False, 16),
 ])  # fmt: skip

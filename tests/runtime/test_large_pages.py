@@ -3,7 +3,6 @@
 import errno
 import mmap
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def move_all(job: LargePages) -> int:
     return count
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such pages")
+@pytest.mark.needs("Linux")
 def test_memory_in_use_is_moved_and_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     full, half = region(mmap.MADV_DONTDUMP), region(mmap.MADV_DONTFORK)
     full[:], half[: 32 * MB] = np.arange(64 * MB, dtype=np.uint8), 1

@@ -3,8 +3,6 @@
 import gc
 import json
 import mmap
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,7 +30,7 @@ print(json.dumps({"rise": peak() - before, "tokens": result.stats.num_prompt_tok
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there is no getrusage")
+@pytest.mark.needs("POSIX")
 def test_a_long_prompt_takes_little_more_than_its_cache(smollm2: Path) -> None:
     """All its logits at once would be 0.8 GB (and 2.4 GB at a vocabulary of 152,000)."""
     command = [sys.executable, "-c", PROGRAM, str(smollm2)]
@@ -86,7 +84,7 @@ def test_nor_do_its_grammars(tiny: Path, uncollected: Callable[[], set[str]]) ->
     assert uncollected() <= TREE
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are released on Linux only")
+@pytest.mark.needs("Linux")
 def test_a_mapped_files_pages_are_released_and_come_back(tmp_path: Path) -> None:
     path, content = tmp_path / "weights.bin", bytes(range(256)) * 16_384  # 4 MB
     path.write_bytes(content)
@@ -146,7 +144,7 @@ end.set()
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+@pytest.mark.needs("glibc")
 @pytest.mark.parametrize("returned", [False, True])
 def test_freed_buffers_are_returned_to_the_system(returned: bool) -> None:
     """By default glibc keeps them for the threads that had them, which is why there is a setting."""

@@ -25,7 +25,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there os.kill ends the process")
+@pytest.mark.needs("POSIX")
 def test_a_signal_after_models_were_freed(openvino_bundle: Bundle) -> None:
     command = [sys.executable, "-c", PROGRAM, str(openvino_bundle.folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -173,13 +173,12 @@ def test_the_scale_of_a_matrix_of_one_row_is_no_form_and_a_number_is() -> None:
     assert form(0.1, 1) == form(0.2, 1) != form(0.1, 2)
 
 
+@pytest.mark.needs("bf16")
 @pytest.mark.usefixtures("large")
 def test_a_slice_shows_that_states_are_rounded_where_they_are_stored(hybrid: ModelSpec) -> None:
     slices = hybrid.slices()
     assert slices is not None
     backend = compile_for_trials(hybrid.on("CPU", OPTIONS), Setting("bf16", "bf16"), slices.large)
-    if backend.precision != "bf16":
-        pytest.skip("this processor calculates in f32")
     assert not measure_exactness(backend).holds
 
 

@@ -325,7 +325,7 @@ os.waitpid(pid, 0)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+@pytest.mark.needs("fork")
 def test_a_fork_shares_the_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.bin"
     subprocess.run([sys.executable, "-c", FORK, path], check=True, timeout=300)
@@ -344,7 +344,7 @@ AnswerStore(sys.argv[1], "ab" * 32).add([1])
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+@pytest.mark.needs("fork")
 def test_a_fork_that_began_before_the_import_is_none_of_its_business(tmp_path: Path) -> None:
     path = tmp_path / "answers.bin"
     command = [sys.executable, "-c", IMPORTED_IN_A_FORK, str(path)]
@@ -396,7 +396,7 @@ def test_a_file_that_cannot_be_written_to_any_more_is_warned_of(tmp_path: Path) 
     assert path.read_text() == "somebody else's by now"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="this system has no limit of a file's size")
+@pytest.mark.needs("POSIX")
 def test_a_full_disk_costs_the_store_alone(tmp_path: Path) -> None:
     import resource
 
@@ -427,7 +427,7 @@ def test_a_relative_name_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-@pytest.mark.skipif(os.name == "nt", reason="this system has other permissions")
+@pytest.mark.needs("POSIX")
 def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "answers.bin"
     before = os.umask(0o022)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,19 @@ const failure = (promise) => promise.then(() => null, (error) => error.message);
 """
 
 
-@pytest.fixture(scope="module")
-def node() -> str:
-    path = shutil.which("node")
-    if path is None:
-        pytest.skip("Node is not installed: it runs the page's modules")
-    return path
+pytestmark = pytest.mark.needs("node")
 
 
-def run(node: str, script: str) -> Any:
+def run(script: str) -> Any:
     """The value that a script gives, in a storage of its own."""
     head = f"const FOLDER = {json.dumps(FOLDER.as_uri() + '/')};{BEFORE}"
     body = f"{head}\nconst made = await (async () => {{ {script} }})();\nconsole.log(JSON.stringify(made));"
-    done = subprocess.run([node, "--input-type=module", "-"], input=body, capture_output=True, text=True, check=False)
+    done = subprocess.run(["node", "--input-type=module", "-"], input=body, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_conversations_are_listed_renamed_and_deleted(node: str) -> None:
+def test_conversations_are_listed_renamed_and_deleted() -> None:
     script = """
         kept.keepConversation("1", talk("One", 1)); kept.keepConversation("2", talk("Two", 2));
         kept.keepConversation("1", { ...talk("Uno", 3), exchanges: [1, 2] });
@@ -52,10 +46,10 @@ def test_conversations_are_listed_renamed_and_deleted(node: str) -> None:
         return [all, first, kept.listed(), kept.keptConversation("1")];
     """
     two = {"id": "2", "title": "Two"}
-    assert run(node, script) == [[{"id": "1", "title": "Uno"}, two], [1, 2], [two], None]
+    assert run(script) == [[{"id": "1", "title": "Uno"}, two], [1, 2], [two], None]
 
 
-def test_damaged_storage_is_not_shown(node: str) -> None:
+def test_damaged_storage_is_not_shown() -> None:
     script = """
         kept.keepConversation("good", talk("Good", 1)); kept.keepConversation("bad", talk("Bad", 2));
         kept.keepSettings({ chat: "good" });
@@ -71,10 +65,10 @@ def test_damaged_storage_is_not_shown(node: str) -> None:
         return [...all, hasRoom, ...none, kept.listed(), kept.keepSettings({}), kept.forget("good") ?? null];
     """
     good = [{"id": "good", "title": "Good"}]
-    assert run(node, script) == [good, None, {"chat": "good"}, False, [], None, [], False, None]
+    assert run(script) == [good, None, {"chat": "good"}, False, [], None, [], False, None]
 
 
-def test_files_are_sent_as_blocks_of_code(node: str) -> None:
+def test_files_are_sent_as_blocks_of_code() -> None:
     script = """
         const [a] = await files.readFiles([file("a.md", new TextEncoder().encode("```\\nx\\n```\\n"))], []);
         const big = [file("big", new Uint8Array(200001))], half = [file("half", new Uint8Array(100001))];
@@ -86,7 +80,7 @@ def test_files_are_sent_as_blocks_of_code(node: str) -> None:
         ];
     """
     block = "a.md:\n````\n```\nx\n```\n````"
-    made = run(node, script)
+    made = run(script)
     assert made[:4] == [f"Look\n\n{block}", block, "Look", "a.md, 10 bytes"]
     assert made[4] == made[5] == "The text files of a message may have 200 kB together. Leave some out, or send a part."
     assert made[6:] == [
