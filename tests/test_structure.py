@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import outrider
+from outrider.bundle.kinds import KINDS
+from outrider.models.backends.heads import Head, graphs_of
 from outrider_bench.modes.peers.known import PEERS
 
 RUNTIME = Path(outrider.__file__).parent
@@ -181,6 +183,28 @@ def type_switches(tree: ast.AST, names: set[str]) -> list[int]:
         if named & names:
             lines.append(node.lineno if isinstance(node, ast.expr | ast.pattern) else 0)
     return lines
+
+
+# Of kinds of drafters; not those that mean other things, too: an author of messages, an end of a text, an object.
+KIND_NAMES = {*KINDS} - {"assistant", "suffix", "self"}
+
+
+def test_a_kind_of_drafter_is_named_in_three_files_at_most() -> None:
+    """Its row, its class or graph, the reader of its checkpoints: all else reads the row."""
+    named: dict[str, set[str]] = {name: set() for name in KIND_NAMES}
+    for path in [*RUNTIME.rglob("*.py"), *(p for p in EXPORT.rglob("*.py") if "distill" not in p.parts)]:
+        constants = {getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
+        for name in KIND_NAMES & {each for each in constants if isinstance(each, str)}:
+            named[name].add(path.name)
+    # A test's bundle and the draft model that a bundle is by itself have the kind that all others are compared with.
+    assert {name: files for name, files in named.items() if len(files) > 3 and name != "draft_model"} == {}
+
+
+def test_each_kind_of_drafter_that_is_no_decoder_has_a_graph() -> None:
+    for kind in KINDS.values():
+        assert bool(kind.graph) == kind.reads_states, kind
+        if kind.graph:
+            assert graphs_of(Head(kind, None, 2))
 
 
 def test_nobody_asks_of_which_class_a_drafter_is() -> None:

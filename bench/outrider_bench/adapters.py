@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from outrider.bundle.folder import Bundle
-from outrider.config import COPYING, Config
+from outrider.bundle.kinds import COPYING
+from outrider.config import Config
 from outrider.decoding.metrics import Stats
 from outrider.engine.engine import Engine
 from outrider_bench.prompts import BenchPrompt

@@ -19,7 +19,8 @@ import numpy as np
 from outrider import __version__
 from outrider.bundle import Bundle, DrafterEntry, read_bundle
 from outrider.bundle.fit import check_fit
-from outrider.bundle.manifest import NAME, RESERVED_NAMES, describe_layers, replace_manifest
+from outrider.bundle.kinds import RESERVED_NAMES
+from outrider.bundle.manifest import NAME, describe_layers, replace_manifest
 from outrider.config import Config
 from outrider.drafters import SelfModel
 from outrider.drafters.prediction import Costs, SpeedPrediction, best_draft
@@ -169,7 +170,7 @@ def add_layers(bundle: Bundle, name: str, layers: Layers) -> Bundle:
 
 def check_name(bundle: Bundle, name: str) -> None:
     """Raise OptionError if a drafter of the main model's layers cannot be called `name`."""
-    taken = [*RESERVED_NAMES, *(each.name for each in bundle.manifest.drafters if each.kind != "self")]
+    taken = [*RESERVED_NAMES, *(each.name for each in bundle.manifest.drafters if each.traits.design != "layers")]
     if name in taken or not re.fullmatch(NAME, name):
         raise OptionError(
             f"--name {name!r} is no name for a drafter here: it has to be letters, digits, '.', '_' and '-', and other "

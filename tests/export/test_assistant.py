@@ -210,7 +210,7 @@ def test_a_cancelled_answer_leaves_nothing_behind(engine: outrider.Engine) -> No
 
 def test_it_takes_no_cache_of_its_own(clustered: Made, engine: outrider.Engine) -> None:
     [entry] = clustered.bundle.manifest.drafters
-    assert (entry.kind, entry.features, entry.uses_main_cache) == ("assistant", ("last_hidden_state",), True)
+    assert (entry.kind, entry.features, entry.traits.uses_main_cache) == ("assistant", ("last_hidden_state",), True)
     assert engine.cache["assistant"].bytes_per_token == 0
     assert engine.loaded["assistant"].cost.near
     assert engine.choices["assistant"].trials == ()  # it cannot be compiled alone

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from outrider.config import COPYING
+from outrider.bundle.kinds import COPYING
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError, nearest
 from outrider_bench.modes.mode import Mode

@@ -9,7 +9,8 @@ from typing import cast
 
 import numpy as np
 
-from outrider.config import COPYING, GenerationConfig
+from outrider.bundle.kinds import COPYING
+from outrider.config import GenerationConfig
 from outrider.drafters import Suffix
 from outrider.engine.engine import Engine
 from outrider.types import NO_DRAFT, Committed, Draft, Drafter, DraftRequest, TokenSequence

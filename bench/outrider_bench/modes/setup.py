@@ -43,7 +43,7 @@ class Setup:
     @property
     def draft_models(self) -> tuple[DrafterEntry, ...]:
         """The drafters that are models of their own: other runtimes have those."""
-        return tuple(each for each in self.drafters if each.kind == "draft_model")
+        return tuple(each for each in self.drafters if each.traits.design == "model")
 
     @property
     def models(self) -> dict[str, ModelEntry]:

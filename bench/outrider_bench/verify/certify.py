@@ -18,8 +18,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from outrider.bundle.kinds import COPYING
 from outrider.bundle.manifest import Format
-from outrider.config import COPYING, Config, GenerationConfig, format_of_property
+from outrider.config import Config, GenerationConfig, format_of_property
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
 from outrider.models.tuning.measure.readings import compare_readings, compare_states, read

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from outrider import __version__
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.manifest import ADAPTER_NAMES, NAME, RESERVED_NAMES, AdapterEntry, Source
+from outrider.bundle.kinds import RESERVED_NAMES
+from outrider.bundle.manifest import ADAPTER_NAMES, NAME, AdapterEntry, Source
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.models.backends.adapters import check_matrices

@@ -16,7 +16,8 @@ from pathlib import Path
 from outrider import __version__
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEntry
+from outrider.bundle.kinds import RESERVED_NAMES
+from outrider.bundle.manifest import NAME, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.bundles.convert_model import convert_model, describe_drafter
 from outrider_export.describe.pairing import Pairing

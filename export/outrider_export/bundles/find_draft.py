@@ -22,6 +22,7 @@ from outrider.errors import OutriderError
 from outrider_export.bundles.bundle_cache import BundleCache
 from outrider_export.describe.plan import Plan, make_plan
 from outrider_export.heads.formats import kind_of_head, read_head
+from outrider_export.heads.own import NAME as OWN
 from outrider_export.heads.own import find_own
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_file import read_header
@@ -86,11 +87,11 @@ def find_draft(
             )
             return best.path
     known = published_for(located.id)
-    if any(each.kind == "mtp" for each in known):
+    if any(each.kind == OWN for each in known):
         if located.path is None:
             progress.note(_OWN)
             return None
-        known = [each for each in known if each.kind != "mtp"]  # these files are without it
+        known = [each for each in known if each.kind != OWN]  # these files are without it
     listed = ", ".join(f"{each.id} ({each.kind})" for each in known)
     for each in known:
         if _is_reachable(each.id):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.bundle.kinds import KINDS as DRAFTER_KINDS
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider.models.backends.heads.block import WINDOW
@@ -49,7 +50,6 @@ KINDS = {
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
 }
-_WITHOUT_TOKENS = ("medusa", "blockwise")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class HeadCheckpoint:
     @property
     def uses_main_embedding(self) -> bool:
         """Whether it reads tokens, and has no embedding of its own."""
-        return self.kind not in _WITHOUT_TOKENS and EMBEDDING not in self.tensors
+        return DRAFTER_KINDS[self.kind].reads_tokens and EMBEDDING not in self.tensors
 
 
 def kind_of_head(folder: Path) -> str | None:

@@ -91,7 +91,7 @@ def pack(bundle: Bundle, name: str, folder: Path) -> Path:
     if entry is None:
         names = [each.name for each in manifest.drafters]
         raise OptionError(f"The bundle has no drafter {name!r}. {nearest(name, names)}")
-    if entry.kind in ("draft_model", "self"):
+    if not entry.traits.reads_states:
         raise OptionError(f"The drafter {name!r} is of kind {entry.kind}, which cannot be packed. Copy the bundle.")
     try:
         shutil.copytree(bundle.folder / entry.model.folder, folder)

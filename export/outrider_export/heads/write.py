@@ -9,10 +9,10 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from outrider.bundle.kinds import KINDS
 from outrider.bundle.manifest import (
     MODEL_NAMES,
     PROPOSED_NAME,
-    READING_KINDS,
     DrafterEntry,
     Geometry,
     ModelEntry,
@@ -59,13 +59,14 @@ def write_head(
     Raises:
         ExportError: when the main model's graph does not have the hidden states.
     """
-    if head.kind in READING_KINDS and main.format != "openvino":
+    kind = KINDS[head.kind]
+    if kind.design == "reader" and main.format != "openvino":
         raise ExportError(
             f"{source.id} reads keys and values of a main model in OpenVINO's format, and this one is in {main.format}"
             ". Export the main model for OpenVINO: outrider export MODEL"
         )
     path = folder / main.folder / MODEL_NAMES[main.format][0]
-    numbers = head.numbers | (assistant.caches_of(head, main.geometry) if head.kind in READING_KINDS else {})
+    numbers = head.numbers | (assistant.caches_of(head, main.geometry) if kind.design == "reader" else {})
     tensors = head.tensors | {key: np.array([value], dtype=np.float32) for key, value in numbers.items()}
     tensors |= dspark.cut(tensors, main.vocab_size, tokens)
     shared: dict[str, ov.Output] = {}
@@ -81,7 +82,7 @@ def write_head(
         np.save(folder / name / PROPOSED_NAME, proposed)
     entry = DrafterEntry(
         name=name,
-        kind=head.kind,  # type: ignore[arg-type]  # one of `KINDS`
+        kind=head.kind,
         model=ModelEntry(
             folder=name,
             format="openvino",

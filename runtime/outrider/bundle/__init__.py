@@ -39,13 +39,13 @@ Internal: apps import what docs/api.md lists.
 
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.bundle.hashes import list_files, sha256_of, vocabulary_sha256
+from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import (
     BYTES_NAME,
     MANIFEST_NAME,
     MAP_NAME,
     MODEL_NAMES,
     PROPOSED_NAME,
-    RESERVED_NAMES,
     SCHEMA_VERSION,
     WEIGHTS_NAMES,
     DrafterEntry,

@@ -2,18 +2,15 @@
 
 from collections.abc import Iterable
 
+from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import (
     ADAPTER_NAMES,
-    BLOCK_KINDS,
     BYTES_NAME,
     CROSS_NAME,
     MANIFEST_NAME,
     MAP_NAME,
     MODEL_NAMES,
-    PLACE_KINDS,
     PROPOSED_NAME,
-    READING_KINDS,
-    RESERVED_NAMES,
     DrafterEntry,
     Manifest,
     ModelEntry,
@@ -130,15 +127,14 @@ def _check_text_encoder(manifest: Manifest) -> None:
 
 def _check_kind(drafter: DrafterEntry) -> None:
     """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
-    block = drafter.kind in BLOCK_KINDS
-    places = block or drafter.kind in PLACE_KINDS
+    traits = drafter.traits
     # A draft model may draft in one call, if it says both.
-    at_once = drafter.kind == "draft_model" and None not in (drafter.num_places, drafter.mask_token_id)
+    at_once = traits.design == "model" and None not in (drafter.num_places, drafter.mask_token_id)
     for name, value, needed in (
-        ("features", drafter.features, drafter.kind not in ("draft_model", "self")),
-        ("num_places", drafter.num_places, places or at_once),
-        ("mask_token_id", drafter.mask_token_id is not None, block or at_once),
-        ("layers", drafter.layers, drafter.kind == "self"),
+        ("features", drafter.features, traits.reads_states),
+        ("num_places", drafter.num_places, traits.has_places or at_once),
+        ("mask_token_id", drafter.mask_token_id is not None, traits.design == "block" or at_once),
+        ("layers", drafter.layers, traits.design == "layers"),
     ):
         if bool(value) != needed:
             raise BundleError(
@@ -150,12 +146,12 @@ def _check_kind(drafter: DrafterEntry) -> None:
 def _check_layers(manifest: Manifest, drafter: DrafterEntry) -> None:
     """Check that a drafter that uses the main model's cache can, and that one of its layers names such layers."""
     layers, main = drafter.layers, manifest.main
-    if drafter.kind in READING_KINDS and main.format != "openvino":
+    if drafter.traits.design == "reader" and main.format != "openvino":
         raise BundleError(
             f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' of kind {drafter.kind} reads the cache of a main "
             f"model in OpenVINO's format, and this one is in {main.format}. {_AGAIN}"
         )
-    if drafter.kind != "self":
+    if drafter.traits.design != "layers":
         return
     known = [*sorted({*layers})] == [*layers] and max(layers) < main.geometry.num_layers
     if not known or len(layers) == main.geometry.num_layers or drafter.model != main or main.format != "openvino":

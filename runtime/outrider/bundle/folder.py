@@ -225,7 +225,7 @@ def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
             f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so draft models of one "
             "cannot draft for the other. Export the pair together."
         )
-    others = tuple(each for each in bundle.manifest.drafters if not each.uses_main_cache)
+    others = tuple(each for each in bundle.manifest.drafters if not each.traits.uses_main_cache)
     return others or (DrafterEntry("draft", "draft_model", main),)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from outrider.bundle.kinds import COPYING, KINDS, DrafterKind
 from outrider.errors import BundleError
 from outrider.system.files import sealed, why, write_whole
 
@@ -25,7 +26,6 @@ ADAPTER_NAMES = ("adapter.xml", "adapter.bin")  # the file that a backend opens,
 # By format: the file of the weights.
 WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
 SCHEMA_VERSION = 1
-RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # not allowed as names of a bundle's drafters
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"  # not $, which a line's end may follow
 VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
@@ -224,21 +224,11 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_encoder: TextEncoderEntry | None = None  # of an embedding model or a reranker, which no engine runs
 
 
-# Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
-# the tokens after the next one, or layers that read the main model's keys and values. Their graphs are in
-# `outrider.models.backends.heads`, under the same names.
-Recurrent = Literal["eagle", "eagle3", "mtp"]
-Block = Literal["dflash", "dflash2", "dspark"]
-Places = Literal["medusa", "hydra", "blockwise"]
-Reading = Literal["assistant"]
-RECURRENT_KINDS, BLOCK_KINDS, PLACE_KINDS, READING_KINDS = map(get_args, (Recurrent, Block, Places, Reading))
-
-
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named drafter that needs files, or the main model's. Others (n-gram, suffix) are always available."""
 
     name: Name
-    kind: Literal["draft_model", "self"] | Recurrent | Block | Places | Reading
+    kind: str  # of `outrider.bundle.kinds`; none that copies, as these need no files
     model: ModelEntry
     # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
     # through the tokens' text (`outrider.drafters.Text`).
@@ -251,10 +241,14 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mask_token_id: NonNegative | None = None  # stands for tokens that are to be drafted
     layers: tuple[NonNegative, ...] = ()  # of "self": those of the main model, which `model` is, ascending
 
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or self.kind in COPYING:
+            raise ValueError(f"there is no kind {self.kind!r} of drafters")
+
     @property
-    def uses_main_cache(self) -> bool:
-        """Whether it has no keys and values of its own, and reads those of its own bundle's main model."""
-        return self.kind in ("self", *READING_KINDS)
+    def traits(self) -> DrafterKind:
+        """What its kind is made of."""
+        return KINDS[self.kind]
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

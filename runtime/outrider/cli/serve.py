@@ -11,11 +11,12 @@ import click
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of, read_bundle
+from outrider.bundle.kinds import COPYING
 from outrider.cli.console import err, out, print_json
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
 from outrider.cli.progress import progress_line, shown_in_background
-from outrider.config import COPYING, Config
+from outrider.config import Config
 from outrider.engine.opening import is_model
 from outrider.errors import OptionError, OutriderError, nearest, needs
 from outrider.system.memory import return_large_buffers

@@ -21,12 +21,10 @@ from outrider.config.option import Option, options_of
 from outrider.errors import OptionError, nearest
 
 __all__ = [
-    "COPYING", "DEFAULT_MAX_NEW_TOKENS", "LOSSY", "OPTIONS", "PRECISIONS", "SAMPLING", "SECTIONS", "SECTION_OF",
+    "DEFAULT_MAX_NEW_TOKENS", "LOSSY", "OPTIONS", "PRECISIONS", "SAMPLING", "SECTIONS", "SECTION_OF",
     "Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig", "format_of_property", "is_npu_property",
     "without_word",
 ]  # fmt: skip
-
-COPYING = ("ngram", "suffix")  # drafters without a model, which every engine has
 
 
 @dataclass(frozen=True, kw_only=True)

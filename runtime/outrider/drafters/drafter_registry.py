@@ -5,8 +5,8 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 
-from outrider.bundle.manifest import RESERVED_NAMES
-from outrider.config import COPYING, GenerationConfig
+from outrider.bundle.kinds import COPYING, RESERVED_NAMES
+from outrider.config import GenerationConfig
 from outrider.decoding import own
 from outrider.drafters import AnswerStore, Ngram, References, Suffix
 from outrider.drafters.controller import KNOWN_TOKENS, Controller, Fixed, ModelRecord, Record, Records
@@ -49,6 +49,7 @@ class DrafterRegistry:
         self.models = dict(models)
         self._own: dict[str, Drafter] = {}  # the app's own
         self._suffix = Suffix()
+        self._copiers: dict[str, Callable[[int], Drafter]] = {"ngram": Ngram, "suffix": lambda _: self._suffix}
         self._read_records = records
         self._shared: Records | None = None  # of all other drafters, once they are read
         self._records: dict[str, Records] = {}  # of the app's own drafters
@@ -83,10 +84,8 @@ class DrafterRegistry:
         """
         if name == "auto":
             name = next(iter(self.models), "suffix")
-        if name == "ngram":
-            return Ngram(max_ngram_size)
-        if name == "suffix":
-            return self._suffix
+        if name in COPYING:
+            return self._copiers[name](max_ngram_size)
         if name in self.models:
             return self.models[name]
         if name in self._own:

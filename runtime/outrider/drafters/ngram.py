@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafters.copier import Copier
-from outrider.types import NO_DRAFT, Draft, DraftRequest, TokenSequence
+from outrider.types import NO_DRAFT, Copier, Draft, DraftRequest, TokenSequence
 
 
 class Ngram(Copier):

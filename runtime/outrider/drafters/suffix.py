@@ -6,10 +6,9 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from outrider.drafters.copier import Copier
 from outrider.drafters.references import MAX_TOKENS, References
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
-from outrider.types import Committed, Draft, DraftRequest, TokenSequence
+from outrider.types import Committed, Copier, Draft, DraftRequest, TokenSequence
 
 LONGEST_CONTEXT = 3  # tokens; a longer one hardly ever comes back in another text
 _NUM_PLACES = 1 << 16  # 1 MB

@@ -5,27 +5,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of
-from outrider.bundle.manifest import READING_KINDS, DrafterEntry
-from outrider.config import COPYING, Config, SchedulerConfig
+from outrider.bundle.kinds import COPYING
+from outrider.config import Config, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.large_pages import LargePages
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.row_budget import RowBudget
-from outrider.drafters import (
-    AnswerStore,
-    AssistantModel,
-    DraftModel,
-    HiddenModel,
-    MarkovHead,
-    SelfModel,
-    Subset,
-    load_vocabulary,
-)
+from outrider.drafters import AnswerStore
+from outrider.drafters.bundled import make_drafter
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
 from outrider.engine.opening import open_draft_bundle
 from outrider.engine.preparation import Preparation, check_adapter
@@ -127,7 +118,7 @@ def assemble(
     config = dataclasses.replace(config, device=placement.named_in(config.device))
 
     make = functools.partial(
-        as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
+        make_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
     )
     registry = DrafterRegistry(
         loaded,
@@ -204,49 +195,3 @@ def _tokenizers_of(
         bundle.tokenizer_path, context_length, special_tokens_in_content=scheduler.special_tokens_in_content
     )
     return own, own
-
-
-def as_drafter(
-    entry: DrafterEntry,
-    loaded: LoadedModel,
-    bundle: Bundle,
-    scheduler: SchedulerConfig,
-    tokenizer: TextTokenizer,
-    own: TextTokenizer | None = None,
-) -> DraftModel:
-    """Make a drafter of a bundle's draft model. Its cache must be allocated.
-
-    tokenizer: the main model's. own: the draft model's own tokenizer; by default the bundle's.
-    """
-    vocabulary = subset = None
-    if entry.vocabulary != "same" and entry.tokenizer:
-        own = own or Tokenizer(bundle.folder / entry.tokenizer.folder)
-        vocabulary = load_vocabulary(bundle, entry, tokenizer, own)
-    if entry.num_proposed_tokens:
-        subset = Subset(bundle.read_proposed(entry), entry.model.vocab_size)
-    shared: dict[str, Any] = {
-        "context_length": min(entry.model.geometry.context_length, loaded.backend.max_tokens),
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "max_round_seconds": scheduler.max_round_seconds,
-        "subset": subset,
-        "reuse": scheduler.enable_prefix_caching,
-        "cost": loaded.cost,
-    }
-    backend, features, num_places = loaded.backend, entry.features, entry.num_places or 1
-    if entry.kind == "draft_model":
-        masks = [] if entry.mask_token_id is None else [entry.mask_token_id] * (num_places - 1)
-        return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
-    if entry.kind == "self":
-        return SelfModel(backend, **shared)
-    if entry.kind in READING_KINDS:
-        return AssistantModel(backend, features, **shared)
-    if entry.kind in ("dspark", "dflash2"):
-        head = MarkovHead.read(bundle.model_path(entry.model), shared.pop("subset"), entry.model.vocab_size)
-        return HiddenModel.block(backend, features, [entry.mask_token_id or 0] * num_places, head, **shared)
-    if entry.mask_token_id is not None:
-        return HiddenModel.block(backend, features, [entry.mask_token_id] * num_places, **shared)
-    if entry.num_places:
-        return HiddenModel.places(backend, features, num_places, at_once=entry.kind != "hydra", **shared)
-    # EAGLE-3 has its own hidden states after the main model's; EAGLE and MTP have them in their place.
-    num_states = len(features) + (entry.kind == "eagle3")
-    return HiddenModel.module(backend, features, num_states * entry.model.geometry.hidden_size, **shared)

@@ -186,7 +186,7 @@ def draft_engine(bundle: str | Path, name: str = "draft", **options: Any) -> Eng
         BundleError, DeviceError: as `outrider.load`.
     """
     found = read_bundle(bundle)
-    models = {each.name: each for each in found.manifest.drafters if each.kind == "draft_model"}
+    models = {each.name: each for each in found.manifest.drafters if each.traits.design == "model"}
     if name not in models:
         raise OptionError(f"The bundle has no draft model {name!r}. {nearest(name, models)}")
     entry = models[name]

@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 from outrider.bundle import Bundle
+from outrider.bundle.kinds import COPYING
 from outrider.bundle.manifest import MANIFEST_NAME
-from outrider.config import COPYING, Config
+from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.engine.opening import open_bundle
 from outrider.errors import OptionError, RequestError, nearest, one_line

@@ -29,6 +29,7 @@ from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rou
 from outrider.types.decoding import NO_DRAFT, Draft, Outcome, Rows, Sampler, TokenLogprobs, TokenSequence, Verifier
 from outrider.types.drafting import (
     Committed,
+    Copier,
     Drafter,
     DraftPolicy,
     DraftRequest,
@@ -45,8 +46,8 @@ from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
 __all__ = [
     "LONG_POSITION", "NO_DRAFT", "NO_PROMPT", "UNKNOWN_KEY", "Backend", "BenchmarkSlot", "CacheKey", "CacheUse", "Call",
-    "CallObserver", "Capabilities", "ChatTokenizer", "Chunk", "Committed", "CompiledModel", "Distribution", "Draft",
-    "DraftPolicy", "DraftRequest", "DraftRule", "Drafter", "EncoderSource", "Exactness", "FixedShape", "Guess",
+    "CallObserver", "Capabilities", "ChatTokenizer", "Chunk", "Committed", "CompiledModel", "Copier", "Distribution",
+    "Draft", "DraftPolicy", "DraftRequest", "DraftRule", "Drafter", "EncoderSource", "Exactness", "FixedShape", "Guess",
     "Layout", "ListedLogits", "Logits", "LogitsRow", "Noise", "Outcome", "PaddedBackend", "Pending", "Prompt",
     "Proposer", "Requirements", "Rounding", "RowRule", "Rows", "Sampler", "Slot", "Span", "SteadyRows", "Step",
     "TextTokenizer", "TokenLogprobs", "TokenSequence", "Turn", "Verifier", "answer_keys", "embed_keys",

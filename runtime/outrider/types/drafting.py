@@ -221,6 +221,15 @@ class Drafter:
         """
 
 
+class Copier(Drafter):
+    """The base of drafters without a model: their drafts cost nothing, and do not depend on the noise.
+
+    A subclass implements `reserve`, `propose` and `release`. `propose` can read the committed tokens itself.
+    """
+
+    is_priced = is_free = at_once = True
+
+
 @dataclass(slots=True)
 class Turn:
     """One request's drafter and draft in one round.

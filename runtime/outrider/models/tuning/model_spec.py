@@ -93,7 +93,7 @@ class ModelSpec:
     @property
     def head(self) -> Head | None:
         """What it is made of if it is no decoder."""
-        if self.drafter is None or self.drafter.kind == "draft_model":
+        if self.drafter is None or self.drafter.traits.design == "model":
             return None
         return Head.of(self.drafter, self.bundle.model_path(self.bundle.manifest.main))
 
@@ -105,7 +105,7 @@ class ModelSpec:
     @property
     def uses_main_cache(self) -> bool:
         """Whether it has no cache, and uses the main model's on its device."""
-        return self.drafter is not None and self.drafter.uses_main_cache
+        return self.drafter is not None and self.drafter.traits.uses_main_cache
 
     @property
     def is_main(self) -> bool:
@@ -126,7 +126,7 @@ class ModelSpec:
         """What measurements of it depend on, before it is compiled."""
         main = self.bundle.manifest.main
         drafter: dict[str, Any] = {}
-        if self.drafter is not None and self.drafter.kind != "draft_model":
+        if self.drafter is not None and self.drafter.traits.design != "model":
             shared = self.bundle.files_of(main.folder)  # a head has the main model's embedding
             drafter = {"kind": self.drafter.kind, "layers": self.layers, "num_places": self.drafter.num_places}
             drafter["shared"] = {entry.path: entry.sha256 for entry in shared}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle.manifest import BLOCK_KINDS, READING_KINDS, RECURRENT_KINDS, DrafterEntry
+from outrider.bundle.kinds import DrafterKind
+from outrider.bundle.manifest import DrafterEntry
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
 from outrider.system.core import new_core
 
@@ -24,27 +26,21 @@ if TYPE_CHECKING:
 class Head:
     """A drafter that is no decoder. main: the main model's IR, whose embedding it shares; None if it is not in IR."""
 
-    kind: str
+    kind: DrafterKind
     main: Path | None
     num_places: int = 1
 
     @classmethod
     def of(cls, entry: DrafterEntry, main: Path) -> Head:
         """The head that a bundle describes. main: the main model's file."""
-        return cls(entry.kind, main if main.suffix == ".xml" else None, entry.num_places or 1)
+        return cls(entry.traits, main if main.suffix == ".xml" else None, entry.num_places or 1)
 
 
 def graphs_of(head: Head) -> list[Callable[[HeadWeights], ov.Model]]:
-    """What makes a head's graphs of its weights: one, or for Hydra one for each place."""
-    from outrider.models.backends.heads import assistant, block, places, recurrent
-
-    if head.kind == "hydra":
-        return [functools.partial(places.hydra, place=i) for i in range(head.num_places)]
-    if head.kind in BLOCK_KINDS:
-        return [block.dflash]
-    if head.kind in READING_KINDS:
-        return [assistant.assistant]
-    return [getattr(recurrent if head.kind in RECURRENT_KINDS else places, head.kind)]
+    """What makes a head's graphs of its weights: one, or one for each place."""
+    module, name = head.kind.graph.split(".")
+    make = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return [make] if head.kind.at_once else [functools.partial(make, place=i) for i in range(head.num_places)]
 
 
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
@@ -54,18 +50,16 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.models.backends.paged_graph import gather_rows
 
-    has_cache = head.kind in (*RECURRENT_KINDS, *BLOCK_KINDS)
-
     def build(core: ov.Core, path: Path, make: Callable[[HeadWeights], ov.Model]) -> ov.Model:
         model = make(HeadWeights.read(core, path, head.main))
-        if has_cache:
+        if head.kind.has_cache:
             gather_rows(model)
         return model
 
     first, *others = [functools.partial(build, make=make) for make in graphs_of(head)]
-    if not has_cache:
+    if head.kind.design == "places":
         return OpenVINOPlaces(path, **options, build=first, others=others)
-    if head.kind in BLOCK_KINDS:
+    if head.kind.design == "block":
         has_states = f"{BLOCK_STATES}.weight" in HeadWeights.read(new_core(), path, None)
         return OpenVINOBlock(path, **options, build=first, features=(BLOCK_STATES,) if has_states else ())
     return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
