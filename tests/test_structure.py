@@ -27,7 +27,7 @@ BENCH = ROOT / "bench" / "outrider_bench"
 # From the top down: a module imports what stands below it, never what stands above or beside it.
 LAYERS = [
     {"cli"}, {"server", "rag"}, {"engine", "testing", "tools"}, {"drafters"}, {"decoding"}, {"models"}, {"inputs"},
-    {"tokens"}, {"config", "bundle", "types"}, {"system"}, {"errors"},
+    {"tokens"}, {"config", "bundle", "types"}, {"system"}, {"errors", "version"},
 ]  # fmt: skip
 EXPORT_LAYERS = [
     {"distill"},

@@ -16,7 +16,6 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from outrider import __version__
 from outrider.bundle import Bundle, DrafterEntry, read_bundle
 from outrider.bundle.fit import check_fit
 from outrider.bundle.kinds import RESERVED_NAMES
@@ -30,6 +29,7 @@ from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.tuning.measure.slots import open_slot
 from outrider.types import Chunk, Slot
+from outrider.version import __version__
 from outrider_bench.prompts import Task
 
 Layers = tuple[int, ...]

@@ -31,6 +31,7 @@ from outrider.errors import (
     TooLong,
     VocabularyMismatch,
 )
+from outrider.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import read_bundle
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from outrider.engine.text_encoders import Embedder, Embeddings, Ranked, Ranking, Reranker
     from outrider.models.backends.devices import Device, find_devices
     from outrider.types import CacheUse, Prompt, TokenLogprobs
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AnswerToken", "BundleError", "CacheUse", "Chat", "ChatTurn", "Config", "Device", "DeviceConfig", "DeviceError",

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from outrider import __version__
 from outrider.bundle import Bundle
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
+from outrider.version import __version__
 from outrider_bench.modes.make import load_modes
 from outrider_bench.modes.mode import Run
 from outrider_bench.modes.peers.link import link

@@ -7,7 +7,6 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider import __version__
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.hashes import list_files, vocabulary_sha256
 from outrider.bundle.manifest import (
@@ -24,6 +23,7 @@ from outrider.bundle.manifest import (
     write_manifest,
 )
 from outrider.testing import ToyTokenizer, toy_tokens
+from outrider.version import __version__
 
 HEADS, SIZE, CONTEXT = 2, 16, 512
 HIDDEN = HEADS * SIZE

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider import __version__
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.kinds import RESERVED_NAMES
@@ -24,6 +23,7 @@ from outrider.models.backends.projections import NAMES, projections_of
 from outrider.models.backends.taps import read_ir
 from outrider.system.core import new_core
 from outrider.system.files import usable
+from outrider.version import __version__
 from outrider_export.heads import container
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.peft_adapter import LoraAdapter, layer_of, read_adapter

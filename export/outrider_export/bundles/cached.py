@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from outrider import __version__
 from outrider.bundle.folder import Bundle, check_no_draft
 from outrider.config.files import user_path
 from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider.system.files import shown, usable
 from outrider.system.progress import report
+from outrider.version import __version__
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.find_draft import AUTO, find_draft
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, SMALL_DRAFT

@@ -13,12 +13,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider import __version__
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.kinds import RESERVED_NAMES
 from outrider.bundle.manifest import NAME, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
+from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, describe_drafter
 from outrider_export.describe.pairing import Pairing
 from outrider_export.describe.plan import Plan, check_route, check_weights, make_plan, space_needed

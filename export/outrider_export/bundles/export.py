@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import (
@@ -21,6 +20,7 @@ from outrider.bundle.manifest import (
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.system.files import usable
+from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
 from outrider_export.describe.pairing import Pairing, pair_vocabularies
 from outrider_export.describe.plan import DEFAULT_WEIGHTS as MAIN_WEIGHTS

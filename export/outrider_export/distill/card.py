@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from outrider import __version__
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
+from outrider.version import __version__
 from outrider_export.distill.data import find_shards
 from outrider_export.distill.plan import DistillPlan, Options
 from outrider_export.sources.gguf_file import read_header

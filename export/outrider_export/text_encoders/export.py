@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import (
@@ -18,6 +17,7 @@ from outrider.bundle.manifest import (
     write_manifest,
 )
 from outrider.errors import OptionError
+from outrider.version import __version__
 from outrider_export.child import run_child
 from outrider_export.describe.plan import TOKENIZER_BYTES
 from outrider_export.describe.special_tokens import token_of_config

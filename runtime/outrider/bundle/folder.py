@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from outrider import __version__
 from outrider.bundle.fit import check_fit
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import (
@@ -31,6 +30,7 @@ from outrider.bundle.manifest import (
 from outrider.errors import BundleError, OptionError
 from outrider.system.files import FAULTS, check_seal, reading, shown, why
 from outrider.system.nesting import check_json
+from outrider.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,9 @@ from typing import TextIO
 
 import click
 
-from outrider import __version__
 from outrider.cli.progress import show_progress
 from outrider.errors import DeviceWarning, ExactnessWarning, OptionError, OutriderError, nearest
+from outrider.version import __version__
 
 OUR_WARNINGS = (DeviceWarning, ExactnessWarning)
 

@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.cli.console import out, print_json, table
@@ -24,6 +23,7 @@ from outrider.config import Config
 from outrider.config.files import user_path
 from outrider.system import saved
 from outrider.system.files import usable
+from outrider.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,6 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from outrider import __version__
 from outrider.config import Config
 from outrider.errors import OutriderError
 from outrider.server.addresses import nearest_address
@@ -42,6 +41,7 @@ from outrider.server.security import AccessGuard
 from outrider.server.settings import Settings
 from outrider.server.stored import stored_routes
 from outrider.server.tokenizing import tokenizing_routes
+from outrider.version import __version__
 
 _OLLAMA = "0.12.0"  # whose API below /api is spoken here
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"

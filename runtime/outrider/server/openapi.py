@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from outrider import __version__
 from outrider.server.protocol.encoding import EmbeddingList, EmbeddingRequest, RerankList, RerankRequest
 from outrider.server.protocol.items import (
     DeletedResponse,
@@ -26,6 +25,7 @@ from outrider.server.protocol.responses import (
     ModelInfo,
     ModelList,
 )
+from outrider.version import __version__
 
 _STRUCTS = (
     ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,

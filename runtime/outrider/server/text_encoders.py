@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from outrider import __version__
 from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME, TextEncoderKind
 from outrider.engine.text_encoders import Embedder, Reranker
 from outrider.errors import nearest
 from outrider.server.errors import ApiError
 from outrider.server.protocol.responses import ModelInfo
+from outrider.version import __version__
 
 log = logging.getLogger("outrider.server")
 

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files, vocabulary_sha256
 from outrider.bundle.manifest import (
@@ -32,6 +31,7 @@ from outrider.bundle.manifest import (
 )
 from outrider.testing.tokenizer import TOY_ALPHABET, toy_tokens
 from outrider.testing.weights import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, LAYERS, random_weights
+from outrider.version import __version__
 
 
 def save_toy_bundle(

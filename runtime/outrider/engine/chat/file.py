@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from outrider import __version__
 from outrider.engine.chat.turn import ChatTurn
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.system.files import FAULTS, check_seal, reading, sealed, shown, usable, why, write_whole
 from outrider.system.nesting import check_json
 from outrider.types import Prompt, num_common_tokens
+from outrider.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider import __version__
 from outrider.system import saved
+from outrider.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
