@@ -422,7 +422,7 @@ API: dict[str, tuple[str, tuple[str, ...]]] = {
     "outrider.server": ("The [server](server.md) as an ASGI app. Needs `.[server]`.", ()),
     "outrider.testing": ("Toy models for [tests of your app](testing.md).", ()),
     "outrider_export": ("[Export](export.md): bundles from checkpoints.", ()),
-    "outrider_export.distill": ("[Training a drafter](distill.md).", ()),
+    "outrider_distill": ("[Training a drafter](distill.md).", ()),
 }
 
 
@@ -455,7 +455,7 @@ def commands_page() -> str:
     """The page with every command's help; options that many commands share are named once."""
     shared = {parameter.name for parameter in _shared_parameters()}
     parts = [COMMANDS_HEAD, f"```text\n{_help(cli.root, 'outrider')}\n```\n"]
-    for name in cli.COMMANDS:
+    for name in cli.root.list_commands(click.Context(cli.root)):
         command = cli.root.get_command(click.Context(cli.root), name)
         if command is None:
             raise RuntimeError(f"there is no command {name}")

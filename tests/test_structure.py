@@ -22,7 +22,9 @@ from outrider_bench.modes.peers.known import PEERS
 RUNTIME = Path(outrider.__file__).parent
 ROOT = Path(__file__).parents[1]
 EXPORT = ROOT / "export" / "outrider_export"
+DISTILL = ROOT / "export" / "outrider_distill"
 BENCH = ROOT / "bench" / "outrider_bench"
+ALL = (RUNTIME, EXPORT, DISTILL, BENCH)
 
 # From the top down: a module imports what stands below it, never what stands above or beside it.
 LAYERS = [
@@ -30,7 +32,6 @@ LAYERS = [
     {"tokens"}, {"config", "bundle", "types"}, {"system"}, {"errors", "version"},
 ]  # fmt: skip
 EXPORT_LAYERS = [
-    {"distill"},
     {"bundles"},
     {"heads", "forms", "encoder_decoder", "text_encoders"},
     {"diet", "with_torch"},
@@ -59,9 +60,7 @@ def imports_of(path: Path) -> set[str]:
 
 def test_cores_are_made_in_one_place() -> None:
     """`new_core` keeps signals from ending the process."""
-    made = [
-        path for root in (RUNTIME, EXPORT, BENCH) for path in root.rglob("*.py") if ".Core(" in path.read_text("utf-8")
-    ]
+    made = [path for root in ALL for path in root.rglob("*.py") if ".Core(" in path.read_text("utf-8")]
     assert made == [RUNTIME / "system" / "core.py"]
 
 
@@ -110,7 +109,7 @@ def import_graph(packages: Iterable[Path]) -> dict[str, set[str]]:
     return graph
 
 
-@pytest.mark.parametrize("packages", [(RUNTIME, EXPORT, BENCH)], ids=["all"])
+@pytest.mark.parametrize("packages", [ALL], ids=["all"])
 def test_no_imports_go_in_circles(packages: Iterable[Path]) -> None:
     """Inside a layer neither, nor from one half of the project to another and back.
 
@@ -126,12 +125,19 @@ def test_no_imports_go_in_circles(packages: Iterable[Path]) -> None:
 def test_a_name_of_a_class_has_one_meaning() -> None:
     """In all packages; those with an underscore are their modules' own."""
     places: dict[str, list[str]] = {}
-    for package in (RUNTIME, EXPORT, BENCH):
+    for package in ALL:
         for path in package.rglob("*.py"):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and node.name[0] != "_":
                     places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
     assert not {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_training_is_a_package_that_nothing_else_imports() -> None:
+    """It comes through the entry points that other packages have."""
+    for package in (RUNTIME, EXPORT, BENCH):
+        for path in package.rglob("*.py"):
+            assert not any(name.split(".")[0] == DISTILL.name for name in imports_of(path)), path
 
 
 def test_circles_are_found(tmp_path: Path) -> None:
@@ -192,7 +198,7 @@ KIND_NAMES = {*KINDS} - {"assistant", "suffix", "self"}
 def test_a_kind_of_drafter_is_named_in_three_files_at_most() -> None:
     """Its row, its class or graph, the reader of its checkpoints: all else reads the row."""
     named: dict[str, set[str]] = {name: set() for name in KIND_NAMES}
-    for path in [*RUNTIME.rglob("*.py"), *(p for p in EXPORT.rglob("*.py") if "distill" not in p.parts)]:
+    for path in [*RUNTIME.rglob("*.py"), *EXPORT.rglob("*.py")]:
         constants = {getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
         for name in KIND_NAMES & {each for each in constants if isinstance(each, str)}:
             named[name].add(path.name)

@@ -30,7 +30,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from encoder_decoders import sentencepiece_model
 from outrider.cli import run
-from outrider_export.distill.train.fit import find_device
+from outrider_distill.train.fit import find_device
 from outrider_export.tokenizers.marian_tokenizer import tokenizer_of
 
 SHAPE: dict[str, Any] = {

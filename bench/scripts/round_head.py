@@ -23,12 +23,12 @@ from openvino import opset13 as ops
 from outrider.bundle import read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
+from outrider_distill.data import Data
+from outrider_distill.main_model import read_teacher
+from outrider_distill.train.files import build, new_config
+from outrider_distill.train.fit import TOKENS_IN_USUAL_BATCH, evaluate
+from outrider_distill.train.places import Reach
 from outrider_export.direct.codes import pack
-from outrider_export.distill.data import Data
-from outrider_export.distill.main_model import read_teacher
-from outrider_export.distill.train.files import build, new_config
-from outrider_export.distill.train.fit import TOKENS_IN_USUAL_BATCH, evaluate
-from outrider_export.distill.train.places import Reach
 from outrider_export.heads.packed import PACKED_NAME
 
 GROUP, LARGEST = 32, 15

@@ -29,10 +29,10 @@ import openvino_genai
 
 from outrider.bundle import Bundle, read_bundle
 from outrider.config import DeviceConfig
-from outrider_export.distill.data import tap_names
-from outrider_export.distill.prompts import read_prompts
-from outrider_export.distill.texts import LOOK, WritingTask, is_loop
-from outrider_export.distill.writer import Writer
+from outrider_distill.data import tap_names
+from outrider_distill.prompts import read_prompts
+from outrider_distill.texts import LOOK, WritingTask, is_loop
+from outrider_distill.writer import Writer
 
 CHAT_PROMPTS = Path(__file__).parents[2] / "samples" / "chat_prompts.jsonl"
 PRECISION, CACHE, GROUP = "INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE"

@@ -24,16 +24,16 @@ from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.drafters.prediction import Costs, SpeedPrediction, needed, predict
 from outrider.errors import ExportError, OptionError
 from outrider.testing import save_toy_bundle
-from outrider_export.distill import progress
-from outrider_export.distill.answers import DataProgress
-from outrider_export.distill.card import card, command, find_license
-from outrider_export.distill.plan import Options, check_options, freeze, make_the_plan, parse_count
-from outrider_export.distill.prediction import DistillTrial, choose, shortfall, table
-from outrider_export.distill.progress import Live
-from outrider_export.distill.run import distill
-from outrider_export.distill.stopping import Stopping, signals_elsewhere
-from outrider_export.distill.train.fit import Stopped
-from outrider_export.distill.train.status import Evaluation, TrainingStatus
+from outrider_distill import progress
+from outrider_distill.answers import DataProgress
+from outrider_distill.card import card, command, find_license
+from outrider_distill.plan import Options, check_options, freeze, make_the_plan, parse_count
+from outrider_distill.prediction import DistillTrial, choose, shortfall, table
+from outrider_distill.progress import Live
+from outrider_distill.run import distill
+from outrider_distill.stopping import Stopping, signals_elsewhere
+from outrider_distill.train.fit import Stopped
+from outrider_distill.train.status import Evaluation, TrainingStatus
 
 OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
 
@@ -447,8 +447,8 @@ def test_the_main_model_is_read_from_its_graph_as_it_is_in_the_checkpoint(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    from outrider_export.distill.main_model import read_teacher
-    from outrider_export.distill.train.layers import Teacher
+    from outrider_distill.main_model import read_teacher
+    from outrider_distill.train.layers import Teacher
 
     expected = Teacher.of(AutoModelForCausalLM.from_pretrained(make_checkpoint("six", num_hidden_layers=6, seed=3)))
     found = read_teacher(read_bundle(main_model))

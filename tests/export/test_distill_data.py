@@ -13,10 +13,10 @@ from answering import HIDDEN_SIZE, PROMPTS, make_bundle
 from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
-from outrider_export.distill import answers as answers_module
-from outrider_export.distill.answers import DataProgress, write_data
-from outrider_export.distill.data import Data, bytes_per_token, find_shards, needs_of
-from outrider_export.distill.prompts import (
+from outrider_distill import answers as answers_module
+from outrider_distill.answers import DataProgress, write_data
+from outrider_distill.data import Data, bytes_per_token, find_shards, needs_of
+from outrider_distill.prompts import (
     MODEL,
     OPENINGS,
     USER,
@@ -28,10 +28,10 @@ from outrider_export.distill.prompts import (
     read_prompts,
     texts_in,
 )
-from outrider_export.distill.recipe import Recipe
-from outrider_export.distill.shards import Conversation, Shard
-from outrider_export.distill.texts import DistillText
-from outrider_export.distill.writer import Writer
+from outrider_distill.recipe import Recipe
+from outrider_distill.shards import Conversation, Shard
+from outrider_distill.texts import DistillText
+from outrider_distill.writer import Writer
 
 RECIPE = Recipe(2500, frozenset({"taps", "last"}), seed=3, max_new_tokens=20, user_share=0.9)
 EXCLUDED = [DistillPrompt(each) for each in PROMPTS[10:40]]
@@ -376,7 +376,7 @@ def test_refusals_are_told_from_answers(answer: str) -> None:
 def test_the_model_makes_up_prompts(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each depends on the seed and its number alone, is one line, and is new."""
     # The tiny model's words are no words.
-    monkeypatch.setattr("outrider_export.distill.prompts._fault", lambda text: "" if text else "nothing")
+    monkeypatch.setattr("outrider_distill.prompts._fault", lambda text: "" if text else "nothing")
     writer = Writer(bundle, max_new_tokens=96, batch_size=8)
     made = make_prompts(writer, 12, seed=1, first=500, new=Filter())
     assert len(made) > 3

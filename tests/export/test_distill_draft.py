@@ -13,15 +13,9 @@ import torch
 from exports import Recorder, check_answers
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
-from outrider_export import Silent, export_bundle
-from outrider_export.describe.pairing import pair_vocabularies
-from outrider_export.describe.plan import Plan, make_plan
-from outrider_export.describe.special_tokens import eos_of
-from outrider_export.diet.diet import ALL, TRAINED_NAME, choose_by_counts, plan_diet
-from outrider_export.diet.draft_cut import AutomaticCut
-from outrider_export.distill.data import TrainingBatch
-from outrider_export.distill.draft.files import load_torch, open_source, restore_draft, save_draft, start_draft
-from outrider_export.distill.draft.layers import (
+from outrider_distill.data import TrainingBatch
+from outrider_distill.draft.files import load_torch, open_source, restore_draft, save_draft, start_draft
+from outrider_distill.draft.layers import (
     Walk,
     by_angle,
     by_search,
@@ -30,8 +24,14 @@ from outrider_export.distill.draft.layers import (
     cut_layers,
     logits_of,
 )
-from outrider_export.distill.draft.model import NUM_PLACES, TrainedDraftModel
-from outrider_export.distill.train.places import Accuracy, Targets, kl_of_top
+from outrider_distill.draft.model import NUM_PLACES, TrainedDraftModel
+from outrider_distill.train.places import Accuracy, Targets, kl_of_top
+from outrider_export import Silent, export_bundle
+from outrider_export.describe.pairing import pair_vocabularies
+from outrider_export.describe.plan import Plan, make_plan
+from outrider_export.describe.special_tokens import eos_of
+from outrider_export.diet.diet import ALL, TRAINED_NAME, choose_by_counts, plan_diet
+from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.sources.source import locate
 from outrider_export.tokenizers.vocabulary import Vocabulary
 

@@ -12,16 +12,16 @@ from answering import HIDDEN_SIZE, NUM_LAYERS, PROMPTS, make_bundle
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
-from outrider_export.distill import gpu_writer
-from outrider_export.distill.answers import write_data
-from outrider_export.distill.data import Data, feature_names, find_shards
-from outrider_export.distill.gpu_writer import GpuWriter, gpu_speed, open_writer
-from outrider_export.distill.prompts import DistillPrompt
-from outrider_export.distill.recipe import Recipe
-from outrider_export.distill.texts import DistillText, WritingTask
-from outrider_export.distill.torch_main import TorchMain
-from outrider_export.distill.train.fit import _tokens_in_batch
-from outrider_export.distill.writer import Writer
+from outrider_distill import gpu_writer
+from outrider_distill.answers import write_data
+from outrider_distill.data import Data, feature_names, find_shards
+from outrider_distill.gpu_writer import GpuWriter, gpu_speed, open_writer
+from outrider_distill.prompts import DistillPrompt
+from outrider_distill.recipe import Recipe
+from outrider_distill.texts import DistillText, WritingTask
+from outrider_distill.torch_main import TorchMain
+from outrider_distill.train.fit import _tokens_in_batch
+from outrider_distill.writer import Writer
 
 MOST = 40
 FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)

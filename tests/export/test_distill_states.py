@@ -11,18 +11,18 @@ import pytest
 from exports import check_answers
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError
+from outrider_distill.answers import write_data
+from outrider_distill.data import Data, needs_of
+from outrider_distill.main_model import MainGraph, read_teacher
+from outrider_distill.prompts import DistillPrompt
+from outrider_distill.recipe import Recipe
+from outrider_distill.train.files import save as save_head
+from outrider_distill.train.fit import fit, start_head
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import pack
 from outrider_export.direct.save import save
-from outrider_export.distill.answers import write_data
-from outrider_export.distill.data import Data, needs_of
-from outrider_export.distill.main_model import MainGraph, read_teacher
-from outrider_export.distill.prompts import DistillPrompt
-from outrider_export.distill.recipe import Recipe
-from outrider_export.distill.train.files import save as save_head
-from outrider_export.distill.train.fit import fit, start_head
 from shapes import make_model, save_model
 
 ATTENDING = {"lfm2": 2, "qwen3_5_text": 3, "granitemoehybrid": 2, "qwen3_next": 3}  # layers with attention

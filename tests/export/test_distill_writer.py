@@ -15,11 +15,11 @@ from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
 from outrider.models.backends.taps import LAST
-from outrider_export.distill import writer as writer_module
-from outrider_export.distill.data import feature_names, tap_names
-from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
-from outrider_export.distill.texts import DistillText, WritingTask, is_loop
-from outrider_export.distill.writer import Writer, _fastest
+from outrider_distill import writer as writer_module
+from outrider_distill.data import feature_names, tap_names
+from outrider_distill.rows import NUM_KEPT, draw, likeliest, near_best
+from outrider_distill.texts import DistillText, WritingTask, is_loop
+from outrider_distill.writer import Writer, _fastest
 
 MOST = 40
 FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)
@@ -173,7 +173,7 @@ def test_a_writer_that_is_left_early_frees_its_slots(writer: Writer, tasks: list
 
 
 def test_loops_end_early(writer: Writer, tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider_export.distill.texts.is_loop", lambda answer: len(answer) >= 16)
+    monkeypatch.setattr("outrider_distill.texts.is_loop", lambda answer: len(answer) >= 16)
     made = list(writer.write(tasks[:4:2], seed=5))
     assert {(text.reason, len(text.token_ids) - text.num_prompt_tokens) for text in made} == {("loop", 16)}
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from outrider.errors import ExportError
-from outrider_export.distill.data import Data
-from outrider_export.distill.train.files import KINDS, load, save
-from outrider_export.distill.train.fit import (
+from outrider_distill.data import Data
+from outrider_distill.train.files import KINDS, load, save
+from outrider_distill.train.fit import (
     PATIENCE,
     Stopped,
     Training,
@@ -23,9 +23,9 @@ from outrider_export.distill.train.fit import (
     schedule,
     start_head,
 )
-from outrider_export.distill.train.layers import Teacher
-from outrider_export.distill.train.places import TEXT_WEIGHT, Accuracy, Reach, Targets, columns_of, draft_loss
-from outrider_export.distill.train.status import TrainingStatus, Watch
+from outrider_distill.train.layers import Teacher
+from outrider_distill.train.places import TEXT_WEIGHT, Accuracy, Reach, Targets, columns_of, draft_loss
+from outrider_distill.train.status import TrainingStatus, Watch
 from shards import counting, write_shard
 
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
@@ -315,7 +315,7 @@ def test_starting_a_head_leaves_the_programs_random_numbers_alone(teacher: Teach
 
 def test_a_short_training_is_evaluated_seldom(teacher: Teacher, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     """An evaluation of several batches takes as long as several steps."""
-    monkeypatch.setattr("outrider_export.distill.train.fit.TOKENS_IN_USUAL_BATCH", 32)
+    monkeypatch.setattr("outrider_distill.train.fit.TOKENS_IN_USUAL_BATCH", 32)
     every = len(held_out("medusa", data))
     assert every > 1
     head, _ = make("medusa", teacher, data)

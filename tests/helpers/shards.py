@@ -1,4 +1,4 @@
-"""Training data in the format of `outrider_export.distill.data`, written by hand."""
+"""Training data in the format of `outrider_distill.data`, written by hand."""
 
 import json
 from collections.abc import Sequence

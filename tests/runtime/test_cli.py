@@ -17,6 +17,7 @@ import pytest
 from outrider.cli import COMMANDS, generate, run
 from outrider.cli.tune import Work
 from outrider.models.tuning.measure import PassCost
+from outrider.system.plugins import plugins
 from outrider.testing import save_toy_bundle
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
@@ -247,7 +248,7 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     listed = capsys.readouterr().out
-    for command in COMMANDS:
+    for command in sorted({*COMMANDS, *plugins("commands")}):
         assert re.search(rf"^  {command} ", listed, re.MULTILINE)
         assert run([command, "--help"]) == 0
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
 from typing import Any, cast
 
 import numpy as np
@@ -47,6 +48,17 @@ class Own(Drafter):
 @pytest.fixture
 def engine(toy_bundle: Bundle) -> outrider.Engine:
     return load_toy(toy_bundle)
+
+
+def test_another_package_brings_a_drafter(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = EntryPoint("mine", "outrider.drafters.suffix:Suffix", "outrider.drafters")
+    monkeypatch.setattr("outrider.drafters.drafter_registry.plugins", lambda kind: {"mine": brought, "draft": brought})
+    assert engine.drafters.count("mine") == 1
+    own = engine.find_drafter("mine")
+    assert engine.find_drafter("mine") is own
+    plain = engine.generate("hello", drafter=None, **OPTIONS)
+    assert engine.generate("hello", drafter="mine", **OPTIONS).token_ids == plain.token_ids
+    assert engine.find_drafter("draft") is engine.find_drafter("auto")  # a bundle's own come first
 
 
 @pytest.mark.parametrize("draft", [

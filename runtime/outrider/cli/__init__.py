@@ -18,6 +18,7 @@ import click
 
 from outrider.cli.progress import show_progress
 from outrider.errors import DeviceWarning, ExactnessWarning, OptionError, OutriderError, nearest
+from outrider.system.plugins import plugins
 from outrider.version import __version__
 
 OUR_WARNINGS = (DeviceWarning, ExactnessWarning)
@@ -29,7 +30,6 @@ COMMANDS = (
     "chat",
     "demo",
     "devices",
-    "distill",
     "export",
     "generate",
     "import",
@@ -46,14 +46,20 @@ COMMANDS = (
 
 
 class _Commands(click.Group):
-    """Loads a command's module when the command is used, as each needs few of the others' imports."""
+    """Loads a command's module when the command is used, as each needs few of the others' imports.
+
+    Other packages may add commands: see `outrider.system.plugins`. They replace none of ours.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
+        return sorted({*COMMANDS, *plugins("commands")})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in COMMANDS:
-            raise OptionError(f"There is no command '{cmd_name}'. {nearest(cmd_name, COMMANDS)}")
+            if (brought := plugins("commands").get(cmd_name)) is None:
+                raise OptionError(f"There is no command '{cmd_name}'. {nearest(cmd_name, self.list_commands(ctx))}")
+            added: click.Command = brought.load()
+            return added
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command: click.Command = getattr(importlib.import_module(f"outrider.cli.{name}"), name)
         return command

@@ -20,6 +20,7 @@ from outrider.config import Config
 from outrider.engine.opening import is_model
 from outrider.errors import OptionError, OutriderError, nearest, needs
 from outrider.system.memory import return_large_buffers
+from outrider.system.plugins import plugins
 
 
 @click.command()
@@ -193,7 +194,7 @@ def check_drafter(bundle: Bundle, config: Config) -> None:
     """
     wanted, other = config.generation.drafter, config.device.draft_bundle
     drafters = draft_models_of(bundle if other is None else read_bundle(other), bundle)
-    known = ("auto", *COPYING, *(entry.name for entry in drafters))
+    known = ("auto", *COPYING, *plugins("drafters"), *(entry.name for entry in drafters))
     if wanted is not None and wanted not in known:
         raise OptionError(f"{bundle.folder} has no drafter '{wanted}'. {nearest(wanted, (*known, 'none'))}")
 

@@ -15,6 +15,7 @@ from outrider.models.tuning.loading import LoadedModel
 from outrider.models.tuning.measure import ALONE, LONGEST, Contention
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system import saved
+from outrider.system.plugins import plugins
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Drafter, DraftPolicy, EncoderSource, Proposer
 
@@ -60,7 +61,7 @@ class DrafterRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         """The values of the option `drafter`, besides "auto" and None."""
-        return (*self.models, *self._own, *COPYING)
+        return (*self.models, *self._own, *COPYING, *(name for name in plugins("drafters") if name not in self._own))
 
     def add(self, name: str, drafter: Proposer) -> None:
         """Let requests choose an app's own drafter.
@@ -88,7 +89,7 @@ class DrafterRegistry:
             return self._copiers[name](max_ngram_size)
         if name in self.models:
             return self.models[name]
-        if name in self._own:
+        if name in self._own or self._take_plugin(name):
             return self._own[name]
         if name in self.bundled and self._loaded_with == "auto":
             raise OptionError(
@@ -101,6 +102,13 @@ class DrafterRegistry:
                 f"Load it with drafter='{name}' or 'auto'."
             )
         raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.names])}")
+
+    def _take_plugin(self, name: str) -> bool:
+        """Add the drafter that another package brings under this name; False if none does."""
+        with self._making:
+            if name not in self._own and name not in self.bundled and (brought := plugins("drafters").get(name)):
+                self.add(name, brought.load()())
+            return name in self._own
 
     def name_of(self, drafter: Drafter) -> str:
         """The name that requests have for a drafter."""

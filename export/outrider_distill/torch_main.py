@@ -6,7 +6,7 @@
     states = main.step(token_ids, positions, cache)
 
 A decoder as Llama's, with or without biases of queries, keys and values (Qwen2). Whether a bundle's model is one is not
-asked here: `outrider_export.distill.gpu_writer` compares what both calculate.
+asked here: `outrider_distill.gpu_writer` compares what both calculate.
 
 Shapes: B rows, T tokens, S places of the cache, h hidden size, H heads, K key-value heads, d head size.
 """
@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from outrider.models.backends.taps import LAST, after_layers
-from outrider_export.distill.train.layers import Teacher, turn, turns
+from outrider_distill.train.layers import Teacher, turn, turns
 
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 

@@ -28,20 +28,20 @@ from outrider.config.files import user_path
 from outrider.drafters.prediction import Costs, SpeedPrediction, predict
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
+from outrider_distill.answers import DataProgress, write_data
+from outrider_distill.card import card, describe
+from outrider_distill.data import Data
+from outrider_distill.gpu_writer import gpu_speed
+from outrider_distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
+from outrider_distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
+from outrider_distill.progress import Live
+from outrider_distill.prompts import read_prompts, texts_in
+from outrider_distill.recipe import Recipe
+from outrider_distill.start import Drafters
+from outrider_distill.stopping import Stopping, signals_elsewhere
+from outrider_distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 from outrider_export.bundles.drafters import add_drafter
 from outrider_export.bundles.export import export_bundle
-from outrider_export.distill.answers import DataProgress, write_data
-from outrider_export.distill.card import card, describe
-from outrider_export.distill.data import Data
-from outrider_export.distill.gpu_writer import gpu_speed
-from outrider_export.distill.plan import DistillPlan, Options, check_options, freeze, make_the_plan
-from outrider_export.distill.prediction import SHARE, DistillTrial, choose, shortfall, table, writing_speed
-from outrider_export.distill.progress import Live
-from outrider_export.distill.prompts import read_prompts, texts_in
-from outrider_export.distill.recipe import Recipe
-from outrider_export.distill.start import Drafters
-from outrider_export.distill.stopping import Stopping, signals_elsewhere
-from outrider_export.distill.train.fit import FURTHER_RATE, Stopped, Training, fit, num_batches
 from outrider_export.extras import check_extra
 from outrider_export.progress import Progress, Silent
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outrider_export.distill.data import TrainingBatch
-from outrider_export.distill.train.layers import Module, Shape, Teacher, linear
-from outrider_export.distill.train.places import Reach, Targets, columns_of, draft_loss, mean_over
+from outrider_distill.data import TrainingBatch
+from outrider_distill.train.layers import Module, Shape, Teacher, linear
+from outrider_distill.train.places import Reach, Targets, columns_of, draft_loss, mean_over
 
 
 class ResBlock(Module):

@@ -53,9 +53,9 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
     end, with logs for TensorBoard. Run the same command again to continue after Ctrl-C or a kill.
     """
     with needs("Training needs packages that are not installed", "distill", ExportError):
-        from outrider_export.distill.plan import Options, parse_count
-        from outrider_export.distill.run import distill as run
-        from outrider_export.distill.train.fit import Stopped
+        from outrider_distill.plan import Options, parse_count
+        from outrider_distill.run import distill as run
+        from outrider_distill.train.fit import Stopped
     asked = Options(
         main,
         user_path(output).absolute(),

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError, nearest
 from outrider.models.backends.taps import LAST, after_layers
-from outrider_export.distill.rows import NUM_KEPT
+from outrider_distill.rows import NUM_KEPT
 
 HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3

@@ -13,8 +13,8 @@ from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider.version import __version__
-from outrider_export.distill.data import find_shards
-from outrider_export.distill.plan import DistillPlan, Options
+from outrider_distill.data import find_shards
+from outrider_distill.plan import DistillPlan, Options
 from outrider_export.sources.gguf_file import read_header
 from outrider_export.sources.source import locate
 

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from outrider.errors import ExportError
-from outrider_export.distill.data import Data
-from outrider_export.distill.train.checkpoint import read_checkpoint, write_checkpoint
-from outrider_export.distill.train.files import build, new_config
-from outrider_export.distill.train.layers import Teacher
-from outrider_export.distill.train.places import Accuracy, Reach
-from outrider_export.distill.train.status import Evaluation, TrainingStatus, Watch
+from outrider_distill.data import Data
+from outrider_distill.train.checkpoint import read_checkpoint, write_checkpoint
+from outrider_distill.train.files import build, new_config
+from outrider_distill.train.layers import Teacher
+from outrider_distill.train.places import Accuracy, Reach
+from outrider_distill.train.status import Evaluation, TrainingStatus, Watch
 
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048

@@ -1,4 +1,4 @@
-"""Writes a shard of training data; see `outrider_export.distill.data`.
+"""Writes a shard of training data; see `outrider_distill.data`.
 
 with Shard(folder, index=3, needs={"taps"}, hidden_size=576) as shard:
     shard.add(conversation)
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider.system.files import why
-from outrider_export.distill.data import columns
+from outrider_distill.data import columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from outrider.models.tuning.loading import choice_of
 from outrider.models.tuning.model_spec import ModelSpec
 from outrider.system.memory import system_memory
 from outrider.types import Chunk, Exactness
-from outrider_export.distill.recipe import USUAL_PROMPT
-from outrider_export.distill.texts import DistillText, Running, WritingTask
+from outrider_distill.recipe import USUAL_PROMPT
+from outrider_distill.texts import DistillText, Running, WritingTask
 
 BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads

@@ -14,8 +14,8 @@ import msgspec
 from outrider.bundle import Bundle
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
-from outrider_export.distill.data import find_shards
-from outrider_export.distill.prompts import DistillPrompt
+from outrider_distill.data import find_shards
+from outrider_distill.prompts import DistillPrompt
 
 LEAST_ANSWER = 4  # tokens
 USUAL_PROMPT, USUAL_ANSWER = 128, 200

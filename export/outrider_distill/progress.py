@@ -16,8 +16,8 @@ from typing import Any
 
 from outrider.drafters.prediction import Costs, predict
 from outrider.errors import install
-from outrider_export.distill.answers import DataProgress
-from outrider_export.distill.train.status import TrainingStatus, Watch
+from outrider_distill.answers import DataProgress
+from outrider_distill.train.status import TrainingStatus, Watch
 
 _LINE_EVERY = 300.0  # seconds
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.types import Noise
-from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
+from outrider_distill.rows import NUM_KEPT, draw, likeliest, near_best
 
 _LEAST, _DISTINCT = 64, 0.25  # tokens, and the share of them that are different
 _REPEATED, _TIMES = 24, 3

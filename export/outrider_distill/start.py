@@ -15,15 +15,15 @@ from typing import Any
 from outrider.bundle import Bundle
 from outrider.drafters.prediction import Costs
 from outrider.system.files import reading, write_whole
+from outrider_distill.data import Data
+from outrider_distill.draft.files import open_source, restore_draft, save_draft, start_draft
+from outrider_distill.main_model import read_teacher
+from outrider_distill.plan import Options, head_folder
+from outrider_distill.prediction import measure_draft, measure_head
+from outrider_distill.train.files import load, save
+from outrider_distill.train.fit import start_head
+from outrider_distill.train.layers import Teacher
 from outrider_export.describe.plan import Plan
-from outrider_export.distill.data import Data
-from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
-from outrider_export.distill.main_model import read_teacher
-from outrider_export.distill.plan import Options, head_folder
-from outrider_export.distill.prediction import measure_draft, measure_head
-from outrider_export.distill.train.files import load, save
-from outrider_export.distill.train.fit import start_head
-from outrider_export.distill.train.layers import Teacher
 from outrider_export.progress import Progress
 from outrider_export.sources.source import read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary

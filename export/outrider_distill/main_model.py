@@ -25,8 +25,8 @@ from outrider.models.backends.heads.weights import MainWeights
 from outrider.models.backends.projections import Projection, backwards, projections_of
 from outrider.models.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
-from outrider_export.distill.train.layers import NUM_LAYERS, Shape, Teacher
-from outrider_export.distill.writer import check_format
+from outrider_distill.train.layers import NUM_LAYERS, Shape, Teacher
+from outrider_distill.writer import check_format
 
 _MATRIX_AXES = 2  # axes; the matrices of all experts have one more
 _ROWS = 4096  # embeddings that one call reads

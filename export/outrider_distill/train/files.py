@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from outrider.errors import ExportError, nearest
-from outrider_export.distill.train.eagle3 import Eagle3
-from outrider_export.distill.train.layers import Shape
-from outrider_export.distill.train.medusa import Medusa
+from outrider_distill.train.eagle3 import Eagle3
+from outrider_distill.train.layers import Shape
+from outrider_distill.train.medusa import Medusa
 from outrider_export.sources.source import configuring
 
 NUM_HEADS = 4  # of Medusa

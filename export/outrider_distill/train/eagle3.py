@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from outrider_export.distill.train.layers import (
+from outrider_distill.train.layers import (
     MLP,
     Attention,
     Module,
@@ -27,10 +27,10 @@ from outrider_export.distill.train.layers import (
     copy_layer,
     linear,
 )
-from outrider_export.distill.train.places import Reach, Targets, columns_of, draft_loss, mean_over
+from outrider_distill.train.places import Reach, Targets, columns_of, draft_loss, mean_over
 
 if TYPE_CHECKING:
-    from outrider_export.distill.data import TrainingBatch
+    from outrider_distill.data import TrainingBatch
 
 TRAINED_STEPS, EVALUATED_STEPS = 4, 5
 

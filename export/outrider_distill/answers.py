@@ -32,12 +32,12 @@ from outrider.config import DeviceConfig
 from outrider.errors import ExportError, RequestError
 from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading
-from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
-from outrider_export.distill.gpu_writer import open_writer
-from outrider_export.distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
-from outrider_export.distill.recipe import LEAST_ANSWER, USUAL_PROMPT, DataRecipe, Recipe, read_stored, write_stored
-from outrider_export.distill.shards import Conversation, Shard
-from outrider_export.distill.texts import DistillText, WritingTask, is_loop
+from outrider_distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
+from outrider_distill.gpu_writer import open_writer
+from outrider_distill.prompts import DistillPrompt, Filter, is_refusal, make_follow_ups, make_prompts
+from outrider_distill.recipe import LEAST_ANSWER, USUAL_PROMPT, DataRecipe, Recipe, read_stored, write_stored
+from outrider_distill.shards import Conversation, Shard
+from outrider_distill.texts import DistillText, WritingTask, is_loop
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts

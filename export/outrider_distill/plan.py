@@ -23,13 +23,13 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.system.files import reading, usable, write_whole
 from outrider.system.memory import system_memory
+from outrider_distill.data import bytes_per_token, feature_names, needs_of, tap_names
+from outrider_distill.recipe import USUAL_ANSWER, USUAL_PROMPT
+from outrider_distill.train.files import load
+from outrider_distill.writer import check_format
 from outrider_export.bundles.drafters import check_name
 from outrider_export.describe.architectures import ARCHITECTURES
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, make_plan
-from outrider_export.distill.data import bytes_per_token, feature_names, needs_of, tap_names
-from outrider_export.distill.recipe import USUAL_ANSWER, USUAL_PROMPT
-from outrider_export.distill.train.files import load
-from outrider_export.distill.writer import check_format
 from outrider_export.heads.formats import read_head
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import fetch, locate

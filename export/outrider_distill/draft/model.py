@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError
-from outrider_export.distill.draft.layers import columns_of, decoder_of, logits_of
-from outrider_export.distill.train.layers import Module
-from outrider_export.distill.train.places import Targets, draft_loss, mean_over
+from outrider_distill.draft.layers import columns_of, decoder_of, logits_of
+from outrider_distill.train.layers import Module
+from outrider_distill.train.places import Targets, draft_loss, mean_over
 
 if TYPE_CHECKING:
-    from outrider_export.distill.data import TrainingBatch
+    from outrider_distill.data import TrainingBatch
 
 NUM_PLACES = 5  # draft tokens in a row that are evaluated, as of other heads that draft one after the other
 

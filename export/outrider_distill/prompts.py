@@ -18,14 +18,14 @@ import numpy as np
 
 from outrider.errors import ExportError, OptionError, OutriderError
 from outrider.system.files import reading
-from outrider_export.distill.texts import WritingTask
+from outrider_distill.texts import WritingTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from outrider.inputs.text import Tokenizer
-    from outrider_export.distill.writer import TextWriter
+    from outrider_distill.writer import TextWriter
 
 USER, MODEL = "user", "model"
 # A made-up turn is complete at a line's end. Shorter ones are mostly fragments.

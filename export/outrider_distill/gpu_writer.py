@@ -22,11 +22,11 @@ from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError
 from outrider.models.backends.taps import LAST
 from outrider.types import Noise
-from outrider_export.distill.main_model import read_layers, read_teacher
-from outrider_export.distill.rows import LEAST, NUM_KEPT
-from outrider_export.distill.texts import DistillText, WritingTask
-from outrider_export.distill.torch_main import TorchMain
-from outrider_export.distill.writer import LARGEST_HALF, MAX_PROMPT_TOKENS, TextWriter, Writer
+from outrider_distill.main_model import read_layers, read_teacher
+from outrider_distill.rows import LEAST, NUM_KEPT
+from outrider_distill.texts import DistillText, WritingTask
+from outrider_distill.torch_main import TorchMain
+from outrider_distill.writer import LARGEST_HALF, MAX_PROMPT_TOKENS, TextWriter, Writer
 
 BATCH_SIZE = 512
 _WIDTHS = (64, 128, 256, 512, MAX_PROMPT_TOKENS)  # of prompts: each needs a graph of its own

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError, OptionError
-from outrider_export.distill.train import places
-from outrider_export.distill.train.places import Targets, kl_of_top
+from outrider_distill.train import places
+from outrider_distill.train.places import Targets, kl_of_top
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from outrider_export.distill.data import TrainingBatch
+    from outrider_distill.data import TrainingBatch
 
 # Entries of a config that have one value a layer.
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")

@@ -4,9 +4,9 @@
     save(head, config, Path("my-eagle3"), fit(head, data, num_steps=4000))
     head = load(Path("my-eagle3"), main_embedding)     # a torch module
 
-`outrider distill` makes the data and does all of this; see `outrider_export.distill`.
+`outrider distill` makes the data and does all of this; see `outrider_distill`.
 
-Kinds: `eagle3` and `medusa`; `outrider_export.distill.draft` has draft models.
+Kinds: `eagle3` and `medusa`; `outrider_distill.draft` has draft models.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider_export.distill.train.files import KINDS, load, save
-    from outrider_export.distill.train.fit import evaluate, fit, start_head
-    from outrider_export.distill.train.layers import Teacher
+    from outrider_distill.train.files import KINDS, load, save
+    from outrider_distill.train.fit import evaluate, fit, start_head
+    from outrider_distill.train.layers import Teacher
 
 __all__ = ["KINDS", "Teacher", "evaluate", "fit", "load", "save", "start_head"]
 
@@ -30,5 +30,5 @@ _MODULE_OF = {
 def __getattr__(name: str) -> object:
     # Lazily (PEP 562): torch takes seconds to import.
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'outrider_export.distill.train' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"outrider_export.distill.train.{_MODULE_OF[name]}"), name)
+        raise AttributeError(f"module 'outrider_distill.train' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"outrider_distill.train.{_MODULE_OF[name]}"), name)

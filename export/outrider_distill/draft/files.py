@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.errors import VocabularyMismatch
+from outrider_distill.data import TrainingBatch
+from outrider_distill.draft.layers import Cut, choose_layers, cut_layers
+from outrider_distill.draft.model import TrainedDraftModel
+from outrider_distill.train.fit import find_device
 from outrider_export.describe.plan import Plan, check_route, make_plan
 from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet.diet import TRAINED_NAME, choose_by_counts
-from outrider_export.distill.data import TrainingBatch
-from outrider_export.distill.draft.layers import Cut, choose_layers, cut_layers
-from outrider_export.distill.draft.model import TrainedDraftModel
-from outrider_export.distill.train.fit import find_device
 from outrider_export.progress import Progress
 from outrider_export.sources.source import fetch, locate
 from outrider_export.tokenizers.copy import copy_tokenizer
