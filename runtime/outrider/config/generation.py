@@ -240,6 +240,12 @@ class GenerationConfig(Section):
     stop_token_ids: tuple[int, ...] = option(
         (), token_ids, "token ids that end the answer, besides the model's own", metavar="ID", server=True
     )
+    stop_in_reasoning: bool = option(
+        False,
+        switch,
+        "`stop` and `stop_token_ids` count within the model's reasoning, too, and in its markers",
+        server=True,
+    )
     json_schema: Mapping[str, Any] | str | bool | None = option(
         None,
         _schema,

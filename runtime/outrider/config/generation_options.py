@@ -39,6 +39,7 @@ class GenerationOptions(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
+    stop_in_reasoning: bool
     json_schema: Mapping[str, Any] | str | bool | None
     regex: str | None
     grammar: str | None

@@ -107,7 +107,7 @@ class Preparation:
             config = adapt_config(config, encoder, prompt.token_ids)
             chat_template = False
         form = self._tool_format(config)
-        given = self._laid_out(config)
+        given, messages = self._laid_out(config), prompt
         if not isinstance(prompt, Prompt):
             prompt = self._with_images(prompt, chat_template, given) or prompt
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
@@ -132,22 +132,25 @@ class Preparation:
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
-        end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids, self._special_stops(config))
-        reasoning = Reasoning.of(self.tokenizer, token_ids) if chat_template and encoder is None else None
+        stop_token_ids = frozenset(config.stop_token_ids).union(self._special_stops(config))
+        reasoning = None
+        if chat_template and encoder is None:
+            reasoning = Reasoning.of(self.tokenizer, token_ids, _written(messages, whole, config))
         source = self._source(config, form)
         is_free = config.offered_tools and config.tool_choice == "auto" and config.json_schema is None
         if source is not None and reasoning is not None and not is_free:  # whose grammar has room for it
-            source = reasoning.before(source)
+            source = reasoning.before(source, form if source.option == "tools" else None)
         if not (compiles or source is None or self.grammars.is_quick(source)):
             raise Uncompiled(source)
         grammar = None if source is None else self.grammars.new_state(source)
-        budget = (
-            None
-            if reasoning is None
-            else reasoning.budget(
-                config.reasoning_budget, calls=source is not None and source.option == "tools" and not is_free
-            )
-        )
+        budget = None
+        if reasoning is not None:
+            is_forced = source is not None and source.option == "tools" and not is_free
+            budget = reasoning.budget(config.reasoning_budget, eos_token_ids, form, forced=is_forced)
+        splitter = None
+        if reasoning is not None and not reasoning.is_closed and not config.stop_in_reasoning:
+            splitter = reasoning.form.splitter(opened=reasoning.is_open)
+        ends_at_once = eos_token_ids if splitter else stop_token_ids.union(eos_token_ids)  # within the reasoning, too
         markers = (*(form.markers if form else ()), *(reasoning.form.markers if reasoning else ()))
         decode = keep_markers(markers, self.tokenizer) if markers else self.tokenizer.decode
         if encoder is not None:
@@ -157,7 +160,7 @@ class Preparation:
             verifier=_verifier(config),
             noise=Noise(seed),
             max_new_tokens=max_new_tokens,
-            eos_token_ids=end_token_ids,
+            eos_token_ids=frozenset(ends_at_once),
             policy=policy,
             num_assistant_tokens=num_assistant_tokens,
             ahead=overlaps and policy is not None and policy.goes_ahead,
@@ -172,9 +175,23 @@ class Preparation:
         answer = Answer(
             request,
             TokenSequence.of(request.prompt, references, earlier_answers=config.earlier_answers),
-            LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget),
+            LogitsSampler(
+                config,
+                token_ids,
+                end_token_ids=stop_token_ids.union(eos_token_ids),
+                grammar=grammar,
+                rules=rules,
+                budget=budget,
+            ),
             Delivery(
-                TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
+                TextStream(
+                    decode,
+                    config.stop,
+                    until=_end_of_calls(config, form),
+                    at_once=at_once,
+                    reasoning=splitter,
+                    stop_token_ids=stop_token_ids.difference(ends_at_once),
+                ),
                 cancel,
                 thinks=reasoning is not None and reasoning.is_open,
                 save=self.store.add_soon if self.store else None,
@@ -300,6 +317,18 @@ def check_adapter(name: str | None, loaded: Iterable[str]) -> None:
         remedy = nearest(name, known) if known else "Add one: outrider add BUNDLE FOLDER --name NAME."
         names = ", ".join(map(repr, known)) or "none"
         raise OptionError(f"There is no adapter '{name}' here: loaded are {names}. {remedy}")
+
+
+def _written(prompt: Any, whole: Prompt, config: GenerationConfig) -> str | Sequence[int]:
+    """What of the answer a prompt ends with, as text or tokens. whole: the prompt, if it is one already."""
+    if whole.answers and whole.answers[-1][1] == len(whole.token_ids):
+        return whole.token_ids[whole.answers[-1][0] :]
+    if not (config.continue_final_message and _are_messages(prompt)):
+        return ""
+    last = prompt[-1]
+    content = last["content"]
+    text: str = content if isinstance(content, str) else content[-1].get("text", "")
+    return text or last.get("reasoning_content", "")
 
 
 def _are_messages(prompt: object) -> bool:

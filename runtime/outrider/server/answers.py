@@ -175,9 +175,7 @@ class AnswerChoices(ServedAnswer[Many]):
 
     def _totals(self, results: Sequence[Result]) -> dict[str, Any]:
         stats = [result.stats for result in results]
-        num_reasoning = sum(
-            self._reading.count(result.tokens, self.head.texts, thinks=result.thinks) for result in results
-        )
+        num_reasoning = sum(self._reading.count(result, self.head.texts) for result in results)
         return {"usage": usage_of(stats, self.request.n or 1, num_reasoning), "timings": timings_of(stats)}
 
     @property

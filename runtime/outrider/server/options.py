@@ -92,6 +92,8 @@ def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
     options = _options(request)
     _set(options, "max_new_tokens", _one_of(request, "max_tokens", "max_completion_tokens"))
     set_reasoning(options, request)
+    if request.reasoning_format == "none":  # all is content
+        options.setdefault("stop_in_reasoning", True)
     if request.logprobs:
         options["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:

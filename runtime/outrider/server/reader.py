@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from outrider.decoding.results import AnswerToken, Result
+from outrider.decoding.results import Result
 from outrider.inputs.reasoning import ReasoningFormat, Thought
+from outrider.inputs.reasoning.stream import ReasoningStream
 from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat
 from outrider.inputs.tools.stream import joined
 from outrider.server.logprobs import TokenTexts
@@ -40,20 +41,29 @@ class AnswerReading:
         """The texts of tokens that have none but as markers of reasoning and calls."""
         return texts.markers(tuple(marker for form in (self.reasoning, self.calls) if form for marker in form.markers))
 
-    def count(self, tokens: Sequence[AnswerToken], texts: TokenTexts, *, thinks: bool) -> int:
+    def count(self, result: Result, texts: TokenTexts) -> int:
         """How many of an answer's tokens are reasoning."""
-        if self.reasoning is None or not tokens:
+        if self.reasoning is None or not result.tokens:
             return 0
-        markers = texts.markers(self.reasoning.markers)
-        read = (markers.get(token.token_id) or texts[token.token_id] for token in tokens)
-        return self.reasoning.count(read, opened=thinks)
+        markers = self.markers(texts)
+        read = (markers.get(token.token_id) or texts[token.token_id] for token in result.tokens)
+        is_cut = result.finish_reason == "length"
+        return self.reasoning.count(read, is_cut=is_cut, opened=result.thinks, **self._of_calls)
+
+    @property
+    def _of_calls(self) -> dict[str, Any]:
+        return {"calls": self.calls, "tools": self.tools, "loose": self.loose} if self.calls else {}
+
+    def splits(self, *, thinks: bool) -> ReasoningStream | None:
+        """Splits an answer into reasoning and the rest; None where the reasoning is left in the text."""
+        return self.reasoning.stream(opened=thinks, **self._of_calls) if self.reasoning else None
 
 
 class Reader:
     """One answer, as it comes. has_called: whether it has a call. is_cut: whether its last call is not complete."""
 
     def __init__(self, reading: AnswerReading, *, thinks: bool) -> None:
-        self._reasoning = reading.reasoning.stream(opened=thinks) if reading.reasoning else None
+        self._reasoning = reading.splits(thinks=thinks)
         self._calls = (
             reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
         )
@@ -80,8 +90,8 @@ class Reader:
 
     def finish(self, result: Result) -> list[Piece]:
         """Return what was held back, as no text follows. result: the whole answer."""
-        pieces = self._read(self._reasoning.finish() if self._reasoning else [])
         is_cut = result.finish_reason == "length"
+        pieces = self._read(self._reasoning.finish(is_cut=is_cut) if self._reasoning else [])
         pieces += self._found(self._calls.finish(is_cut=is_cut)) if self._calls else []
         return [*pieces, *self._given_out()]
 

@@ -193,7 +193,7 @@ class Responses(SingleAnswer[ResponseRequest]):
     def _ended(self, result: Result) -> ResponseObject:
         """The complete answer, which is stored."""
         status = _status(result)
-        num_reasoning = self._reading.count(result.tokens, self.head.texts, thinks=result.thinks)
+        num_reasoning = self._reading.count(result, self.head.texts)
         response = self._response(
             status,
             output=[*self._output],
@@ -327,6 +327,8 @@ def turns_of_input(given: Sequence[InputItem], before: Sequence[Mapping[str, Any
             raise ApiError(400, message, param=f"input[{i}].call_id", code="invalid_value")
         if thoughts and turns[-1]["role"] == "assistant":
             turns[-1]["reasoning_content"], thoughts = thoughts, ""
+    if thoughts:  # which the answer goes on with
+        turns.append({"role": "assistant", "content": "", "reasoning_content": thoughts})
     return turns
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from outrider.inputs.reasoning.stream import Thought
+from outrider.inputs.reasoning.stream import Splitter, Thought
 from outrider.inputs.text.stream import num_held
 
 _MESSAGE = "<|message|>"
@@ -16,14 +16,14 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"to=functions\.([^\s<>]+)")
 
 
-class Channels:
+class Channels(Splitter):
     """Splits messages: "analysis" is reasoning, "final" and comments are text. Calls are passed on as text.
 
     Source: openai/harmony, docs/format.md. opened: the prompt has ended within an analysis.
     """
 
     def __init__(self, *, opened: bool = False) -> None:
-        self._left = ""
+        super().__init__()
         self._kind = "analysis" if opened else "header"  # of the message that is read
         self._has_begun = opened
 
@@ -32,20 +32,18 @@ class Channels:
         """Whether an analysis is read, or its header."""
         return self._kind == "analysis" or (self._kind == "header" and "analysis" in self._left)
 
-    def push(self, text: str) -> list[Thought | str]:
-        """Add text. Returns what is certain now."""
-        self._left += text
-        pieces: list[Thought | str] = []
-        while self._header(pieces) if self._kind == "header" else self._body(pieces):
-            pass
+    def finish(self, *, is_cut: bool = False) -> list[Thought | str]:  # noqa: ARG002
+        """Return what was held back, as no text follows. A header alone is no text."""
+        rest, pieces = self._left, list[Thought | str]()
+        if self._kind == "analysis" and rest.strip():
+            pieces.append(Thought(rest.rstrip()))
+        elif self._kind != "header" and rest:
+            pieces.append(self._located(rest))
+        self._left = ""
         return pieces
 
-    def finish(self) -> list[Thought | str]:
-        """Return what was held back, as no text follows. A header alone is no text."""
-        rest, self._left = self._left, ""
-        if not rest or self._kind == "header":
-            return []
-        return [Thought(rest.rstrip())] if self._kind == "analysis" and rest.strip() else [rest]
+    def _advance(self, pieces: list[Thought | str]) -> bool:
+        return self._header(pieces) if self._kind == "header" else self._body(pieces)
 
     def _header(self, pieces: list[Thought | str]) -> bool:
         text = self._left.lstrip()
@@ -75,7 +73,7 @@ class Channels:
         if self._kind == "analysis":
             text = text.rstrip()
         if text:
-            pieces.append(Thought(text) if self._kind == "analysis" else text)
+            pieces.append(Thought(text) if self._kind == "analysis" else self._located(text))
         if found is None:
             self._left = self._left[len(text) :]
             return False

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
+from outrider.inputs.reasoning.calls import CallsWithin
 from outrider.inputs.reasoning.channels import MARKERS, Channels
-from outrider.inputs.reasoning.stream import MarkedReasoning, ReasoningStream, Thought
+from outrider.inputs.reasoning.stream import MarkedReasoning, ReasoningStream, Splitter, Thought
+from outrider.inputs.tools.formats import ToolFormat
 from outrider.types import TextTokenizer
 
 
@@ -16,20 +19,17 @@ from outrider.types import TextTokenizer
 class ReasoningFormat:
     """How a model writes its reasoning: between two markers, before the answer.
 
-        form = ReasoningFormat.of_template(template)
-        reasoning, content = form.parse(text)
+    form = ReasoningFormat.of_template(template)
+    reasoning, content = form.parse(text)
 
-    begin, end: the markers. around: what may stand around the answer behind it. forced: what ends the reasoning and
-    begins the answer; by default `end`. channels: whether the answer consists of messages, of which several may be
-    reasoning.
     """
 
     name: str
-    begin: str
+    begin: str  # the markers
     end: str
-    around: tuple[str, str] = ("", "")
-    forced: str = ""
-    channels: bool = False
+    around: tuple[str, str] = ("", "")  # what may stand around the answer after it
+    forced: str = ""  # what ends the reasoning and begins the answer; by default `end`
+    channels: bool = False  # whether the answer consists of messages, of which several may be reasoning
 
     @classmethod
     def of_template(cls, template: str) -> ReasoningFormat | None:
@@ -51,33 +51,49 @@ class ReasoningFormat:
         """What may be tokens of their own."""
         return MARKERS if self.channels else tuple(_TAG.findall(self.begin + self.end))
 
-    def is_opened_by(self, text: str) -> bool:
-        """Whether the end of a prompt has begun the reasoning, so that the answer goes on with it."""
-        return text.rstrip().endswith(self.begin.rstrip())
+    def last_marker(self, text: str, num_written: int = 0) -> str:
+        """Whether a prompt has begun the reasoning (`begin`) or ended it (`end`) where the answer begins; else "".
 
-    def is_closed_by(self, text: str) -> bool:
-        """Whether the end of a prompt says that there is no reasoning: it has begun and ended there."""
-        return text.rstrip().endswith(self.end)
+        num_written: characters at its end that the answer has already. Their last marker counts, or the one before.
+        """
+        text = text.rstrip()
+        begun = len(text[: max(len(text) - num_written, 0)].rstrip())
+        places = {marker: text.rfind(marker.rstrip()) + len(marker.rstrip()) for marker in (self.begin, self.end)}
+        last = max(places, key=places.__getitem__)
+        return last if last in text and places[last] >= begun else ""
 
-    def stream(self, *, opened: bool = False) -> ReasoningStream:
-        """Splits a text that grows. opened: the prompt has begun the reasoning."""
+    def stream(self, *, opened: bool = False, calls: ToolFormat | None = None, **options: Any) -> ReasoningStream:
+        """Splits a text that grows. opened: the prompt has begun the reasoning. calls: how the model writes calls.
+
+        A call within the reasoning, which no end of it follows, is of the answer then. options: of `ToolFormat.stream`.
+        """
+        stream = self.splitter(opened=opened)
+        return stream if calls is None else CallsWithin(stream, partial(calls.stream, **options), calls.begins)
+
+    def splitter(self, *, opened: bool = False) -> Splitter:
+        """The same without a look at calls, which says where the answer itself is in the text."""
         if self.channels:
             return Channels(opened=opened)
         return MarkedReasoning(self.begin, self.end, opened=opened, around=self.around)
 
-    def parse(self, text: str, *, opened: bool = False) -> tuple[str, str]:
-        """The reasoning of a whole answer, and the answer."""
-        stream = self.stream(opened=opened)
+    def parse(self, text: str, *, opened: bool = False, calls: ToolFormat | None = None) -> tuple[str, str]:
+        """The reasoning of a whole answer, and the answer, in which calls are left as they are."""
+        stream = self.stream(opened=opened, calls=calls)
         return split([*stream.push(text), *stream.finish()])
 
-    def count(self, texts: Iterable[str], *, opened: bool = False) -> int:
-        """How many of an answer's tokens are reasoning, with its markers. texts: of each token, markers included."""
-        stream, count = self.stream(opened=opened), 0
+    def count(self, texts: Iterable[str], *, is_cut: bool = False, **options: Any) -> int:
+        """How many of an answer's tokens are reasoning, with its markers. texts: of each token, markers included.
+
+        is_cut: the answer was, by its length. options: of `stream`.
+        """
+        stream, count, count_before = self.stream(**options), 0, 0
         for text in texts:
             was = stream.is_reasoning
             stream.push(text)
             count += was or stream.is_reasoning
-        return count
+            count_before = count_before if stream.is_calling else count
+        stream.finish(is_cut=is_cut)
+        return count_before if stream.has_called else count
 
 
 def split(pieces: Iterable[Thought | str]) -> tuple[str, str]:

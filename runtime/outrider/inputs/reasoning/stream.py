@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,18 +19,70 @@ class Thought:
 class ReasoningStream(Protocol):
     """Splits a text that grows into reasoning and answer. However the text is cut, the pieces add up to the same."""
 
+    has_called: bool  # once it is finished: whether the reasoning ended with a call
+
     @property
     def is_reasoning(self) -> bool:
         """Whether what comes next is reasoning, as far as is known."""
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether thoughts are held back that may be a call."""
+
     def push(self, text: str) -> list[Thought | str]:
         """Add text. Returns what is certain now."""
 
-    def finish(self) -> list[Thought | str]:
+    def finish(self, *, is_cut: bool = False) -> list[Thought | str]:
+        """Return what was held back, as no text follows. is_cut: the answer was, by its length."""
+
+
+class Splitter(ABC):
+    """What the streams of all forms have in common. They find no calls."""
+
+    has_called = is_calling = False
+
+    def __init__(self) -> None:
+        self.content: list[tuple[int, int]] = []  # where the answer itself is in the text: (begin, end) of each part
+        self._left = ""  # the end of the text, which no piece has yet
+        self._size = 0  # characters of the text
+
+    @property
+    @abstractmethod
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as is known."""
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text that no piece has yet: they may belong to a marker."""
+        return len(self._left)
+
+    def push(self, text: str) -> list[Thought | str]:
+        """Add text. Returns what is certain now."""
+        self._left += text
+        self._size += len(text)
+        pieces: list[Thought | str] = []
+        while self._advance(pieces):
+            pass
+        return pieces
+
+    @abstractmethod
+    def finish(self, *, is_cut: bool = False) -> list[Thought | str]:
         """Return what was held back, as no text follows."""
 
+    @abstractmethod
+    def _advance(self, pieces: list[Thought | str]) -> bool:
+        """Take what is certain from `_left`. Returns whether there may be more."""
 
-class MarkedReasoning:
+    def _located(self, text: str) -> str:
+        """A part of the answer itself, which `_left` begins with."""
+        begin = self._size - len(self._left)
+        if self.content and self.content[-1][1] == begin:
+            begin, _ = self.content.pop()
+        self.content.append((begin, self._size - len(self._left) + len(text)))
+        return text
+
+
+class MarkedReasoning(Splitter):
     """Reasoning between two markers at the beginning of an answer.
 
     begin, end: the markers. opened: the prompt has ended with `begin`. around: texts that may stand around the answer
@@ -37,9 +90,9 @@ class MarkedReasoning:
     """
 
     def __init__(self, begin: str, end: str, *, opened: bool = False, around: tuple[str, str] = ("", "")) -> None:
+        super().__init__()
         self._begin, self._end = begin, end
         self._opener, self._closer = around
-        self._left = ""
         self._said = False  # whether some reasoning was given out
         self._opened = opened
         self._step = self._before
@@ -50,24 +103,22 @@ class MarkedReasoning:
         """Whether the reasoning has begun, and not ended."""
         return self._step == self._inside or (self._step == self._before and self._opened)
 
-    def push(self, text: str) -> list[Thought | str]:
-        """Add text. Returns what is certain now."""
-        self._left += text
-        pieces: list[Thought | str] = []
-        while self._step(pieces):
-            pass
-        return pieces
-
-    def finish(self) -> list[Thought | str]:
+    def finish(self, *, is_cut: bool = False) -> list[Thought | str]:  # noqa: ARG002
         """Return what was held back, as no text follows."""
-        rest, self._left = self._left, ""
+        rest = self._left
         if self.is_reasoning:
             rest = rest.rstrip()
             rest = rest if self._said else rest.lstrip()
-            return [Thought(rest)] if rest else []
-        if self._after_reasoning and self._closer:
-            rest = rest.rstrip().removesuffix(self._closer)
-        return [rest] if rest else []
+            pieces: list[Thought | str] = [Thought(rest)] if rest else []
+        else:
+            if self._after_reasoning and self._closer:
+                rest = rest.rstrip().removesuffix(self._closer)
+            pieces = [self._located(rest)] if rest else []
+        self._left = ""
+        return pieces
+
+    def _advance(self, pieces: list[Thought | str]) -> bool:
+        return self._step(pieces)
 
     def _before(self, pieces: list[Thought | str]) -> bool:  # noqa: ARG002
         """At the beginning: a marker, or text."""
@@ -109,11 +160,10 @@ class MarkedReasoning:
         return True
 
     def _answer(self, pieces: list[Thought | str]) -> bool:
-        text, self._left = self._left, ""
+        text = self._left
         if self._closer and self._after_reasoning:  # the last blanks may stand before the closer
-            count = num_held(text, self._closer, whole=True)
-            certain = text[: len(text) - count].rstrip()
-            text, self._left = certain, text[len(certain) :]
+            text = text[: len(text) - num_held(text, self._closer, whole=True)].rstrip()
         if text:
-            pieces.append(text)
+            pieces.append(self._located(text))
+            self._left = self._left[len(text) :]
         return False

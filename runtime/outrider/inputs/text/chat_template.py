@@ -79,7 +79,8 @@ class ChatTemplates:
     ) -> str:
         """The text of messages, which are JSON values.
 
-        variables: of the template. continuing: the text ends within the last message, with its content.
+        variables: of the template. continuing: the text ends within the last message, with its content, or
+        with its reasoning where it has no content.
 
         Arguments of calls that are text become objects for a template that writes these as JSON, and vice versa.
 
@@ -102,11 +103,14 @@ class ChatTemplates:
         if not continuing:
             return self._accepted(source, messages, tools, answering, variables)
         *before, last = messages
-        marked = {**last, "content": _marked(last["content"])}
+        if last["content"] or not last.get("reasoning_content"):
+            marked = {**last, "content": _marked(last["content"])}
+        else:  # within the reasoning
+            marked = _with_reasoning({**last, "reasoning_content": _marked(last["reasoning_content"])}, source)
         text, mark, _ = self._accepted(source, [*before, marked], tools, False, variables).rpartition(_CONTINUED)
         if not mark:
             raise RequestError(
-                "The last message cannot be continued: the model's chat template leaves its content out. End with "
+                "The last message cannot be continued: the model's chat template leaves its text out. End with "
                 "another message."
             )
         return text

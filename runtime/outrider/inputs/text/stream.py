@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 _MOST_BYTES_BEGUN = 3  # of a character in UTF-8 that is not complete
 
@@ -35,6 +36,10 @@ class StopStrings:
     def num_held(self) -> int:
         """The most characters at the end of the text that may begin a stop string."""
         return self._state.depth
+
+    def restart(self) -> None:
+        """Forget the text: a stop string does not begin in it."""
+        self._state = self._root
 
     def push(self, text: str) -> int:
         """Add text. If a stop string ends in it, returns how many characters before the end it begins; otherwise 0.
@@ -99,6 +104,26 @@ class _State:
         self.next: dict[str, _State] = {}
 
 
+class ContentFinder(Protocol):
+    """Tells the answer itself from reasoning: `outrider.inputs.reasoning` has them."""
+
+    content: list[tuple[int, int]]  # where it is in the text: (begin, end) of each part
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning."""
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text of which it is not known yet what they are."""
+
+    def push(self, text: str) -> Sequence[object]:
+        """Add text. Returns pieces; those of the answer itself are texts."""
+
+    def finish(self) -> Sequence[object]:
+        """The same for what was held back, as no text follows."""
+
+
 class TextStream:
     """Turns one answer's tokens into a text that only grows, by whole characters.
 
@@ -112,8 +137,11 @@ class TextStream:
 
     A token's text depends on its neighbours (the space before a word, the bytes of one character), so a window of
     tokens is decoded together. It moves as the answer grows, and always starts some tokens back, as in Hugging Face
-    TGI's `decode_token`. until: is given each new text, and says whether the answer ends with it. at_once: the text is
-    read only at the end, so that it is decoded once if nothing in it can end the answer.
+    TGI's `decode_token`. at_once: the text is read only at the end, so that it is decoded once if nothing in it can end
+    the answer.
+
+    until: is given each new text, and says whether the answer ends with it. stop_token_ids: tokens that end it.
+    reasoning: `until`, stop strings and these tokens do not count within it, nor within its markers.
     """
 
     _WINDOW = 32  # tokens; decoding costs the same for one as for these
@@ -125,14 +153,18 @@ class TextStream:
         *,
         until: Callable[[str], bool] | None = None,
         at_once: bool = False,
+        stop_token_ids: Collection[int] = (),
+        reasoning: ContentFinder | None = None,
     ) -> None:
         self.stop = tuple(stop)
-        self.stepwise = bool(stop) or until is not None  # whether tokens are to be pushed one by one
-        self._until = until
+        # Whether tokens are to be pushed one by one
+        self.stepwise = bool(stop) or until is not None or bool(stop_token_ids)
+        self._until, self._stop_token_ids = until, frozenset(stop_token_ids)
+        self._reasoning = reasoning if self.stepwise else None
         self._at_once = at_once and not self.stepwise
         self.stopped = False  # whether a stop string came up
         self.stop_string: str | None = None  # the one that did
-        self.is_over = False  # whether it did, or `until` has seen the end
+        self.is_over = False  # whether it did, or `until` has seen the end, or one of the tokens that end it came
         self._decode = decode
         self._token_ids: list[int] = []
         self._start = 0  # where the window starts
@@ -141,6 +173,7 @@ class TextStream:
         self._text = ""  # all text that has been taken
         self._certain = 0  # characters of it that cannot become part of a stop string
         self._stops = StopStrings(self.stop)
+        self._part = self._searched = 0  # how far stop strings were looked for: part of the answer itself, characters
         self._ends: list[tuple[int, int]] = []  # (tokens, characters) taken after each step
 
     @property
@@ -175,11 +208,24 @@ class TextStream:
         self._token_ids.extend(token_ids)
         if self._at_once:
             return
+        reasoned, size = self._is_reasoning, len(self._text)
         text = self._decode(self._token_ids[self._start :])
         # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
         if len(text) > len(self._known) and text.startswith(self._known) and not text.endswith("\ufffd"):
             self._take(text)
-        self._certain = len(self._text) - (0 if self.stopped else self._stops.num_held)
+        if not (self.stopped or self._stop_token_ids.isdisjoint(token_ids) or reasoned or self._is_reasoning):
+            is_blank = self._reasoning is not None and not self._reasoning.content  # between reasoning and answer
+            self.is_over = self.is_over or not is_blank or len(self._text) == size
+        self._certain = len(self._text) - (0 if self.stopped else self._num_held)
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_reasoning
+
+    @property
+    def _num_held(self) -> int:
+        """Characters at the end that may belong to a stop string."""
+        return self._stops.num_held + (self._reasoning.num_held if self._reasoning and self.stop else 0)
 
     def finish(self, *, cut: bool = False) -> None:
         """Add what was held back, as no token follows.
@@ -192,6 +238,9 @@ class TextStream:
                 whole = text.rstrip("\ufffd")  # which a decoder may write for each of up to three bytes
                 text = text[: max(len(whole), len(self._known), len(text) - _MOST_BYTES_BEGUN)]
             self._take(text)
+        if self._reasoning is not None and not self.stopped:
+            self._reasoning.finish()
+            self._search()
         self._certain = len(self._text)
 
     def _take(self, text: str) -> None:
@@ -202,13 +251,26 @@ class TextStream:
             self._start = self._shown
             text = self._decode(self._token_ids[self._start :])
         self._known, self._shown = text, len(self._token_ids)
-        if self._until is not None and self._until(new):
+        said = new
+        if self._reasoning is not None:
+            said = "".join(piece for piece in self._reasoning.push(new) if isinstance(piece, str))
+        if self._until is not None and said and self._until(said):
             self.is_over = True
-        if not self.stop:
-            return
-        self._ends.append((self._shown, len(self._text)))
-        if found := self._stops.push(new):
-            ended = self._text[-found:]
-            self.stop_string = max(filter(ended.startswith, self.stop), key=len, default=None)
-            self._text = self._text[:-found]
-            self.stopped = self.is_over = True
+        if self.stop:
+            self._ends.append((self._shown, len(self._text)))
+            self._search()
+
+    def _search(self) -> None:
+        """Cut the text before the first stop string in what is new of the answer itself."""
+        parts = [(0, len(self._text))] if self._reasoning is None else self._reasoning.content
+        for number, (begin, end) in enumerate(parts[self._part :], self._part):
+            if number > self._part:
+                self._stops.restart()
+            begin = max(begin, self._searched)
+            self._part, self._searched = number, end
+            if found := self._stops.push(self._text[begin:end]):
+                ended = self._text[end - found : end]
+                self.stop_string = max(filter(ended.startswith, self.stop), key=len, default=None)
+                self._text = self._text[: end - found]
+                self.stopped = self.is_over = True
+                return

@@ -94,6 +94,12 @@ class ToolFormat:
         return (*filter(None, found), *(tag for tag in tags if tag.startswith("<") and tag.endswith(">")))
 
     @property
+    def begins(self) -> tuple[str, ...]:
+        """What calls begin with: the marker, or what may stand before it, or a tag that models write without it."""
+        tag = self.tags.name[0] if self.tags else ""
+        return (*filter(None, (self.begin.removesuffix(self.prefix), *self.around[:1], tag)),)
+
+    @property
     def head(self) -> re.Pattern[str]:
         """Matches a call up to its arguments; group 1 is the name, as JSON if the call is an object."""
         return self._patterns[0]

@@ -178,7 +178,7 @@ class ToolCallStream:
             marker = min(found, key=lambda each: (found[each], -len(each)))
             before = left[: found[marker]]
             return marker, len(before), before[len(before.rstrip()) :]
-        held = [_held(left, marker) for marker in self._markers]
+        held = [held_for(left, marker) for marker in self._markers]
         if self._is_loose and (part := PART_OF_BARE.search(left)):
             held.append(part[0])
         return "", len(left), max(held, key=len)
@@ -426,6 +426,6 @@ def joined(pieces: Iterable[str | ToolCallDelta]) -> tuple[str, list[ToolCall]]:
     return content, calls
 
 
-def _held(text: str, marker: str) -> str:
+def held_for(text: str, marker: str) -> str:
     """The end of a text that may belong to a marker: a beginning of it, and the blanks before."""
     return text[len(text[: len(text) - num_held(text, marker)].rstrip()) :]

@@ -1,0 +1,150 @@
+"""Calls that a model writes within its reasoning, in all formats, forms of reasoning and APIs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from outrider.inputs.reasoning import ReasoningFormat, Thought, formats, split
+from outrider.inputs.reasoning.formats import THINK
+from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat
+from outrider.inputs.tools.formats import (
+    DEEPSEEK,
+    GEMMA,
+    GLM,
+    GLM_IN_LINE,
+    GRANITE,
+    HARMONY,
+    HERMES,
+    KIMI,
+    LFM,
+    LLAMA,
+    MINIMAX,
+    MISTRAL,
+    MISTRAL_ARGS,
+    PHI,
+    QWEN_CODER,
+)
+from outrider.inputs.tools.stream import joined
+from outrider.server.chat import ChatAnswer
+from outrider.server.messages import Messages
+from outrider.server.ollama import OllamaChat
+from outrider.server.options import AnswerChoice
+from outrider.server.reader import AnswerReading
+from outrider.server.responses import Responses
+from serving import chunks_of, head_of, result_of
+
+JSON = '{"name": "f", "arguments": {"a": 1}}'
+CALLS = [ToolCall("f", '{"a": 1}')]
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {
+    "a": {"type": "integer"}}}}}]  # fmt: skip
+WRITTEN = {
+    HERMES: f"<tool_call>\n{JSON}\n</tool_call>",
+    QWEN_CODER: "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    LLAMA: f"<|python_tag|>{JSON.replace('arguments', 'parameters')}",
+    MISTRAL: f"[TOOL_CALLS] [{JSON}]",
+    MISTRAL_ARGS: '[TOOL_CALLS]f[ARGS]{"a": 1}',
+    GLM: "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    GLM_IN_LINE: "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+    GRANITE: f"<|tool_call|>[{JSON}]",
+    PHI: f"functools[{JSON}]",
+    KIMI: '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+          "<|tool_call_end|><|tool_calls_section_end|>",
+    DEEPSEEK: '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>',
+    HARMONY: '<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>',
+    LFM: "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
+    GEMMA: "<|tool_call>call:f{a:1}<tool_call|>",
+    MINIMAX: '<minimax:tool_call>\n<invoke name="f"><parameter name="a">1</parameter></invoke>\n</minimax:tool_call>',
+}  # fmt: skip
+REASONING = {*formats._SIGNS.values()}
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+
+
+def cases(calls: ToolFormat, form: ReasoningFormat) -> list[tuple[str, str, str, list[ToolCall], bool]]:
+    """Texts that begin within the reasoning; their reasoning, content and calls; and whether they are cut."""
+    call, marker = WRITTEN[calls], calls.begins[0]
+    end, final = form.end, FINAL if form.channels else ""
+    if form.channels and calls is HARMONY:  # a call is a message of its own
+        return [(f"A.\n{call}", "A.", "", CALLS, False), (f"A.{end}{call}", "A.", "", CALLS, False)]
+    return [
+        (f"A.{end}\n\n{final}{call}", "A.", "", CALLS, False),
+        (f"A.\n{call}", "A.", "", CALLS, False),
+        (f"A.\n{call}\n{end}\n", "A.", "", CALLS, False),
+        (f"A.\n{call}\nB. {end}", f"A.\n{call}\nB.", "", [], False),
+        (f"A {call} b.\n{end}{final}No.", f"A {call} b.", "No.", [], False),
+        (f"A {call}{end}{final}{call}", f"A {call}", "", CALLS, False),
+        (f"A {marker} b, {marker} c.", f"A {marker} b, {marker} c.", "", [], False),
+        *([(f"A `{call}` b.", f"A `{call}` b.", "", list[ToolCall](), False)] if len(calls.begins) == 1 else []),
+        (f"A.\n{call}", f"A.\n{call}", "", [], True),
+    ]
+
+
+@pytest.mark.parametrize("calls", WRITTEN, ids=lambda calls: calls.name)
+def test_a_call_that_no_end_of_the_reasoning_follows_ends_it(calls: ToolFormat) -> None:
+    """Whole, character by character, and for one form of reasoning cut at every place."""
+    for form, loose in itertools.product(REASONING, (True, False)):
+        reading = AnswerReading(reasoning=form, calls=calls, tools=TOOLS, loose=loose)
+        for text, reasoning, content, made, is_cut in cases(calls, form):
+            places = range(1, len(text)) if form is THINK and loose else ()
+            for parts in ([text], [*text], *([text[:at], text[at:]] for at in places)):
+                reader = reading.reader(thinks=True)
+                pieces = [piece for part in parts for piece in reader.push(part)]
+                pieces += reader.finish(result_of(text, "length" if is_cut else "stop"))
+                said = split(piece for piece in pieces if not isinstance(piece, ToolCallDelta))
+                found = joined(piece for piece in pieces if not isinstance(piece, Thought))[1]
+                assert (*said, found) == (reasoning, content, made), (form.name, parts)
+            if not is_cut:  # in Python
+                thoughts, rest = form.parse(text, opened=True, calls=calls)
+                assert (thoughts, *calls.parse(rest)) == (reasoning, content, made)
+
+
+def test_thoughts_are_held_back_from_the_marker_of_a_call_on() -> None:
+    stream = THINK.stream(opened=True, calls=HERMES)
+    assert stream.push("See <tool") == [Thought("See")]
+    assert stream.push("s. It is <tool_call> and") == [Thought(" <tools. It is <tool_call> and")]
+    assert stream.push(f"\n{WRITTEN[HERMES]} So.") == []
+    assert stream.push("</think>\n") == []
+    assert stream.push("No") == [Thought(f"\n{WRITTEN[HERMES]} So."), "No"]
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    (["A", ".", "<tool_call>", JSON, "</tool_call>"], 2),
+    (["A", ".", "<tool_call>", JSON, "</tool_call>", "</think>", "No"], 6),
+])  # fmt: skip
+def test_tokens_of_such_a_call_are_none_of_the_reasoning(text: list[str], count: int) -> None:
+    assert THINK.count(text, opened=True, calls=HERMES) == count
+
+
+@pytest.mark.parametrize(("after", "calls"), [("", 1), (" b.", 1), (" b.</think>No.", 0)])
+def test_every_api_has_such_calls(after: str, calls: int) -> None:
+    text = f"<think>A.\n{WRITTEN[HERMES]}{after}"
+    head, choices = head_of("<tool_call><think>"), [AnswerChoice([], {})]
+    asked = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}
+    chat = ChatAnswer.read(json.dumps(asked).encode())
+    response = Responses.read(
+        json.dumps({"input": "?", "tools": [{"type": "function", **TOOLS[0]["function"]}]}).encode()
+    )
+    whole, events = dict[Any, Any](), dict[Any, list[Any]]()
+    for kind, request in ((ChatAnswer, chat), (Messages, chat), (OllamaChat, chat), (Responses, response)):
+        whole[kind] = plain(kind(request, head, choices).whole([result_of(text)]))
+        streamed = kind(request, head, choices)
+        events[kind] = [plain(event) for chunk in chunks_of(text) for event in streamed.events(0, chunk)]
+    choice, last = whole[ChatAnswer]["choices"][0], events[ChatAnswer][-1]["choices"][0]
+    assert choice["finish_reason"] == last["finish_reason"] == ("tool_calls" if calls else "stop")
+    assert len(choice["message"].get("tool_calls", [])) == calls
+    kinds = [block["type"] for block in whole[Messages]["content"]]
+    assert kinds == [each["content_block"]["type"] for each in events[Messages] if "content_block" in each]
+    assert kinds.count("tool_use") == (whole[Messages]["stop_reason"] == "tool_use") == calls
+    assert len(whole[OllamaChat]["message"].get("tool_calls", [])) == calls
+    assert sum(len(each["message"].get("tool_calls", [])) for each in events[OllamaChat]) == calls
+    kinds = [item["type"] for item in whole[Responses]["output"]]
+    assert kinds == [each["item"]["type"] for each in events[Responses] if each["type"] == "response.output_item.done"]
+    assert kinds.count("function_call") == calls
+
+
+def plain(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))
