@@ -11,7 +11,9 @@ import pytest
 
 from outrider.engine.reasoning import Reasoning
 from outrider.inputs.reasoning import ReasoningFormat, Thought
+from outrider.inputs.text import TextStream
 from outrider.inputs.tools import ToolCall, ToolFormat, source_of_calls
+from outrider.inputs.tools.formats import HERMES
 from outrider.tokens.grammar import Grammars, GrammarSource
 from outrider.tokens.sampling.reasoning_budget import ReasoningBudget
 from outrider.types import TextTokenizer
@@ -66,6 +68,77 @@ def test_reasoning_is_told_from_the_answer_however_the_text_is_cut(case: str) ->
         assert (said, "".join(piece for piece in pieces if isinstance(piece, str))) == (reasoning, content)
 
 
+FINAL, NEXT = "<|channel|>final<|message|>", "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(("sign", "text", "stop", "kept"), [
+    ("<think>", "Blue.</think>\n\nSky. Blue.", "Blue", "Blue.</think>\n\nSky. "),
+    ("<think>", "1 > 2</think>\n3 > 4", ">", "1 > 2</think>\n3 "),
+    ("<think>", "A.\n\nB.</think>\n\nC.\n\nD.", "\n\n", "A.\n\nB.</think>\n\nC."),
+    ("<think>", "think</think>think", "think", "think</think>"),
+    ("<think>", "A. Blue.", "Blue", None),
+    ("<response>", "A</think><response>B > C</response>", ">", "A</think><response>B "),
+    ("<response>", "A</think><response>B</response>", ">", None),
+    ("<|channel|>", f"A.{NEXT}{FINAL}B. A.", "A", f"A.{NEXT}{FINAL}B. "),
+    ("<|channel|>", f"A.{NEXT}<|channel|>commentary<|message|>B.{NEXT}{FINAL}C.", "B.C", None),
+    ("<|channel|>", f"A.{NEXT}{FINAL}B.<|return|>", "|", None),
+])  # fmt: skip
+def test_stop_strings_count_in_the_content_alone(sign: str, text: str, stop: str, kept: str | None) -> None:
+    """Not in reasoning, and not in markers nor in the blanks around them."""
+    form = ReasoningFormat.of_template(sign)
+    assert form is not None
+    stream = TextStream(lambda ids: "".join(map(chr, ids)), [stop], reasoning=form.splitter(opened=True))
+    for at, character in enumerate(text):
+        stream.push([ord(character)])
+        assert text.startswith(stream.text)
+        if stream.is_over:
+            assert kept is not None
+            assert at + 1 == len(kept) + len(stop)
+            break
+    stream.finish()
+    assert (stream.text, stream.stop_string) == ((text, None) if kept is None else (kept, stop))
+
+
+@pytest.mark.parametrize(("text", "token", "end"), [
+    ("A x</think>\nB x C", "x", "A x</think>\nB x"), ("A\n</think>\n\nB\nC", "\n", "A\n</think>\n\nB\n"),
+    ("A x", "x", "A x"), ("A\0</think>B\0C", "\0", "A\0</think>B\0"),
+])  # fmt: skip
+def test_tokens_that_end_an_answer_count_in_the_content_alone(text: str, token: str, end: str) -> None:
+    form = ReasoningFormat.of_template("<think>")
+    assert form is not None
+    read, splitter = "", form.splitter(opened=True)
+    stream = TextStream(lambda ids: bytes(filter(None, ids)).decode(), stop_token_ids=[ord(token)], reasoning=splitter)
+    for character in text:
+        stream.push([ord(character)])
+        read += character
+        if stream.is_over:
+            break
+    assert read == end
+
+
+@pytest.mark.parametrize(("prompt", "written", "state"), [
+    ("user: <think>?\nassistant\n", "", ""),
+    ("user\nassistant\n<think>\n", "", "open"),
+    ("assistant\n<think>\n\n</think>\n\n", "", "closed"),
+    ("assistant\n<think>\nThe sky is", "<think>\nThe sky is", "open"),
+    ("assistant\n<think>\nThe sky is", "The sky is", "open"),
+    ("assistant\n<think>\nA\n</think>\n\nThe sky", "<think>\nA\n</think>\n\nThe sky ", "closed"),
+    ("assistant\n<think>\nA</think>\nThe sky", "The sky", "closed"),
+    ("assistant\nA</think>B<think>C", "A</think>B<think>C", "open"),
+    ("user: <think>?\nassistant\nThe sky is", "The sky is", "closed"),
+])  # fmt: skip
+def test_the_last_marker_since_the_turn_began_decides(tmp_path: Path, prompt: str, written: str, state: str) -> None:
+    for special in ((), ("<think>", "</think>")):
+        found = Marked(tmp_path, "<think>", special).reasoning(prompt, written)
+        assert (found.is_open, found.is_closed) == (state == "open", state == "closed")
+
+
+def test_the_last_marker_of_gpt_oss_decides(harmony: Marked) -> None:
+    assert harmony.reasoning(f"<|start|>assistant{ANALYSIS}The", "The").is_open
+    assert harmony.reasoning(f"<|start|>assistant{ANALYSIS}A.{NEXT}{FINAL}The", "The").is_closed
+    assert not harmony.reasoning("Hi<|end|><|start|>assistant").is_closed
+
+
 def test_calls_of_gpt_oss_are_passed_on_in_one_order() -> None:
     form = ReasoningFormat.of_template("<|channel|>")
     assert form is not None
@@ -92,7 +165,7 @@ def test_tokens_of_reasoning_are_counted_with_their_markers(opened: bool, texts:
     assert form.count(texts, opened=opened) == count
 
 
-BEGIN, END, OTHER = 1, 2, 5
+BEGIN, END, CALL_BEGIN, CALL_END, OTHER, EOS = 1, 2, 3, 4, 5, 7
 
 
 def answered(budget: ReasoningBudget, wanted: list[int], drafted: int) -> list[int]:
@@ -142,6 +215,23 @@ def test_markers_may_have_several_tokens_and_a_budget_is_for_all_reasoning(
     assert answered(rule, wanted, drafted) == expected
 
 
+@pytest.mark.parametrize("drafted", [0, 1, 3, 7])
+@pytest.mark.parametrize(("wanted", "expected"), [
+    ([5, CALL_BEGIN, 6, 6, CALL_END, EOS], [5, CALL_BEGIN, 6, 6, CALL_END, EOS]),
+    ([5, CALL_BEGIN, 6, 6, CALL_END, 6, 6], [5, CALL_BEGIN, 6, 6, CALL_END, END, 6]),
+    ([5, 6, EOS], [5, 6, END]),
+    ([CALL_BEGIN, 6, 6, 6, 6, 6, 6], [CALL_BEGIN, 6, 6, 6, 6, END, 6]),
+])  # fmt: skip
+def test_a_budget_cuts_no_call(
+    drafted: int, wanted: list[int], expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for one that goes on for too long, as the marker alone may stand in a thought."""
+    monkeypatch.setattr("outrider.tokens.sampling.reasoning_budget._MOST_TOKENS_OF_CALL", 3)
+    given: dict[str, Any] = {"eos_token_ids": [EOS], "call": ([CALL_BEGIN], [CALL_END])}
+    rule = ReasoningBudget(2, [BEGIN], [END], [END], opened=True, **given)
+    assert answered(rule, wanted, drafted) == expected
+
+
 def test_what_a_grammar_bans_is_not_forced() -> None:
     rule = ReasoningBudget(0, [BEGIN], [END], [END, 3], opened=True)
     logits = np.zeros(8, np.float32)
@@ -170,7 +260,6 @@ def test_options_name_what_is_wrong() -> None:
 
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 CALL = "<|channel|>commentary to=functions.look_up"
-FINAL, NEXT = "<|channel|>final<|message|>", "<|end|><|start|>assistant"
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {
     "type": "object", "properties": {"day": {"enum": ["Mon", "Tue"]}}, "required": ["day"]}}}]  # fmt: skip
 
@@ -198,8 +287,8 @@ class Marked:
         state = self._grammars.new_state(source)
         return state.is_complete(token_ids) or state.num_allowed([*token_ids, self.end]) == len(token_ids) + 1
 
-    def reasoning(self, prompt: str = "") -> Reasoning:
-        found = Reasoning.of(cast("TextTokenizer", self), self.encode(prompt))
+    def reasoning(self, prompt: str = "", written: str = "") -> Reasoning:
+        found = Reasoning.of(cast("TextTokenizer", self), self.encode(prompt), written)
         assert found is not None
         return found
 
@@ -277,9 +366,23 @@ def test_a_grammar_begins_after_markers_of_several_tokens(
     assert not tokenizer.allows(opened, "yes")
 
 
+def test_a_grammar_for_calls_lets_one_end_the_reasoning(tmp_path: Path) -> None:
+    tokenizer = Marked(tmp_path, "<think>", ("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    source = source_of_calls(HERMES, TOOLS, None, cast("TextTokenizer", tokenizer))
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"day": "Mon"}}\n</tool_call>'
+    opened, before = tokenizer.reasoning("<think>").before(source, HERMES), tokenizer.reasoning().before(source, HERMES)
+    for text in (f"A.\n{call}", f"A.</think>\n\n{call}"):
+        assert tokenizer.allows(opened, text)
+        assert tokenizer.allows(before, f"<think>{text}")
+        assert not tokenizer.allows(opened, text.replace("Mon", "Sun"))
+    assert tokenizer.allows(before, call)
+    assert not tokenizer.allows(opened, "A.")
+    assert not tokenizer.allows(tokenizer.reasoning("<think>").before(source), f"A.\n{call}")
+
+
 def test_a_budget_before_calls_of_gpt_oss_forces_no_answer(harmony: Marked) -> None:
     """The header of a final message would wait within the call's arguments for a place where it may stand."""
     reasoning = harmony.reasoning("<|start|>assistant")
-    forced = {calls: reasoning.budget(0, calls=calls)._forced for calls in (False, True)}  # type: ignore[union-attr]
+    forced = {forced: reasoning.budget(0, (), None, forced=forced)._forced for forced in (False, True)}  # type: ignore[union-attr]
     assert forced[True] == tuple(harmony.encode(NEXT))
     assert forced[False] == tuple(harmony.encode(f"{NEXT}{FINAL}"))

@@ -95,6 +95,51 @@ def test_a_model_that_is_told_not_to_think_does_not(thinker: Live) -> None:
         assert message["content"]
 
 
+def test_stop_strings_are_looked_for_in_the_content(thinker: Live) -> None:
+    engine = thinker.engine()
+    asked: dict[str, Any] = {
+        "max_new_tokens": 24,
+        "reasoning_budget": 6,
+        "ignore_eos": True,
+        "temperature": 1,
+        "seed": 3,
+    }
+    plain = engine.generate(HELLO, **asked)
+    thoughts, _, content = plain.text.partition("</think>")
+    stop = next(letter for letter in thoughts if letter not in content)
+    for drafter in (None, "suffix"):
+        found = engine.generate(HELLO, stop=[stop, "think>"], drafter=drafter, references=[plain.text], **asked)
+        assert found.token_ids == plain.token_ids
+    within = engine.generate(HELLO, stop=stop, stop_in_reasoning=True, **asked)
+    assert (within.text, within.stop_string) == (thoughts[: thoughts.index(stop)], stop)
+    left = post(thinker, CHAT, THINKING | {"stop": stop, "reasoning_format": "none", "temperature": 1, "seed": 3})
+    assert left["choices"][0]["message"]["content"] == within.text
+
+
+HM: dict[str, dict[str, Any]] = {  # a last turn that has only a thought, by API
+    CHAT: {"role": "assistant", "content": "", "reasoning_content": "Hm. It"},
+    RESPONSES: {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm. It"}]},
+    "/v1/messages": {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm. It", "signature": ""}]},
+    "/api/chat": {"role": "assistant", "content": "", "thinking": "Hm. It"},
+}
+
+
+@pytest.mark.parametrize("path", HM)
+def test_every_api_goes_on_within_the_reasoning(thinker: Live, path: str) -> None:
+    """This model never ends it: all that comes is reasoning."""
+    for turn in (HM[path], {"role": "assistant", "content": "<think>\nHm. It"}):
+        turns, limit = [*HELLO, turn], "max_output_tokens" if path == RESPONSES else "max_tokens"
+        given = {"options": {"num_predict": 6}, "stream": False} if path == "/api/chat" else {limit: 6}
+        answer = post(thinker, path, {"model": "tiny", "input" if path == RESPONSES else "messages": turns, **given})
+        if path in (CHAT, "/api/chat"):
+            message = answer["message"] if path == "/api/chat" else answer["choices"][0]["message"]
+            assert message.get("reasoning_content") or message.get("thinking")
+            assert not message["content"]
+        else:
+            first = answer["output" if path == RESPONSES else "content"][0]
+            assert first["type"] in ("reasoning", "thinking")
+
+
 def test_responses_have_reasoning_items(thinker: Live) -> None:
     chat = post(thinker, CHAT, THINKING)["choices"][0]["message"]
     body = {"model": "tiny", "input": HELLO, "max_output_tokens": 24, "reasoning_budget": 6, "ignore_eos": True}

@@ -208,12 +208,12 @@ class TextStream:
         self._token_ids.extend(token_ids)
         if self._at_once:
             return
-        reasoned, size = self._is_reasoning, len(self._text)
+        size = len(self._text)
         text = self._decode(self._token_ids[self._start :])
         # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
         if len(text) > len(self._known) and text.startswith(self._known) and not text.endswith("\ufffd"):
             self._take(text)
-        if not (self.stopped or self._stop_token_ids.isdisjoint(token_ids) or reasoned or self._is_reasoning):
+        if not (self.stopped or self._stop_token_ids.isdisjoint(token_ids) or self._is_reasoning):
             is_blank = self._reasoning is not None and not self._reasoning.content  # between reasoning and answer
             self.is_over = self.is_over or not is_blank or len(self._text) == size
         self._certain = len(self._text) - (0 if self.stopped else self._num_held)
