@@ -49,11 +49,6 @@ def run(
         OutriderError: when no mode can be loaded.
     """
     check_setup(setup, names)
-    for name in map(ModeName.parse, names):
-        if name.kind in PEERS and not PEERS[name.kind].alone:
-            raise OptionError(
-                f"Mode '{name.text}' is only for several requests at a time. Give --concurrency, or leave it out."
-            )
     budget = TimeBudget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)

@@ -1,13 +1,13 @@
 """Measures what a new user waits for: from a GGUF file to the first token, the second start, memory, installed size.
 
-    python bench/scripts/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_PYTHON]
+    python bench/scripts/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_SERVER]
 
 Each row is a runtime; each figure comes from processes of their own, one after the other, which begin with empty
 caches: seconds from a process's start to its first token and to its 33rd, of the first and of the second start, then
 tokens per second of the second, its memory (GB of its own, and of mapped files), and the size on disk of the package
 with all that it requires. Outrider runs the model in int8 on OpenVINO, and if that is installed, in int4 on ONNX
-Runtime. LLAMA_PYTHON is an interpreter whose environment has llama-cpp-python; without one that runtime is left out,
-and without DRAFT.gguf the pair is. For an idle machine, so it is run by hand.
+Runtime. LLAMA_SERVER is llama.cpp's program `llama-server`; without it that runtime is left out, and without DRAFT.gguf
+the pair is. For an idle machine, so it is run by hand.
 """
 
 import json
@@ -26,11 +26,12 @@ PROMPT = "Explain in a few sentences why the sky is blue."
 _COMMON = """
 import json, os, sys, time
 times = []
-def finish():
-    fields = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Rss"))
+def finish(pid="self"):
+    fields = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status") if line.startswith("Rss"))
     memory = {name: int(value.split()[0]) / 1e6 for name, value in fields.items()}
     print(json.dumps({"times": times, "memory": memory}), flush=True)
-    os._exit(0)
+    if pid == "self":
+        os._exit(0)
 """
 _STREAM = """
 for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
@@ -66,12 +67,28 @@ pipeline.generate(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM, streamer=note)
 finish()
 """
 _LLAMA = """
-import llama_cpp
-model = llama_cpp.Llama(os.environ["MODEL"], n_ctx=2048, n_threads=os.cpu_count(), verbose=False)
-messages = [{"role": "user", "content": PROMPT}]
-for _ in model.create_chat_completion(messages, max_tokens=NUM, temperature=0, stream=True):
-    times.append(time.time())
-finish()
+import socket, subprocess, urllib.error, urllib.request
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+sizes = ["-c", "2048", "-np", "1", "-t", str(os.cpu_count()), "--port", str(port)]
+command = [os.environ["LLAMA"], "-m", os.environ["MODEL"], "--no-ui", *sizes]
+server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+while True:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
+        break
+    except OSError:
+        time.sleep(0.02)
+asked = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": NUM, "temperature": 0, "stream": True}
+headers = {"Content-Type": "application/json"}
+request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(asked).encode(), headers)
+for line in urllib.request.urlopen(request):
+    if b'"content":"' in line:
+        times.append(time.time())
+try:
+    finish(server.pid)
+finally:
+    server.kill()
 """
 _SIZE = """
 import importlib.metadata as metadata, json, re, sys
@@ -117,7 +134,7 @@ def main(model: str, draft: str | None, llama: str | None) -> None:
             runs.append((f"{name}, pair", sys.executable, program, "outrider", {"DRAFT": draft}))
     runs.append(("openvino-genai", sys.executable, _GENAI, "openvino-genai", {}))
     if llama:
-        runs.append(("llama.cpp", llama, _LLAMA, "llama-cpp-python", {}))
+        runs.append(("llama.cpp", sys.executable, _LLAMA, "", {"LLAMA": llama}))
     print(f"{Path(model).name}" + (f" with {Path(draft).name}" if draft else ""))
     columns = (
         "first token",
@@ -140,7 +157,7 @@ def main(model: str, draft: str | None, llama: str | None) -> None:
                 figures += [times[0], times[-1]]
             memory: dict[str, float] = found["memory"]  # type: ignore[assignment]
             figures += [(len(times) - 1) / (times[-1] - times[0]), memory["RssAnon"], memory["RssFile"]]
-        figures.append(size_of(python, package))
+        figures.append(size_of(python, package) if package else float("nan"))
         print(f"{name:20}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
 
 

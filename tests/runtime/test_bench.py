@@ -359,7 +359,7 @@ def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
     ("genai-draft", "needs a draft model"),
     ("genai-eagle3:3", "a folder that bench/scripts/peer_draft.py wrote as --peer-model genai-eagle3=PATH"),
     ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
-    ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
+    ("llamacpp-draft", "needs the program llama-server on the PATH"),
     ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
     ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
     ("genai@other", "only Outrider's modes can have another bundle"),
@@ -369,8 +369,8 @@ def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
 def test_what_a_peer_misses_is_said_before_anything_runs(
     mode: str, message: str, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for missing in ("llama_cpp", "onnxruntime_genai"):
-        monkeypatch.setitem(sys.modules, missing, None)  # as if it was not installed
+    monkeypatch.setitem(sys.modules, "onnxruntime_genai", None)  # as if it was not installed
+    monkeypatch.setenv("PATH", "")
     alone = replace(openvino_bundle, manifest=msgspec.structs.replace(openvino_bundle.manifest, drafters=()))
     with pytest.raises(OptionError, match=message):
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])

@@ -19,11 +19,11 @@ from outrider.errors import OptionError, OutriderError
 from outrider.models.backends import devices
 from outrider.models.backends.devices import Device
 from outrider.testing import ToyTokenizer
-from outrider_bench import benchmark, concurrency
+from outrider_bench import concurrency
 from outrider_bench.concurrency import MeasuredLoad, measure, summarize
 from outrider_bench.modes.mode import AnsweredLoad, Load, Run
 from outrider_bench.modes.name import ModeName
-from outrider_bench.modes.peers import genai, llamaserver
+from outrider_bench.modes.peers import genai, llamacpp
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import BenchPrompt
 from outrider_bench.report.spread import ratio_interval
@@ -123,9 +123,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if asked["prompt"] == [0]:
             return self.answer(400, {{"error": "no prompt"}})
-        meeting.wait()
+        if options["--parallel"] != "1":
+            meeting.wait()
         length = int(options.get("--spec-draft-n-max", 0))
-        self.answer(200, {{"tokens": [*asked["prompt"], asked["n_predict"], asked["ignore_eos"], length]}})
+        self.answer(200, {{"tokens": [*asked["prompt"], asked["n_predict"], asked["ignore_eos"], length],
+                          "timings": {{"predicted_ms": 0.0}}, "draft": options.get("--model-draft")}})
     def log_message(self, *_):
         pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()
@@ -133,7 +135,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).
 
 
 @pytest.mark.needs("POSIX")
-def test_llamaserver_gets_all_requests_at_the_same_time(
+def test_llama_cpp_gets_one_request_or_all_at_the_same_time(
     setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, model = tmp_path / "llama-server", tmp_path / "model.gguf"
@@ -141,9 +143,9 @@ def test_llamaserver_gets_all_requests_at_the_same_time(
     program.chmod(0o755)
     model.write_text(str(setup.bundle.manifest.main.vocab_size))
     monkeypatch.setenv("PATH", str(tmp_path))
-    there = replace(setup, peer_models={"llamaserver": model})
-    names = [ModeName.parse(name) for name in ("llamaserver", "llamaserver-ngram:4")]
-    modes = llamaserver.load_together(names, there)
+    there = replace(setup, peer_models={"llamacpp": model, "llamacpp-draft": model})
+    names = [ModeName.parse(name) for name in ("llamacpp", "llamacpp-ngram:4", "llamacpp-draft:2")]
+    modes = llamacpp.load_together(names[:2], there)
     config = GenerationConfig(max_new_tokens=5, ignore_eos=True)
     for mode, length in zip(modes, (0, 4), strict=True):
         assert mode.run(Load([[1], [2]], 2), config).token_ids == [[1, 5, True, length], [2, 5, True, length]]
@@ -153,11 +155,13 @@ def test_llamaserver_gets_all_requests_at_the_same_time(
         modes[0].run(Load([[0]], 1), config)
     with pytest.raises(OutriderError, match="8 slots here, and 9 requests would wait"):
         modes[0].run(Load([[1]] * 9, 9), config)
-    with pytest.raises(OptionError, match="only for several requests at a time"):
-        benchmark.run(there, PROMPTS, ["plain", "llamaserver"])
+    for alone, length in zip(llamacpp.load(names, there), (0, 4, 2), strict=True):
+        run = alone.run([1], config)
+        assert run.token_ids == [1, 5, True, length]
+        assert run.first_token_seconds == run.total_seconds > 0  # the server says that decoding took nothing
     model.write_text("3")
     with pytest.raises(OptionError, match="has 3 tokens"):
-        llamaserver.load_together(names, there)
+        llamacpp.load_together(names[:1], there)
 
 
 def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need(setup: Setup) -> None:
@@ -203,8 +207,8 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
 
 
 @pytest.mark.parametrize(("mode", "options", "message"), [
-    ("llamacpp", {}, "Mode 'llamacpp' decodes one request at a time here. Leave it out"),
-    ("llamaserver", {}, "needs the program llama-server on the PATH, and there is none"),
+    ("transformers", {}, "Mode 'transformers' decodes one request at a time here. Leave it out"),
+    ("llamacpp", {}, "needs the program llama-server on the PATH, and there is none"),
     ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
     ("auto@other", {}, "give it as --peer-model other=FOLDER"),
     ("auto", {"stop": "x"}, "--stop would end some answers early"),

@@ -54,7 +54,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "--modes",
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
     "genai-dynamic[:T], genai-ngram[:N], genai-eagle3[:N], genai-dflash[:N]; transformers, transformers-draft[:N]; "
-    "llamacpp, llamacpp-ngram[:N]; with --concurrency, llamaserver, llamaserver-ngram[:N]; "
+    "llamacpp, llamacpp-ngram[:N], llamacpp-draft[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
     "genai/f32, genai-draft:3/bf16 and so on compute in that precision, genai/fastest in the one that is fastest "
     "in a trial; without a slash, openvino-genai's modes compute in the device's default. "
@@ -66,8 +66,8 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     multiple=True,
     metavar="NAME=PATH",
     callback=_read_models,
-    help="A model for transformers, transformers-draft, llamacpp, llamaserver, ortgenai, ortgenai-draft, genai-draft, "
-    "genai-eagle3 or genai-dflash, or another bundle for modes such as auto@NAME. Several times.",
+    help="A model for transformers, transformers-draft, llamacpp, llamacpp-draft, ortgenai, ortgenai-draft, "
+    "genai-draft, genai-eagle3 or genai-dflash, or another bundle for modes such as auto@NAME. Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
 @click.option(

@@ -49,7 +49,7 @@ SAMPLING = {
 }
 LOSSY = ("threshold", "typical")
 
-_ALL_PEERS = ("genai", "llamacpp", "llamaserver", "ortgenai", "transformers")
+_ALL_PEERS = ("genai", "llamacpp", "ortgenai", "transformers")
 
 _share = number(0, 1, above=True)
 _penalty = number(-2, 2)
@@ -171,7 +171,7 @@ class GenerationConfig(Section):
         "sample from tokens with at least this fraction of the highest probability",
         means="off",
         server=True,
-        peers=("genai", "llamacpp", "llamaserver", "transformers"),
+        peers=("genai", "llamacpp", "transformers"),
     )
     typical_p: float = option(
         1.0, _share, "locally typical sampling, as in Transformers", means="off", server=True, peers=()
@@ -190,7 +190,7 @@ class GenerationConfig(Section):
         "penalty for tokens that the answer contains, as in OpenAI's API",
         means="off",
         server=True,
-        peers=("genai", "llamacpp", "llamaserver"),
+        peers=("genai", "llamacpp"),
     )
     frequency_penalty: float = option(
         0.0,
@@ -198,7 +198,7 @@ class GenerationConfig(Section):
         "penalty for each occurrence of a token in the answer, as in OpenAI's API",
         means="off",
         server=True,
-        peers=("genai", "llamacpp", "llamaserver"),
+        peers=("genai", "llamacpp"),
     )
     logit_bias: Mapping[int, float] = option(
         {}, _biases, "added to logits, by token id, as in OpenAI's API", metavar="ID=VALUE", server=True, peers=()

@@ -25,7 +25,6 @@ class Peer:
     precisions: bool = False  # whether a mode's name may have a precision
     program: str = ""  # to start, instead of a package to import
     together: bool = False  # whether several requests at a time are compared
-    alone: bool = True  # whether one request at a time is compared
 
     @property
     def runtime(self) -> str:
@@ -44,8 +43,7 @@ _GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
 _WRITTEN = "a folder that bench/scripts/peer_draft.py wrote"
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
-_LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
-_LLAMASERVER = ("llamaserver", "llamaserver", "", "", (("llamaserver", "a GGUF file"),))
+_GGUF = ("llamacpp", "a GGUF file")
 _ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
 
 PEERS = {
@@ -57,10 +55,17 @@ PEERS = {
     DFLASH: Peer("genai", DFLASH, *_GENAI[:2], ((DFLASH, _WRITTEN),), _GENAI[3], precisions=True, together=True),
     "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
     "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
-    "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),
-    "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", *_LLAMACPP),
-    "llamaserver": Peer(*_LLAMASERVER, program="llama-server", together=True, alone=False),
-    "llamaserver-ngram": Peer(*_LLAMASERVER, program="llama-server", together=True, alone=False),
+    "llamacpp": Peer("llamacpp", "llamacpp", "", "", (_GGUF,), program="llama-server", together=True),
+    "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", "", "", (_GGUF,), program="llama-server", together=True),
+    "llamacpp-draft": Peer(
+        "llamacpp",
+        "llamacpp-draft",
+        "",
+        "",
+        (_GGUF, ("llamacpp-draft", "the draft model's GGUF file")),
+        program="llama-server",
+        together=True,
+    ),
     "ortgenai": Peer("ortgenai", "ortgenai", *_ORTGENAI),
     "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
     "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
