@@ -109,8 +109,18 @@ _PLACE = re.compile(r"Exception from \S+:\d+:\s")
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one if there is any, otherwise all."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name[:100], known, n=1)
     return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known) or 'none'}."
+
+
+def shown(text: str, most: int = 100) -> str:
+    """A text that somebody has sent, as Python writes it, cut."""
+    return repr(text[:most])
+
+
+def printable(text: str) -> str:
+    """A text with escapes in place of line ends and of what a terminal obeys, as Python writes them."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def one_line(error: BaseException) -> str:
@@ -122,7 +132,8 @@ def one_line(error: BaseException) -> str:
         text = str(error)
     except BaseException:  # of an app's own class
         text = ""
-    return " ".join(_PLACE.sub("", text).split())[:300].rstrip(".") or type(error).__name__
+    said = " ".join(_PLACE.sub("", text[:2000]).split())[:300].rstrip(".")
+    return printable(said) or type(error).__name__
 
 
 @contextmanager

@@ -7,7 +7,9 @@ import queue
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,16 +21,26 @@ MOST_WAITING = 1000  # messages
 _LAST_WRITES = 1.0  # seconds, at most, in which the last messages are written
 
 
+class _Lines(logging.Formatter):
+    """A message on one line, whatever is in it; where there was an exception, its lines follow, indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).splitlines())
+
+
 class _Handler(logging.Handler):
-    """Prints messages unchanged, and those of a `progress_line` in that line."""
+    """Prints messages, and those of a `progress_line` in that line."""
 
     status: Status | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.status is not None and record.levelno <= logging.INFO:
-            self.status.update(record.getMessage())
+            self.status.update(self.format(record))
         else:
-            print(record.getMessage(), file=sys.stderr, flush=True)
+            print(self.format(record), file=sys.stderr, flush=True)
 
 
 class _Waiting(logging.Handler):
@@ -49,6 +61,7 @@ class _Waiting(logging.Handler):
 
 
 _handler = _Handler()
+_handler.setFormatter(_Lines())
 
 
 def show_progress() -> None:

@@ -20,7 +20,7 @@ from outrider.drafters.drafter_registry import DrafterRegistry
 from outrider.engine.reasoning import Reasoning
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
-from outrider.inputs.text import TextStream
+from outrider.inputs.text import TextStream, Tokenizer
 from outrider.inputs.tools import ToolCallDelta, ToolFormat, dropped_markers, keep_markers, source_of_calls
 from outrider.inputs.tools.stream import joined
 from outrider.inputs.vision import Vision, check_images, has_images
@@ -217,7 +217,8 @@ class Preparation:
     def render(self, messages: Sequence[Mapping[str, Any]], config: GenerationConfig) -> str:
         """The text of messages as `answer` lays them out."""
         given = self._laid_out(config) | ({"parts": True} if self.vision else {})
-        return cast("ChatTokenizer", self.tokenizer).render(messages, **given)
+        text = cast("ChatTokenizer", self.tokenizer).render(messages, **given)
+        return "".join(self.tokenizer.parts(text)) if isinstance(self.tokenizer, Tokenizer) else text
 
     def _encode(self, prompt: AnyPrompt, chat_template: bool, given: dict[str, Any]) -> list[int]:
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt

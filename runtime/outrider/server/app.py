@@ -21,6 +21,7 @@ from starlette.types import Scope
 from outrider.config import Config
 from outrider.errors import OutriderError
 from outrider.server.addresses import nearest_address
+from outrider.server.bodies import Bodies
 from outrider.server.chat import ChatAnswer
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
@@ -64,7 +65,7 @@ def make_app(
     models = Models(bundles, config or Config(), strict=settings.strict_models)
     queue = Queue(settings.max_running, settings.max_waiting)
     metrics = Metrics([model.name for model in models.all])
-    service = Service(settings, models, queue, metrics, Conversations(settings.max_stored))
+    service = Service(settings, models, queue, metrics, Conversations(settings.max_stored), Bodies(settings))
     app = Starlette(
         routes=[
             *(Route(path, partial(_health, service)) for path in ("/health", "/v1/health")),
@@ -111,6 +112,7 @@ async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
+        service.bodies.close()
         await service.models.close()
 
 
@@ -170,8 +172,8 @@ async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Respon
 
 
 async def _show(service: Service, request: Request) -> Response:
-    fields = await read_json(service, request)
-    name = as_text(fields.get("model", fields.get("name")), "model").removesuffix(":latest")
+    name = await read_json(service, request, lambda fields: as_text(fields.get("model", fields.get("name")), "model"))
+    name = name.removesuffix(":latest")
     encoder = service.models.encoders.by_name.get(name)
     return as_json(shown(service.models.find(name) if encoder is None else encoder))
 

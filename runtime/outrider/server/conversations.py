@@ -6,6 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -36,8 +37,8 @@ class Conversations:
         conversations.item("msg_1", "input[1]")
         response, items = conversations.find("resp_1")
 
-    max_size: characters of all conversations. The one that was used least recently goes first. Belongs to one event
-    loop.
+    max_size: characters of all conversations. The one that was used least recently goes first. Several threads may
+    use it.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -45,6 +46,7 @@ class Conversations:
         self._stored: OrderedDict[str, _Stored] = OrderedDict()
         self._items: dict[str, tuple[str, Any]] = {}  # with their answers' ids
         self._size = 0
+        self._lock = Lock()
 
     def add(
         self,
@@ -59,7 +61,8 @@ class Conversations:
         previous: an answer whose turns they begin with. These are shared, though counted again. given: the items that
         it answers besides, with ids of the server's own: those that clients choose may be another client's, too.
         """
-        known = self._stored.get(previous or "", _Stored())
+        with self._lock:
+            known = self._stored.get(previous or "", _Stored())
         said = max(len(json.dumps(turns[len(known.turns) :])), len(msgspec.json.encode(given)))  # which share texts
         size = known.size + said + (0 if response is None else len(msgspec.json.encode(response)))
         if size > self._max_size:
@@ -67,11 +70,12 @@ class Conversations:
         output = known.response.output if known.response else []
         before = [*known.before, *output, *given]
         items = {item["id"]: item for item in given} | {item.id: item for item in (response.output if response else ())}
-        self._stored[name] = _Stored(turns, size, [*items], before, response)
-        self._items |= {item_id: (name, item) for item_id, item in items.items()}
-        self._size += size
-        while self._size > self._max_size:
-            self._drop(next(iter(self._stored)))
+        with self._lock:
+            self._stored[name] = _Stored(turns, size, [*items], before, response)
+            self._items |= {item_id: (name, item) for item_id, item in items.items()}
+            self._size += size
+            while self._size > self._max_size:
+                self._drop(next(iter(self._stored)))
 
     def turns(self, name: str) -> Sequence[Mapping[str, Any]]:
         """The turns up to an answer.
@@ -79,11 +83,10 @@ class Conversations:
         Raises:
             ApiError: with status 400, when the answer is not stored, or not any more.
         """
-        if name not in self._stored:
+        if (stored := self._used(name)) is None:
             message = f"There is no response '{name[:100]}', or it is no longer stored. Send its turns as input."
             raise ApiError(400, message, param="previous_response_id", code="previous_response_not_found")
-        self._stored.move_to_end(name)
-        return self._stored[name].turns
+        return stored.turns
 
     def find(self, name: str) -> tuple[ResponseObject, Sequence[Any]]:
         """An answer, and all items that it follows, the oldest first: those of answers before, and as they were given.
@@ -91,17 +94,23 @@ class Conversations:
         Raises:
             ApiError: with status 404, when it is not stored, or not any more.
         """
-        stored = self._stored.get(name)
+        stored = self._used(name)
         if stored is None or stored.response is None:
             message = f"There is no response '{name[:100]}', or it is no longer stored."
             raise ApiError(404, message, param="response_id", code="response_not_found")
-        self._stored.move_to_end(name)
         return stored.response, stored.before
+
+    def _used(self, name: str) -> _Stored | None:
+        with self._lock:
+            if name in self._stored:
+                self._stored.move_to_end(name)
+            return self._stored.get(name)
 
     def delete(self, name: str) -> None:
         """Forget an answer and its items. Those that follow it keep theirs. Raises ApiError as `find`."""
         self.find(name)
-        self._drop(name)
+        with self._lock:
+            self._drop(name)
 
     def _drop(self, name: str) -> None:
         dropped = self._stored.pop(name)
@@ -115,9 +124,8 @@ class Conversations:
         Raises:
             ApiError: with status 400, when it is not stored, or not any more.
         """
-        if item_id not in self._items:
+        name, item = self._items.get(item_id, ("", None))
+        if self._used(name) is None:
             message = f"There is no item '{item_id[:100]}', or it is no longer stored. Send the item itself."
             raise ApiError(400, message, param=place, code="item_not_found")
-        name, item = self._items[item_id]
-        self._stored.move_to_end(name)
         return item

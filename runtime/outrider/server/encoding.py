@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.engine.text_encoders import Embedder, Embeddings, Ranking, Reranker
-from outrider.server.endpoint import Service, as_json, read_json, unless_gone
+from outrider.server.bodies import Gone, unless_gone
+from outrider.server.endpoint import Service, as_json, read_json
 from outrider.server.errors import ApiError, out_of_time
-from outrider.server.limits import Gone
 from outrider.server.protocol.encoding import (
     MOST_TEXTS,
     Embedding,
@@ -35,7 +35,8 @@ from outrider.server.protocol.encoding import (
     RerankResult,
     RerankText,
 )
-from outrider.server.protocol.reading import IGNORED, Body, as_request
+from outrider.server.protocol.loose import IGNORED
+from outrider.server.protocol.reading import Body, as_request
 from outrider.server.text_encoders import TextEncoder
 
 log = logging.getLogger("outrider.server")
@@ -69,9 +70,8 @@ async def _answer(answer: Callable[[Service, Request], Any], service: Service, r
 
 
 async def _embeddings(service: Service, request: Request) -> Response:
-    asked = await _read(service, request, EmbeddingRequest)
+    asked, texts = await read_json(service, request, _embedding_texts)
     model = service.models.encoders.find(asked.model, "embedding")
-    texts = _texts_of(asked.input)
 
     def embed(embedder: Embedder, cancel: Event) -> Embeddings:
         return embedder.embed(texts, dimensions=asked.dimensions, truncate=bool(asked.truncate), cancel=cancel)
@@ -84,7 +84,7 @@ async def _embeddings(service: Service, request: Request) -> Response:
 
 
 async def _ollama_embed(service: Service, request: Request) -> Response:
-    asked = await _read(service, request, OllamaEmbedRequest)
+    asked = await read_json(service, request, partial(_read, kind=OllamaEmbedRequest))
     began = time.perf_counter()
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     model = service.models.encoders.find(asked.model.removesuffix(":latest"), "embedding")
@@ -106,7 +106,7 @@ async def _ollama_embed(service: Service, request: Request) -> Response:
 
 
 async def _ollama_embeddings(service: Service, request: Request) -> Response:
-    asked = await _read(service, request, OllamaEmbeddingRequest)
+    asked = await read_json(service, request, partial(_read, kind=OllamaEmbeddingRequest))
     model = service.models.encoders.find(asked.model.removesuffix(":latest"), "embedding")
 
     def embed(embedder: Embedder, cancel: Event) -> Embeddings:
@@ -117,7 +117,7 @@ async def _ollama_embeddings(service: Service, request: Request) -> Response:
 
 
 async def _rerank(service: Service, request: Request) -> Response:
-    asked = await _read(service, request, RerankRequest)
+    asked = await read_json(service, request, partial(_read, kind=RerankRequest))
     model = service.models.encoders.find(asked.model, "rerank")
     texts = [each if isinstance(each, str) else each.text for each in asked.documents]
 
@@ -133,15 +133,19 @@ async def _rerank(service: Service, request: Request) -> Response:
     return as_json(RerankList(f"rerank-{secrets.token_hex(12)}", model.name, results, usage))
 
 
-async def _read(service: Service, request: Request, kind: type[Body]) -> Body:
-    """A body. Fields that are not read cannot change an embedding, and are listed once in the log.
+def _read(fields: dict[str, Any], kind: type[Body]) -> Body:
+    """A request. Fields that are not read cannot change an embedding, and are listed once in the log.
 
     Raises:
         ApiError: with status 400, naming the field that is wrong.
     """
-    fields = await read_json(service, request)
     IGNORED.add(fields.keys() - {*kind.__struct_fields__})
     return as_request(fields, kind)
+
+
+def _embedding_texts(fields: dict[str, Any]) -> tuple[EmbeddingRequest, list[str | list[int]]]:
+    asked = _read(fields, EmbeddingRequest)
+    return asked, _texts_of(asked.input)
 
 
 def _texts_of(given: str | list[str | int | list[int]]) -> list[str | list[int]]:

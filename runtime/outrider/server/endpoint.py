@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +23,11 @@ from starlette.types import Message, Receive, Scope, Send
 from outrider.decoding.results import Result, TextChunk
 from outrider.engine.engine import Engine
 from outrider.server.answers import AnswerHead, ServedAnswer
+from outrider.server.bodies import Bodies, Gone, unless_gone
 from outrider.server.conversations import Conversations
 from outrider.server.errors import as_api_error, out_of_time
 from outrider.server.infill import Infill
-from outrider.server.limits import Gone, Queue, read_body
+from outrider.server.limits import Queue
 from outrider.server.metrics import Meter, Metrics
 from outrider.server.models import Models
 from outrider.server.options import AnswerChoice, with_adapter
@@ -51,12 +52,12 @@ class Service:
     queue: Queue
     metrics: Metrics
     conversations: Conversations
+    bodies: Bodies
 
 
-async def read_json(service: Service, request: Request) -> dict[str, Any]:
-    """The JSON object that a request's body is. Raises ApiError."""
-    settings = service.settings
-    return read_object(await read_body(request.scope, request.receive, settings.max_body, settings.body_seconds))
+async def read_json(service: Service, request: Request, work: Callable[[dict[str, Any]], Done]) -> Done:
+    """What `work` makes of the JSON object that a request's body is, perhaps in a thread. Raises ApiError."""
+    return await service.bodies.read(request.scope, request.receive, lambda body: work(read_object(body)))
 
 
 class Endpoint:
@@ -67,18 +68,23 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the request, generate, and send the answer."""
-        began, settings = time.monotonic(), self._service.settings
+        began = time.monotonic()
         try:
-            body = await read_body(scope, receive, settings.max_body, settings.body_seconds)
-            request = self._answer.read(body)
+            request, choices = await self._service.bodies.read(scope, receive, self._read)
             if isinstance(request, LoadRequest):
                 response = as_json(await unless_gone(self._load(request), receive))
                 await response(scope, receive, send)
                 return
-            job = _Job(self._service, self._answer, request, began)
+            job = _Job(self._service, self._answer, request, choices, began)
             await unless_gone(job.run(scope, send), receive)
         except Gone:
             log.info("A client has disconnected.")
+
+    def _read(self, body: bytes) -> tuple[Any, list[AnswerChoice]]:
+        """The request that a body is, and its answers, in any thread."""
+        request = self._answer.read(body)
+        is_load = isinstance(request, LoadRequest)
+        return request, [] if is_load else self._answer.choices(request, self._service.conversations)
 
     async def _load(self, request: LoadRequest) -> Any:
         """Load a model, or unload it. Returns what says so."""
@@ -95,9 +101,16 @@ class Endpoint:
 class _Job:
     """One request: its places in the queue, its engine, its answer."""
 
-    def __init__(self, service: Service, answer: type[ServedAnswer[Any]], request: Asked, began: float) -> None:
+    def __init__(
+        self,
+        service: Service,
+        answer: type[ServedAnswer[Any]],
+        request: Asked,
+        choices: list[AnswerChoice],
+        began: float,
+    ) -> None:
         self._service, self._kind, self._request, self._began = service, answer, request, began
-        self._choices: list[AnswerChoice] = answer.choices(request, service.conversations)
+        self._choices = choices
         self._model, adapter = service.models.find_adapted(request.model)
         self._name = request.model if adapter else self._model.name
         if adapter is not None:
@@ -254,29 +267,6 @@ async def _results(
             found[piece[0]] = piece[1].result
         piece = await anext(pieces, None)
     return [found[number] for number in range(count)]
-
-
-async def unless_gone(work: Coroutine[Any, Any, Done], receive: Receive) -> Done:
-    """What the work gives, unless the client leaves before.
-
-    Raises:
-        Gone: when the client has left.
-    """
-    tasks = working, _ = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Gone
-        return working.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _never() -> Message:

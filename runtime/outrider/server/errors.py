@@ -25,6 +25,7 @@ log = logging.getLogger("outrider.server")
 
 _OPTION = re.compile(r"[a-z_]+(?==|\[\d)")  # in our messages about options, the first is the one that is wrong
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")  # where msgspec found something wrong
+_LONGEST = 1_000  # characters of a message, which may quote what a client sends
 _NAME = ("max_new_tokens", "max_tokens")  # the engine's name of an option, and the API's
 
 
@@ -41,6 +42,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
         super().__init__(message)
         self.status, self.headers = status, headers or {}
         self.body = ErrorResponse(ErrorBody(message, type, param, code))

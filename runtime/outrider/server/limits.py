@@ -1,4 +1,4 @@
-"""Limits of what one request may send, and of how many run and wait."""
+"""Limits how many answers run and wait."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from starlette.types import Receive, Scope
-
 from outrider.server.errors import ApiError, overloaded
 
 _LONGEST_RETRY = 60  # seconds
-_OF_PAGES = (b"origin", b"referer", b"sec-fetch-site")  # headers that browsers send, and programs leave out
 
 
 class Queue:
@@ -90,41 +87,3 @@ class Queue:
         """Seconds until the queue has probably moved on."""
         turns = (self.waiting + 1) / self.max_running
         return min(max(math.ceil(turns * self._seconds), 1), _LONGEST_RETRY)
-
-
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
-    """A request's body.
-
-    Raises:
-        ApiError: with status 415 if a page sends it and does not declare it as JSON, or it is compressed, 413 if it is
-            too large, 408 if it does not come.
-        Gone: when the client has left.
-    """
-    headers = dict(scope["headers"])
-    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-    if kind != b"application/json" and not headers.keys().isdisjoint(_OF_PAGES):  # which need not ask for others (CORS)
-        raise ApiError(415, "The body must be JSON: set Content-Type to application/json.", code="not_json")
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        raise ApiError(415, "The body is compressed. Send it without Content-Encoding.", code="compressed")
-    too_large = ApiError(413, f"The body is larger than {max_bytes:,} bytes, the limit here.", code="too_large")
-    length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > max_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                body += message.get("body", b"")
-                if len(body) > max_bytes:
-                    raise too_large
-                if not message.get("more_body", False):
-                    return bytes(body)
-    except TimeoutError as error:
-        raise ApiError(408, f"The body did not arrive within {seconds:g} s.", code="timeout") from error
-
-
-class Gone(Exception):
-    """The client has left: nobody waits for a response."""

@@ -18,7 +18,8 @@ from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
 from outrider.server.options import AnswerChoice, choices_of_completion
-from outrider.server.protocol.reading import IGNORED, as_text, read_fields, read_object
+from outrider.server.protocol.loose import IGNORED
+from outrider.server.protocol.reading import as_text, read_fields, read_object
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.usage import timings_of
 

@@ -16,6 +16,7 @@ from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError, in_anthropic_s_words
 from outrider.server.options import BETWEEN_PARTS, AnswerChoice, choices_of_chat
+from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.messages import (
     DocumentBlock,
     GivenMessage,
@@ -30,7 +31,7 @@ from outrider.server.protocol.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from outrider.server.protocol.reading import IGNORED, as_request, read_fields, read_object
+from outrider.server.protocol.reading import as_request, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, TextPart
 from outrider.server.reader import Piece
 from outrider.server.usage import timings_of

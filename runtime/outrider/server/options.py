@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from outrider.config import without_word
+from outrider.errors import shown
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
 from outrider.server.protocol.items import ResponseRequest, SchemaFormat
@@ -194,9 +195,9 @@ def schema_of(named: NamedSchema | SchemaFormat, place: str) -> Any:
     try:
         made, left_out = widened(named.schema, strict=bool(named.strict))
     except ValueError as error:
-        message = f"{place}: {error}. Leave it out, or set strict to false."
+        message = f"{place}: {error}."
         raise ApiError(400, message, param=place, code="invalid_value") from error
-    say_once("response_format" if named.name is None else named.name[:60], left_out)
+    say_once("response_format" if named.name is None else shown(named.name), left_out)
     return made
 
 

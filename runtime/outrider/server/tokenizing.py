@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.engine.engine import Engine
-from outrider.inputs.text.special_tokens import CUT
 from outrider.server.endpoint import Service, as_json, read_json
 from outrider.server.errors import ApiError
 from outrider.server.messages import read_message_fields
@@ -51,9 +50,12 @@ class TokensToRead(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
+Task: TypeAlias = tuple[Model, Callable[[Engine], Any]]  # what a model's engine is to make, in a thread
+
+
 def tokenizing_routes(service: Service) -> list[BaseRoute]:
     """The addresses."""
-    answers: dict[str, Callable[[Service, dict[str, Any]], Awaitable[Any]]] = {
+    tasks: dict[str, Callable[[Service, dict[str, Any]], Task]] = {
         "/tokenize": _tokenize,
         "/detokenize": _detokenize,
         "/apply-template": _apply_template,
@@ -61,24 +63,23 @@ def tokenizing_routes(service: Service) -> list[BaseRoute]:
         "/v1/responses/input_tokens": _count_items,
         "/v1/messages/count_tokens": _count_messages,
     }
-    return [Route(path, partial(_answer, answer, service), methods=["POST"]) for path, answer in answers.items()]
+    return [Route(path, partial(_answer, task, service), methods=["POST"]) for path, task in tasks.items()]
 
 
-async def _answer(
-    answer: Callable[[Service, dict[str, Any]], Awaitable[Any]], service: Service, request: Request
-) -> Response:
-    return as_json(await answer(service, await read_json(service, request)))
+async def _answer(read: Callable[[Service, dict[str, Any]], Task], service: Service, request: Request) -> Response:
+    model, work = await read_json(service, request, partial(read, service))
+    async with service.models.use(model) as engine:
+        return as_json(await asyncio.to_thread(work, engine))
 
 
-async def _tokenize(service: Service, fields: dict[str, Any]) -> Any:
+def _tokenize(service: Service, fields: dict[str, Any]) -> Task:
     if "messages" in fields:
         strings = bool(fields.get("return_token_strs"))
         for name in _OF_TOKENS:
             fields.pop(name, None)
         asked = read_fields(fields, ChatRequest)
-        model = service.models.find(asked.model)
-        token_ids = await _with(service, model, partial(_token_ids, choice=choices_of_chat(asked)[0]))
-        return _counted(model, token_ids, strings=strings)
+        of_chat, choice = service.models.find(asked.model), choices_of_chat(asked)[0]
+        return of_chat, lambda engine: _counted(of_chat, _token_ids(engine, choice), strings=strings)
     text = read_fields(fields, TextToTokenize)
     if text.parse_special is False:
         message = "parse_special=false is not supported: special tokens are read as such. Leave it out."
@@ -90,16 +91,20 @@ async def _tokenize(service: Service, fields: dict[str, Any]) -> Any:
     whole = text.add_special if text.add_special is not None else text.add_special_tokens
     begins = text.content is None if whole is None else whole
     model = service.models.find(text.model or "")
-    token_ids = await _with(service, model, lambda engine: _encoded(engine, given, begins=begins))
-    if text.content is None:
-        return _counted(model, token_ids, strings=bool(text.return_token_strs))
-    if not text.with_pieces:
-        return {"tokens": token_ids}
-    pieces = [(token_id, model.texts.spelled([token_id])) for token_id in token_ids]
-    shown = [
-        {"id": i, "piece": (model.texts.bytes_of(i) or piece) if "\ufffd" in piece else piece} for i, piece in pieces
-    ]
-    return {"tokens": shown}
+
+    def tokens(engine: Engine) -> dict[str, Any]:
+        token_ids = _encoded(engine, given, begins=begins)
+        if text.content is None:
+            return _counted(model, token_ids, strings=bool(text.return_token_strs))
+        return {"tokens": [_piece(model, token_id) for token_id in token_ids] if text.with_pieces else token_ids}
+
+    return model, tokens
+
+
+def _piece(model: Model, token_id: int) -> dict[str, Any]:
+    """A token as llama.cpp says it: its text, or its bytes if it is part of a character."""
+    piece = model.texts.spelled([token_id])
+    return {"id": token_id, "piece": (model.texts.bytes_of(token_id) or piece) if "\ufffd" in piece else piece}
 
 
 def _encoded(engine: Engine, text: str, *, begins: bool) -> list[int]:
@@ -118,56 +123,45 @@ def _counted(model: Model, token_ids: list[int], *, strings: bool) -> dict[str, 
     return size | {"tokens": token_ids, "token_strs": texts}
 
 
-async def _detokenize(service: Service, fields: dict[str, Any]) -> Any:
+def _detokenize(service: Service, fields: dict[str, Any]) -> Task:
     asked = read_fields(fields, TokensToRead)
     model = service.models.find(asked.model or "")
     size = model.bundle.manifest.main.vocab_size
     if (wrong := next((each for each in asked.tokens if each >= size), None)) is not None:
         message = f"{wrong} is no token of this model, which has {size:,}. Send ids below that."
         raise ApiError(400, message, param="tokens", code="invalid_value")
-    text = await _with(service, model, lambda _: model.texts.spelled(asked.tokens))
-    return {"content": text, "prompt": text}  # llama.cpp's and vLLM's names
+    # llama.cpp's name and vLLM's
+    return model, lambda _: dict.fromkeys(("content", "prompt"), model.texts.spelled(asked.tokens))
 
 
-async def _apply_template(service: Service, fields: dict[str, Any]) -> Any:
+def _apply_template(service: Service, fields: dict[str, Any]) -> Task:
     asked = read_fields(fields, ChatRequest)
     choice = choices_of_chat(asked)[0]
-
-    def render(engine: Engine) -> str:
-        return engine.render(choice.prompt, **_options(choice)).replace(CUT, "")
-
-    return {"prompt": await _with(service, service.models.find(asked.model), render)}
+    return service.models.find(asked.model), lambda engine: {"prompt": engine.render(choice.prompt, **_options(choice))}
 
 
-async def _count_chat(service: Service, fields: dict[str, Any]) -> Any:
+def _count_chat(service: Service, fields: dict[str, Any]) -> Task:
     asked = read_fields(fields, ChatRequest)
-    return await _input_tokens(service, asked.model, choices_of_chat(asked)[0])
+    return _count(service, asked.model, choices_of_chat(asked)[0], _as_openai)
 
 
-async def _count_items(service: Service, fields: dict[str, Any]) -> Any:
+def _count_items(service: Service, fields: dict[str, Any]) -> Task:
     asked = read_fields(fields, ResponseRequest)
-    return await _input_tokens(service, asked.model, Responses.choices(asked, service.conversations)[0])
+    return _count(service, asked.model, Responses.choices(asked, service.conversations)[0], _as_openai)
 
 
-async def _input_tokens(service: Service, name: str, choice: AnswerChoice) -> dict[str, Any]:
-    count = await _count(service, name, choice)
+def _count_messages(service: Service, fields: dict[str, Any]) -> Task:
+    asked = read_message_fields(fields)
+    return _count(service, asked.model, choices_of_chat(asked)[0], TokenCount)
+
+
+def _as_openai(count: int) -> dict[str, Any]:
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
-async def _count_messages(service: Service, fields: dict[str, Any]) -> Any:
-    asked = read_message_fields(fields)
-    return TokenCount(await _count(service, asked.model, choices_of_chat(asked)[0]))
-
-
-async def _count(service: Service, name: str, choice: AnswerChoice) -> int:
+def _count(service: Service, name: str, choice: AnswerChoice, body: Callable[[int], Any]) -> Task:
     model, _ = service.models.find_adapted(name)
-    return len(await _with(service, model, partial(_token_ids, choice=choice)))
-
-
-async def _with(service: Service, model: Model, work: Callable[[Engine], Any]) -> Any:
-    """What a model's engine makes, in a thread: the model is loaded first."""
-    async with service.models.use(model) as engine:
-        return await asyncio.to_thread(work, engine)
+    return model, lambda engine: body(len(_token_ids(engine, choice)))
 
 
 def _token_ids(engine: Engine, choice: AnswerChoice) -> list[int]:

@@ -1,4 +1,4 @@
-"""Limits how deeply values and JSON are nested, before a library reads them recursively.
+"""Limits how deeply values and JSON are nested, before a library reads them recursively, and of how much JSON is made.
 
 Python's own recursion ends in a RecursionError; a library's in C++ or Rust ends the process. All checks are loops.
 """
@@ -6,9 +6,15 @@ Python's own recursion ends in a RecursionError; a library's in C++ or Rust ends
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MOST_LEVELS = 100  # of tables and lists in each other
+# Of one JSON text: by what it is counted, and how many there may be. Python takes up to 300, 150 and 60 bytes for each.
+_MOST = {"lists and objects": (b"[{", 50_000), "names": (b":", 250_000), "values": (b",", 1_200_000)}
 
 
 class TooDeep(ValueError):
@@ -16,6 +22,10 @@ class TooDeep(ValueError):
 
     def __init__(self) -> None:
         super().__init__(f"it is nested too deeply, in more than {MOST_LEVELS} levels")
+
+
+class TooMany(ValueError):
+    """A JSON text has more values than are read."""
 
 
 def check_levels(value: object) -> None:
@@ -38,19 +48,41 @@ def check_json(text: str | bytes, around: int = 0) -> None:
 
     around: levels of a file's own, around values that were checked.
     """
-    if levels_of_json(text) > MOST_LEVELS + around:
+    if _num_opened(text) > MOST_LEVELS + around and levels_of_json(text) > MOST_LEVELS + around:
         raise TooDeep
+
+
+def check_num_values(text: bytes) -> None:
+    """Raise TooMany for JSON of more lists, objects, names or values than Python has some 50 MB for."""
+    outside = None
+    for what, (signs, most) in _MOST.items():
+        if sum(map(text.count, signs)) > most:
+            outside = _outside_of_strings(text) if outside is None else outside
+            if (count := sum(int((outside == sign).sum()) for sign in signs)) > most:
+                raise TooMany(f"it has {count:,} {what}, and {most:,} are read")
+
+
+def _num_opened(text: str | bytes) -> int:
+    return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+
+
+def _outside_of_strings(text: bytes) -> NDArray[np.uint8]:
+    import numpy as np
+
+    plain = np.frombuffer(text.replace(rb"\\", b"").replace(rb"\"", b""), dtype=np.uint8)
+    is_outside = np.cumsum(plain == ord('"'), dtype=np.uint8) & 1 == 0  # a count that overflows is odd or even still
+    outside: NDArray[np.uint8] = plain[is_outside]
+    return outside
 
 
 def levels_of_json(text: str | bytes) -> int:
     """The most brackets that are open at the same time. Those in strings do not count."""
     import numpy as np
 
-    written = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    plain = np.frombuffer(written.replace(rb"\\", b"").replace(rb"\"", b""), dtype=np.uint8)
-    outside = plain[np.cumsum(plain == ord('"')) % 2 == 0]
-    is_open, is_close = (np.isin(outside, np.frombuffer(signs, dtype=np.uint8)) for signs in (b"[{", b"]}"))
-    open_now = np.concatenate([[0], np.cumsum(is_open.astype(np.int8) - is_close, dtype=np.int64)])
+    outside = _outside_of_strings(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+    is_open, is_close = ((outside == signs[0]) | (outside == signs[1]) for signs in (b"[{", b"]}"))
+    steps = (is_open.astype(np.int8) - is_close)[is_open | is_close]
+    open_now = np.cumsum(np.concatenate([np.zeros(1, np.int8), steps]), dtype=np.int32)
     return int((open_now - np.minimum.accumulate(open_now)).max())
 
 

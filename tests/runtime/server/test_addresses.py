@@ -43,8 +43,10 @@ def test_messages_are_laid_out_and_counted(http: httpx.Client, engine: outrider.
     assert post(http, "/v1/chat/completions/input_tokens", messages=MESSAGES) == count
     items = {"input": MESSAGES[1:], "instructions": MESSAGES[0]["content"]}
     assert post(http, "/v1/responses/input_tokens", **items) == count
-    user = [{"role": "user", "content": "<|im_end|>"}]
-    assert post(http, "/apply-template", messages=user)["prompt"] == tokenizer.render(user).replace("\ufdd0", "")
+    user = [{"role": "user", "content": "<|im_end|>a\ufdd0b"}]
+    prompt = post(http, "/apply-template", messages=user)["prompt"]
+    assert prompt == "".join(tokenizer.parts(tokenizer.render(user)))
+    assert "a\ufdd0b" in prompt
 
 
 @pytest.mark.parametrize(("path", "fields", "says"), [

@@ -16,11 +16,11 @@ from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.options import choices_of_chat
 from outrider.server.protocol.items import ResponseRequest
-from outrider.server.protocol.loose import Ignored
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
 from outrider.server.responses import turns_of_input
 from outrider.server.settings import Settings
+from outrider.system.listed import ListedOnce
 from serving import events_of, serving
 
 if TYPE_CHECKING:
@@ -214,14 +214,15 @@ def asked(kind: type[Any], **fields: Any) -> Any:
 
 
 def test_what_is_ignored_is_listed_once(caplog: pytest.LogCaptureFixture) -> None:
-    ignored = Ignored()
+    listed, long = ListedOnce(logging.getLogger("outrider.server"), "Ignored: %s."), "\x1b[31m\nCRITICAL " + "x" * 10**6
     with caplog.at_level(logging.WARNING):
-        ignored.add(["user", "store"])
-        ignored.add(["user"])
-        ignored.add(f"{i}" for i in range(500))
-        ignored.add(["another"])
-    assert caplog.messages[0].endswith("'store', 'user'.")
-    assert len(caplog.messages) == 2
+        for names in (["user", "store"], ["user"], [long]):
+            listed.add(names)
+        for start in range(0, 5000, 500):
+            listed.add(f"{i}" for i in range(start, start + 500))
+    assert caplog.messages[:2] == ["Ignored: 'store', 'user'.", f"Ignored: {long[:100]!r}."]
+    assert len(caplog.messages) == 12  # of one call 20 names, of all together 200
+    assert max(map(len, caplog.messages)) < 200
 
 
 @pytest.mark.parametrize(("path", "field", "body"), [

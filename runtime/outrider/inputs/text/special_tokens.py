@@ -8,7 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-CUT = "\ufdd0"  # a noncharacter of Unicode, which texts do not contain: here the text is cut before it is encoded
+# A noncharacter of Unicode. Where it stands alone, a text is cut before it is encoded; a text's own one is doubled.
+_CUT = "\ufdd0"
+_ALONE = re.compile(f"(?<!{_CUT}){_CUT}(?!{_CUT})")
 
 
 def read_special_tokens(folder: Path) -> tuple[str, ...]:
@@ -43,6 +45,11 @@ def without_special(value: Any, special: Collection[str]) -> Any:
     return _cut(value, pattern)
 
 
+def parts_of(text: str) -> list[str]:
+    """The parts of a text that `without_special` has cut. Together they are what was given."""
+    return [part.replace(2 * _CUT, _CUT) for part in _ALONE.split(text)]
+
+
 def _cut(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return _cut_text(value, pattern)
@@ -58,7 +65,6 @@ def _cut(value: Any, pattern: re.Pattern[str]) -> Any:
 
 def _cut_text(text: str, pattern: re.Pattern[str]) -> str:
     """Every occurrence is cut after its first character, overlapping ones included."""
+    text = text.replace(_CUT, 2 * _CUT)
     places = [found.start() + 1 for found in pattern.finditer(text)]
-    if not places:
-        return text
-    return CUT.join(text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True))
+    return _CUT.join(text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True))

@@ -13,7 +13,7 @@ import numpy as np
 from outrider.errors import BundleError, OptionError, RequestError, TooLong, one_line
 from outrider.inputs.text.chat_template import DEFAULT, ChatTemplates
 from outrider.inputs.text.joinable_texts import JoinableTexts, joins_bytes
-from outrider.inputs.text.special_tokens import CUT, read_special_tokens, without_special
+from outrider.inputs.text.special_tokens import parts_of, read_special_tokens, without_special
 from outrider.system.forks import spare
 from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
@@ -165,18 +165,18 @@ class Tokenizer:
         llama.cpp does (TinyLlama's and Zephyr's templates leave it to the tokenizer).
         """
         self._check_length(text)
-        begin, *rest = self._parts(text)
+        begin, *rest = self.parts(text)
         token_ids = self._encode(begin, add_special_tokens=False)
         added = [] if token_ids[: len(self.prefix)] == self.prefix else self.prefix
         return [*added, *token_ids, *self._continued(rest)]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
-        return self._continued(self._parts(text))
+        return self._continued(self.parts(text))
 
-    def _parts(self, text: str) -> list[str]:
-        """A text cut within the special tokens that contents hold, so that they are read as text."""
-        return text.split(CUT) if self._special else [text]
+    def parts(self, text: str) -> list[str]:
+        """A rendered text, cut within the special tokens that contents hold, so that they are read as text."""
+        return parts_of(text) if self._special else [text]
 
     def _continued(self, texts: Sequence[str]) -> list[int]:
         return [token_id for text in texts for token_id in self._continue(text)]

@@ -85,9 +85,8 @@ class _Rules:
         firsts, is_open = list[str](), True  # whether another property may be the first
         ordered = sorted(properties, key=str.lower) if self._syntax.is_sorted else list(properties)
         if self._syntax.is_python and not quoted:
-            odd = [key for key in ordered if not PYTHON_NAME.fullmatch(key)]
-            self.left_out += [f"{place}/properties/{key}" for key in odd]
-            ordered = [key for key in ordered if key not in odd]
+            self.left_out += [f"{place}/properties/{key}" for key in ordered if not PYTHON_NAME.fullmatch(key)]
+            ordered = [key for key in ordered if PYTHON_NAME.fullmatch(key)]
         for key in reversed(ordered):
             value = self.of(properties[key], f"{place}/properties/{key}")
             name = self._new(f"{self._of_key(key, quoted=quoted)} {literal(colon)} {value}")

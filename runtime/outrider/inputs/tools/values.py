@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from outrider.errors import OptionError
@@ -14,6 +15,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates wri
 ABOUT = {"title", "description", "default", "examples", "deprecated", "$comment", "x-guidance"}  # change nothing
 
 _DEEPEST = 8  # schemas that refer to others; one may refer to itself
+_MOST_BRANCHES = 256  # references may lead to the same ones again and again
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
@@ -27,26 +29,36 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     return table_of(root, parts[1]).get(parts[2])
 
 
-def branches(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:
+def branches(schema: Any, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The schemas of which a value follows one, each with one type at most. One that is not understood says nothing."""
+    found = list(islice(_branches(schema, root, 0), _MOST_BRANCHES + 1))
+    return found if len(found) <= _MOST_BRANCHES else [{}]
+
+
+def _branches(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
     found = resolved(schema, root)
     if not isinstance(found, Mapping) or depth == _DEEPEST:
-        return [{}]
-    if found is not schema:
-        return branches(found, root, depth + 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(found.get(key), list) and found[key]:
-            return [branch for each in found[key] for branch in branches(each, root, depth + 1)]
-    if isinstance(found.get("type"), list) and found["type"] and values_of(found) is None:
-        return [{**found, "type": name} for name in found["type"]]
-    return [found]
+        yield {}
+    elif found is not schema:
+        yield from _branches(found, root, depth + 1)
+    elif several := next((found[key] for key in ("anyOf", "oneOf") if _is_list(found.get(key))), None):
+        for each in several:
+            yield from _branches(each, root, depth + 1)
+    elif _is_list(found.get("type")) and values_of(found) is None:
+        yield from ({**found, "type": name} for name in found["type"])
+    else:
+        yield found
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
 
 
 def values_of(branch: Mapping[str, Any]) -> list[Any] | None:
     """The only values that a schema allows; None for others too."""
     if "const" in branch:
         return [branch["const"]]
-    return branch["enum"] if isinstance(branch.get("enum"), list) and branch["enum"] else None
+    return branch["enum"] if _is_list(branch.get("enum")) else None
 
 
 def table_of(schema: Any, key: str) -> Mapping[str, Any]:
@@ -60,11 +72,11 @@ def definitions_of(root: Mapping[str, Any]) -> dict[str, Any]:
     return {key: root[key] for key in ("$defs", "definitions") if key in root}
 
 
-def properties_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def properties_of(schema: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
     """The properties of an object, those that are only required among them, and which are required."""
     known, listed = table_of(schema, "properties"), schema.get("required")
     required = [key for key in listed if isinstance(key, str)] if isinstance(listed, list) else []
-    return {**known} | {key: {} for key in required if key not in known}, required
+    return {**known} | {key: {} for key in required if key not in known}, {*required}
 
 
 def bounds_in_lark(schema: Mapping[str, Any], of: str) -> str:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from outrider.server.errors import ApiError
 from outrider.server.protocol.requests import (
     SERVED,
@@ -18,11 +20,12 @@ from outrider.server.protocol.requests import (
     Tool,
 )
 from outrider.server.protocol.reshaping import reshape
+from outrider.system.listed import ListedOnce
 
-log = logging.getLogger("outrider.server")
+IGNORED = ListedOnce(
+    logging.getLogger("outrider.server"), "Requests have what has no effect here, and is ignored from now on: %s."
+)
 
-_MOST_LISTED = 200  # names of ignored fields, which clients choose
-_LONGEST_NAME = 60  # characters
 _AS_MANY_AS_FIT = 2**31 - 1  # tokens
 _LEAST_TEMPERATURE = 1e-3  # below it, sampling is greedy
 
@@ -51,21 +54,6 @@ WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS
 _WINDOWS = ("repeat_last_n", "repetition_penalty_range", "rep_pen_range")
 _NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _PART_KEYS = {"type", "text", "image_url", "refusal", "thinking", "detail", "file_id", "image"}
-
-
-class Ignored:
-    """Lists in the log what is ignored, each name once."""
-
-    def __init__(self) -> None:
-        self._listed: set[str] = set()
-
-    def add(self, names: Iterable[str]) -> None:
-        """Fields or keys of a request that have no effect."""
-        new = {name[:_LONGEST_NAME] for name in names} - self._listed
-        if new and len(self._listed) < _MOST_LISTED:
-            self._listed |= new
-            shown = ", ".join(sorted(map(repr, new)))
-            log.warning("Requests have what has no effect here, and is ignored from now on: %s.", shown)
 
 
 def normalised(fields: Mapping[str, Any], known: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -165,9 +153,12 @@ def _skip_tools(fields: dict[str, Any]) -> list[str]:
     if not isinstance(tools, list):
         return []
     kinds = [_kind_of(tool) for tool in tools]
-    skipped = {str(kind) for kind in kinds if kind != "function"}
-    functions = [tool for tool, kind in zip(tools, kinds, strict=True) if kind == "function"]
-    fields["tools"] = [tool for i, tool in enumerate(functions) if tool not in functions[:i]] or None
+    skipped = {kind if isinstance(kind, str) else type(kind).__name__ for kind in kinds if kind != "function"}
+    functions = dict[bytes, Any]()  # each once
+    for tool, kind in zip(tools, kinds, strict=True):
+        if kind == "function":
+            functions.setdefault(msgspec.json.encode(tool, order="sorted"), tool)
+    fields["tools"] = [*functions.values()] or None
     if not fields["tools"] and fields.get("tool_choice") in ("auto", "none"):
         fields["tool_choice"] = None
     return [f"tools of type {kind}" for kind in skipped]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import difflib
 import re
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,9 +18,9 @@ import msgspec
 from outrider.errors import one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
-from outrider.server.protocol.loose import SAME, Ignored, normalised, unread_keys
+from outrider.server.protocol.loose import IGNORED, SAME, normalised, unread_keys
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
-from outrider.system.nesting import TooDeep, check_json
+from outrider.system.nesting import TooDeep, TooMany, check_json, check_num_values
 
 # Fields of others that are no field of this server, misspelt.
 _OTHERS = ("mode", "models", "speed", "topic")
@@ -106,11 +107,12 @@ NEUTRAL: dict[type[msgspec.Struct], dict[str, tuple[Any, ...]]] = {
 }
 
 _MISSPELT = 0.8  # similarity, of at most 1, from which on a name is taken for another one
+_LONGEST_NAME = 40  # characters; that of a field has 30 at most
+_MOST_UNKNOWN = 100  # fields that are compared with all known ones, which takes a millisecond for each
 _CAPITAL = re.compile("(?<=[a-z])[A-Z]")
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-IGNORED = Ignored()
 # An escaped backslash, a pair, or one half of it alone.
 _SURROGATE = re.compile(
     rb"(\\\\)|(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -136,10 +138,11 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise ApiError(400, "The body is empty. Send a JSON object.", code="invalid_json")
     try:
+        check_num_values(body)
         check_json(body)
         fields = _decoded(body)
-    except TooDeep as error:
-        raise ApiError(400, f"The body cannot be read: {error}. Make it flatter.", code="invalid_json") from error
+    except (TooDeep, TooMany) as error:
+        raise ApiError(400, f"The body cannot be read: {error}. Make it smaller.", code="invalid_json") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not JSON: {one_line(error)}.", code="invalid_json") from error
     if not isinstance(fields, dict):
@@ -167,16 +170,17 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
     known, neutral = set(kind.__struct_fields__), NEUTRAL.get(kind, {})
     fields, skipped = normalised(fields, known)
     ignored = [*skipped, *unread_keys(fields)]
-    for name in list(fields):
-        if name in known:
-            continue
+    unknown = fields.keys() - known - neutral.keys()
+    if len(unknown) > _MOST_UNKNOWN:
+        message = f"{len(unknown):,} of the fields are none of this server's, and {_MOST_UNKNOWN} are ignored."
+        raise ApiError(400, f"{message} Leave them out.", code="unknown_field")
+    for name in fields.keys() - known:
         if name in neutral:
             _check_neutral(name, fields[name], neutral[name])
         else:
             _check_spelling(name, fields[name], kind)
-            ignored.append(name)
         del fields[name]
-    IGNORED.add(ignored)
+    IGNORED.add([*ignored, *unknown])
     return as_request(fields, kind)
 
 
@@ -197,15 +201,24 @@ def as_text(value: Any, name: str) -> str:
 
 def _check_spelling(name: str, value: object, kind: type[Body]) -> None:
     """Refuse a name that is nearly one of a request's fields, unless its value asks for nothing; false asks a flag."""
-    if name in _OTHERS or (value is not False and _is_one_of(value, OFF)):
+    if name in _OTHERS or len(name) > _LONGEST_NAME or (value is not False and _is_one_of(value, OFF)):
         return
+    if meant := _nearest(name, kind, flags=value is False):
+        raise ApiError(400, f"There is no field '{name}'. Did you mean '{meant}'?", param=name, code="unknown_field")
+
+
+@lru_cache(1024)
+def _nearest(name: str, kind: type[msgspec.Struct], *, flags: bool) -> str | None:
+    """The field of a request, or of its flags alone, that a name is nearly the one of."""
+    written = _CAPITAL.sub(r"_\g<0>", name).lower()  # topP as top_p
+    return next(iter(difflib.get_close_matches(written, _names_of(kind, flags=flags), n=1, cutoff=_MISSPELT)), None)
+
+
+@cache
+def _names_of(kind: type[msgspec.Struct], *, flags: bool) -> list[str]:
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     fields |= {other: fields[own] for other, own in SAME.items() if own in fields}
-    written = _CAPITAL.sub(r"_\g<0>", name[:100]).lower()  # topP as top_p
-    asked = [field for field, type_ in fields.items() if value is not False or type_ == bool | None]
-    if close := difflib.get_close_matches(written, asked, n=1, cutoff=_MISSPELT):
-        message = f"There is no field '{name[:100]}'. Did you mean '{close[0]}'?"
-        raise ApiError(400, message, param=name[:100], code="unknown_field")
+    return [name for name, type_ in fields.items() if not flags or type_ == bool | None]
 
 
 def _is_one_of(value: object, values: tuple[Any, ...]) -> bool:

@@ -163,14 +163,15 @@ def _choose(fields: dict[str, Any], *, is_chat: bool) -> None:
         allowed = choice.get("allowed_tools", choice)
         tools, mode = (allowed.get("tools"), allowed.get("mode")) if isinstance(allowed, dict) else (None, None)
         if isinstance(tools, list) and isinstance(fields.get("tools"), list) and mode in ("auto", "required"):
-            names = [_name_of(tool) for tool in tools]
+            names = {_name_of(tool) for tool in tools} - {None}
             fields["tools"] = [tool for tool in fields["tools"] if _name_of(tool) in names] or None
             fields["tool_choice"] = mode if fields["tools"] else None
 
 
-def _name_of(tool: Any) -> Any:
+def _name_of(tool: Any) -> str | None:
     inner = tool.get("function", tool) if isinstance(tool, dict) else None
-    return inner.get("name") if isinstance(inner, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _skip_items(fields: dict[str, Any]) -> list[str]:

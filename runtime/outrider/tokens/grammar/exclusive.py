@@ -11,7 +11,8 @@ from urllib.parse import unquote
 
 _MAX_SCHEMAS = 64  # schemas, of which each pair is compared
 _MOST_KEYS = 16  # of which the values are compared
-_MOST_VALUES = 256
+MOST_VALUES = 256  # of an enum, and names that are required
+_LONGEST_VALUE = 1_000  # characters
 _MOST_PARTS = 32  # of one schema
 # By the first character of a value's JSON.
 _TYPES = {'"': "string", "{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null"} | dict.fromkeys(
@@ -49,7 +50,7 @@ def parts_of(schema: Any, root: Any) -> list[Mapping[str, Any]]:
         if isinstance(part, Mapping):
             parts.append(part)
             several = part.get("allOf")
-            more += [target_of(part.get("$ref"), root), *(several if isinstance(several, list) else [])]
+            more += [target_of(part.get("$ref"), root), *(several[:_MOST_PARTS] if isinstance(several, list) else [])]
     return parts
 
 
@@ -65,8 +66,9 @@ class _Schema:
         """The values that it allows, as JSON; None for any number of them."""
         for part in self._parts:
             values = [part["const"]] if "const" in part else part.get("enum")
-            if isinstance(values, list) and len(values) <= _MOST_VALUES:
-                return {json.dumps(_whole(each), sort_keys=True) for each in values}
+            if isinstance(values, list) and len(values) <= MOST_VALUES:
+                made = {json.dumps(_whole(each), sort_keys=True) for each in values}
+                return made if max(map(len, made), default=0) <= _LONGEST_VALUE else None
         return None
 
     @cached_property
@@ -82,7 +84,8 @@ class _Schema:
     def required(self) -> set[str]:
         """Keys that an object has."""
         lists = [part.get("required") for part in self._parts]
-        return {name for names in lists if isinstance(names, list) for name in names if isinstance(name, str)}
+        known = [name for names in lists if isinstance(names, list) for name in names[:MOST_VALUES]]
+        return {name for name in known if isinstance(name, str)}
 
     def property(self, key: str) -> _Schema:
         """What it says of a key's value."""

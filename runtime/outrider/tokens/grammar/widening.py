@@ -16,8 +16,10 @@ from functools import lru_cache
 from typing import Any
 
 from outrider.system.guard import is_interrupt
+from outrider.system.listed import ListedOnce
 from outrider.tokens.grammar.dates import DEEPEST_LEVELS
-from outrider.tokens.grammar.exclusive import exclude_each_other, names_in, parts_of, target_of
+from outrider.tokens.grammar.exclusive import MOST_VALUES, exclude_each_other, names_in, parts_of, target_of
+from outrider.tokens.grammar.limits import check_length
 from outrider.tokens.grammar.source import GrammarSource
 
 # What llguidance 1.9 follows, and what says nothing about a value. From its `json/schema.rs`.
@@ -56,65 +58,105 @@ _SAME_PATTERNS = {
 }
 # What Rust's regex crate has not, once classes and escapes that it has are left out.
 _AROUND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k|\(\?>|[+*?}]\+")
-_PLAIN = re.compile(r"\\[pP]\{[^}]*\}|\[\^?\]?(?:\\.|[^\]\\])*\]|\\[^1-9k]", re.DOTALL)
+_PLAIN = re.compile(r"\\[pP]\{[^}]*(?:\}|\Z)|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)|\\[^1-9k]", re.DOTALL)
 
-log = logging.getLogger("outrider")
-_SAID: set[str] = set()
-_MOST_SAID = 200
+_SAID = ListedOnce(logging.getLogger("outrider"), "Of the schema of %s, this is not followed: %s.")
+_MOST_PLACES = 20  # of what is left out, that are named
+_LONGEST_PLACE = 100  # characters of a place, and of each name in it
+_MOST_TRIED = 100  # patterns and bounds of a schema that llguidance is asked for; others are taken to be followed
+_MOST_COMPARED = 1_000  # schemas within all oneOf of a schema; others are taken to have values in common
+
+
+class _Names(dict[str, "_Names"]):
+    """What a schema's references name, by the names on the way. is_schema: whether one ends here."""
+
+    is_schema = False
+
+
+_NOTHING = _Names()
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """A place within a schema. referred: what references name below it."""
+
+    referred: _Names
+    name: str = ""
+    outer: _Place | None = None
+
+    def at(self, name: object) -> _Place:
+        """The place of this name, or number, within."""
+        text = str(name)
+        return _Place(self.referred.get(text, _NOTHING), text, self)
+
+    def __str__(self) -> str:
+        place, outer, length = [self.name[:_LONGEST_PLACE]], self.outer, len(self.name)
+        while outer is not None and length < _LONGEST_PLACE:
+            place.append(outer.name[:_LONGEST_PLACE])
+            length += len(outer.name) + 1
+            outer = outer.outer
+        return ("" if outer is None else "…/") + "/".join(reversed(place))
+
+
+@dataclass(slots=True)
 class _Found:
-    """The whole schema, and the places of what is left out."""
+    """The whole schema, and what was found in it so far."""
 
     root: Any
-    left_out: list[str]
-    referred: set[str] = field(default_factory=set)  # places of definitions, and of tables with some
+    left_out: list[str] = field(default_factory=list)  # the first places of what is left out
+    num_tried: int = 0  # questions to llguidance
+    num_compared: int = 0  # schemas within oneOf
+
+    def leave_out(self, place: _Place, comment: str = "") -> None:
+        """Something is left out here."""
+        if len(self.left_out) < _MOST_PLACES:
+            self.left_out.append(f"{place}{comment}")
 
 
 def widened(schema: Any, *, strict: bool = False) -> tuple[Any, list[str]]:
-    """A JSON schema that llguidance can follow as far as this is known, and the places of what it leaves out.
+    """A JSON schema that llguidance can follow as far as this is known, and the first places of what it leaves out.
 
     strict: leave out only what says nothing about values. A schema without anything to change comes back equal.
 
     Raises:
-        ValueError: for a strict schema of which something cannot be followed, with the place.
+        ValueError: for one that is too long, and for a strict one of which something cannot be followed, with the
+            place.
     """
-    found = _Found(schema, [], _referred(schema))
-    made = _schema(schema, "", found, 0)
+    check_length(json.dumps(schema, default=dict))
+    found = _Found(schema)
+    made = _schema(schema, _Place(_referred(schema)), found, 0)
     if strict and found.left_out:
-        raise ValueError(f"{found.left_out[0]} cannot be followed, and the schema is strict")
+        raise ValueError(
+            f"{found.left_out[0]} cannot be followed, and the schema is strict. Leave it out, or set strict to false"
+        )
     return made, found.left_out
 
 
 def say_once(what: str, left_out: list[str]) -> None:
     """List in the log, once, what of a schema is not followed."""
-    new = [place for place in left_out if f"{what} {place}" not in _SAID]
-    if new and len(_SAID) < _MOST_SAID:
-        _SAID.update(f"{what} {place}" for place in new)
-        log.warning("Of the schema of %s, this is not followed: %s.", what, ", ".join(new))
+    _SAID.add(left_out, what)
 
 
-def _schema(schema: Any, place: str, found: _Found, depth: int) -> Any:
+def _schema(schema: Any, place: _Place, found: _Found, depth: int) -> Any:
     if not isinstance(schema, Mapping) or depth > DEEPEST_LEVELS:
         return schema
     made: dict[str, Any] = {}
     replaced: dict[str, Any] = {}
     for key, value in schema.items():
-        at = f"{place}/{key}"
+        at = place.at(key)
         if value is None and key != "const":
             continue  # as serializers write what is not set
         if key in ("properties", "patternProperties", *_TABLES) and isinstance(value, Mapping):
-            made[key] = {name: _schema(each, f"{at}/{name}", found, depth + 1) for name, each in value.items()}
+            made[key] = {name: _schema(each, at.at(name), found, depth + 1) for name, each in value.items()}
         elif key in ("allOf", "anyOf", "oneOf", "prefixItems", "items") and isinstance(value, list):
-            made[key] = [_schema(each, f"{at}/{i}", found, depth + 1) for i, each in enumerate(value)]
+            made[key] = [_schema(each, at.at(i), found, depth + 1) for i, each in enumerate(value)]
         elif key in ("items", "additionalItems", "additionalProperties"):
             made[key] = _schema(value, at, found, depth + 1)
         elif key in _FOLLOWED or key in _KEPT:
             made[key] = value
         elif key in _CONSTRAINING and not _says_nothing(key, value):
             replaced |= _replaced(key, value, schema, at, found)
-        elif at in found.referred:
+        elif key in place.referred:
             made[key] = _definitions(value, at, found, depth + 1)  # by another name
     if _is_never(schema.get("not")):
         return False
@@ -150,33 +192,33 @@ def _or_null(made: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [made, {"type": "null"}], **tables}
 
 
-def _definitions(value: Any, place: str, found: _Found, depth: int) -> Any:
+def _definitions(value: Any, place: _Place, found: _Found, depth: int) -> Any:
     """A schema that something refers to, or a table with some at any level, such as OpenAPI's components."""
-    is_table = f"{place}\0" not in found.referred
-    if isinstance(value, Mapping) and depth <= DEEPEST_LEVELS and is_table:
+    if isinstance(value, Mapping) and depth <= DEEPEST_LEVELS and not place.referred.is_schema:
         return {
-            name: _definitions(each, f"{place}/{name}", found, depth + 1)
+            name: _definitions(each, place.at(name), found, depth + 1)
             for name, each in value.items()
-            if f"{place}/{name}" in found.referred
+            if name in place.referred
         }
     return _schema(value, place, found, depth)
 
 
-def _referred(schema: Any) -> set[str]:
-    """The places within a schema that it refers to, with a mark, and all on the way to them."""
-    places, values = set[str](), [schema]
+def _referred(schema: Any) -> _Names:
+    """What a schema's references name."""
+    names, values = _Names(), [schema]
     while values:
         value = values.pop()
         if isinstance(value, Mapping):
             values += value.values()
             place = value.get("$ref")
             if isinstance(place, str) and place.startswith("#/"):
-                names = names_in(place)
-                places |= {"".join(f"/{name}" for name in names[: i + 1]) for i in range(min(len(names), _MOST_NAMES))}
-                places.add("".join(f"/{name}" for name in names) + "\0")
+                way, at = names_in(place), names
+                for name in way[:_MOST_NAMES]:
+                    at = at.setdefault(name, _Names())
+                at.is_schema = at.is_schema or len(way) <= _MOST_NAMES
         elif isinstance(value, list):
             values += value
-    return places
+    return names
 
 
 def _says_nothing(key: str, value: Any) -> bool:
@@ -185,15 +227,15 @@ def _says_nothing(key: str, value: Any) -> bool:
     )
 
 
-def _replaced(key: str, value: Any, schema: Mapping[str, Any], at: str, found: _Found) -> dict[str, Any]:
+def _replaced(key: str, value: Any, schema: Mapping[str, Any], at: _Place, found: _Found) -> dict[str, Any]:
     """Keywords that say the same; none where there are none."""
     if key == "not" and _is_never(value):
         return {}
     if key == "propertyNames" and not schema.get("patternProperties") and not schema.get("properties"):
         pattern = _pattern_of_names(parts_of(value, found.root))
-        if pattern is not None and _is_followed("pattern", pattern):
+        if pattern is not None and _is_followed(found, "pattern", pattern):
             return {"patternProperties": {pattern: True}, "additionalProperties": False}
-    found.left_out.append(at)
+    found.leave_out(at)
     return {}
 
 
@@ -222,16 +264,16 @@ def _format(made: dict[str, Any]) -> None:
         del made["format"]
 
 
-def _type(made: dict[str, Any], place: str, found: _Found) -> None:
+def _type(made: dict[str, Any], place: _Place, found: _Found) -> None:
     """Leave out a type that JSON has not, such as TypeBox's "RegExp"."""
     kind = made.get("type")
     kinds = [kind] if isinstance(kind, str) else kind
     if isinstance(kinds, list) and any(isinstance(each, str) and each not in _TYPES for each in kinds):
         del made["type"]
-        found.left_out.append(f"{place}/type")
+        found.leave_out(place.at("type"))
 
 
-def _numbers(made: dict[str, Any], place: str, found: _Found) -> None:
+def _numbers(made: dict[str, Any], place: _Place, found: _Found) -> None:
     """Whole counts, and bounds that llguidance takes: it has not those of all 64-bit integers and of float32."""
     for key in _COUNTS:
         if isinstance(value := made.get(key), float) and value.is_integer():
@@ -241,48 +283,52 @@ def _numbers(made: dict[str, Any], place: str, found: _Found) -> None:
         if (bounds[key] < 0) == ("inimum" in key):  # zod's of a double, which all are within
             del made[key], bounds[key]
     large = [key for key, value in bounds.items() if abs(value) > _LARGE_BOUND]
-    if large and not _is_taken(json.dumps({"type": made.get("type", "number"), **bounds})):
+    if large and not _is_taken(found, {"type": made.get("type", "number"), **bounds}):
         for key in large:
             del made[key]
-            found.left_out.append(f"{place}/{key}")
+            found.leave_out(place.at(key))
 
 
-def _pattern(made: dict[str, Any], place: str, found: _Found) -> None:
+def _pattern(made: dict[str, Any], place: _Place, found: _Found) -> None:
     pattern = made.get("pattern")
     if isinstance(pattern, str):
         made["pattern"] = pattern = _SAME_PATTERNS.get(pattern, pattern)
-        if not _is_followed("pattern", pattern):
+        if not _is_followed(found, "pattern", pattern):
             del made["pattern"]
-            found.left_out.append(f"{place}/pattern")
+            found.leave_out(place.at("pattern"))
     patterns = made.get("patternProperties")
-    if isinstance(patterns, dict) and not _is_followed("patternProperties", *patterns):
+    if isinstance(patterns, dict) and not _is_followed(found, "patternProperties", *patterns):
         del made["patternProperties"]
         made.pop("additionalProperties", None)
-        found.left_out.append(f"{place}/patternProperties")
+        found.leave_out(place.at("patternProperties"))
 
 
-def _properties(made: dict[str, Any], place: str, found: _Found) -> None:
+def _properties(made: dict[str, Any], place: _Place, found: _Found) -> None:
     """Numbers of properties, which llguidance counts where all that are named are required."""
     table, required = made.get("properties"), made.get("required", [])
-    if isinstance(table, Mapping) and isinstance(required, list) and not all(name in required for name in table):
+    if isinstance(table, Mapping) and isinstance(required, list) and not table.keys() <= _required(made):
         for key in ("minProperties", "maxProperties"):
             if made.pop(key, None):
-                found.left_out.append(f"{place}/{key}")
+                found.leave_out(place.at(key))
 
 
-def _is_followed(key: str, *patterns: str) -> bool:
+def _is_followed(found: _Found, key: str, *patterns: str) -> bool:
     """Whether llguidance takes these patterns. One that may take long to compile is not tried here."""
     if any(_AROUND.search(_PLAIN.sub("x", each)) for each in patterns):
         return False
     if not all(GrammarSource("regex", each).is_cheap for each in patterns) or len(patterns) > _MOST_PATTERNS:
         return True
-    value = patterns[0] if key == "pattern" else {each: {} for each in patterns}
-    return _is_taken(json.dumps({key: value}))
+    return _is_taken(found, {key: patterns[0] if key == "pattern" else {each: {} for each in patterns}})
+
+
+def _is_taken(found: _Found, schema: Mapping[str, Any]) -> bool:
+    """Whether llguidance takes a small schema, unless it was asked too often."""
+    found.num_tried += 1
+    return found.num_tried > _MOST_TRIED or _is_valid(json.dumps(schema))
 
 
 @lru_cache(512)
-def _is_taken(schema: str) -> bool:
-    """Whether llguidance takes a small schema, as JSON."""
+def _is_valid(schema: str) -> bool:
     try:
         from llguidance import LLMatcher
     except ImportError:
@@ -295,16 +341,17 @@ def _is_taken(schema: str) -> bool:
         return False
 
 
-def _one_of(made: dict[str, Any], schema: Mapping[str, Any], place: str, found: _Found) -> None:
+def _one_of(made: dict[str, Any], schema: Mapping[str, Any], place: _Place, found: _Found) -> None:
     """Schemas that exclude each other: anyOf says the same."""
     several = made.get("oneOf")
     if not isinstance(several, list) or "anyOf" in made:
         return
     if not isinstance(schema.get("discriminator"), Mapping):
-        if _is_kept([_resolved(each, found.root) for each in schema["oneOf"]]):
+        found.num_compared += len(several)
+        if found.num_compared <= _MOST_COMPARED and _is_kept([_resolved(each, found.root) for each in schema["oneOf"]]):
             return
-        if not exclude_each_other(schema["oneOf"], found.root):
-            found.left_out.append(f"{place}/oneOf (followed as anyOf)")
+        if found.num_compared > _MOST_COMPARED or not exclude_each_other(schema["oneOf"], found.root):
+            found.leave_out(place.at("oneOf"), " (followed as anyOf)")
     made["anyOf"] = made.pop("oneOf")
 
 
@@ -334,7 +381,7 @@ def _is_kept(schemas: list[Any]) -> bool:
     tables = [each.get("properties") for each in objects]
     if len(objects) < 2 or not all(isinstance(table, Mapping) for table in tables):
         return len(objects) < 2
-    keys = set.intersection(*(_required(each) for each in objects))
+    keys = set.intersection(*(_required(each, MOST_VALUES) for each in objects))
     return any(
         all(isinstance(table.get(key), Mapping) and _value_of(table[key]) is not None for table in tables)
         and len({_value_of(table[key]) for table in tables}) == len(tables)
@@ -342,9 +389,9 @@ def _is_kept(schemas: list[Any]) -> bool:
     )
 
 
-def _required(schema: Mapping[str, Any]) -> set[str]:
+def _required(schema: Mapping[str, Any], most: int | None = None) -> set[str]:
     names = schema.get("required")
-    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+    return {name for name in names[:most] if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def _value_of(schema: Mapping[str, Any]) -> str | None:
