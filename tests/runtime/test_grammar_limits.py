@@ -185,6 +185,8 @@ def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Gramm
     (GrammarSource("regex", "a" * 600), False),
     (GrammarSource("grammar", 'start: "yes" | "no"\n'), True),
     (ATTACK, False),
+    (GrammarSource("grammar", 'root ::= [&~%]{3} "x"'), True),
+    (GrammarSource("grammar", 'root ::= "a" # ' + "a" * 1000), False),
     (GrammarSource("grammar", "start: A{100}\nA: B{100}\nB: /a/"), False),
     (GrammarSource("tools", 'start: %json {"properties": {"a": {"type": "string"}}}'), True),
     (GrammarSource("tools", 'start: %json {"allOf": []}'), False),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json-schema", metavar="FILE", help="Answer in JSON by the schema in this file.")
 @click.option("--regex", metavar="PATTERN", help="Answer with a text that matches this regular expression.")
-@click.option("--grammar", metavar="FILE", help="Answer by the Lark grammar in this file.")
+@click.option("--grammar", metavar="FILE", help="Answer by the grammar in this file, in Lark or GBNF.")
 @click.option("--compare", is_flag=True, help="Run the request a second time without drafts, and print both speeds.")
 @trace_option
 @load_options

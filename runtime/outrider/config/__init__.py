@@ -15,13 +15,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.config.checks import GRAMMAR_OPTIONS
 from outrider.config.device import PRECISIONS, DeviceConfig, SchedulerConfig, format_of_property, is_npu_property
 from outrider.config.generation import DEFAULT_MAX_NEW_TOKENS, LOSSY, SAMPLING, GenerationConfig
 from outrider.config.option import Option, options_of
 from outrider.errors import OptionError, nearest
 
 __all__ = [
-    "DEFAULT_MAX_NEW_TOKENS", "LOSSY", "OPTIONS", "PRECISIONS", "SAMPLING", "SECTIONS", "SECTION_OF",
+    "DEFAULT_MAX_NEW_TOKENS", "GRAMMAR_OPTIONS", "LOSSY", "OPTIONS", "PRECISIONS", "SAMPLING", "SECTIONS", "SECTION_OF",
     "Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig", "format_of_property", "is_npu_property",
     "without_word",
 ]  # fmt: skip

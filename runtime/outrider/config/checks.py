@@ -12,6 +12,7 @@ from typing import Any
 from outrider.errors import OptionError, one_line
 from outrider.system.nesting import TooDeep, check_json, check_levels
 
+GRAMMAR_OPTIONS = ("json_schema", "regex", "grammar")  # of which an answer may follow one
 _MOST_SHOWN = 200  # characters of a value, in a message
 _MOST_DIGITS = 100  # of a token id; Python reads no integer of more than 4,300
 
@@ -185,7 +186,7 @@ def are_texts(values: tuple[object, ...]) -> bool:
 
 def check_grammar(config: Any) -> None:
     """Raise OptionError for two grammars, or for an answer that follows one and may not end."""
-    given = [name for name in ("json_schema", "regex", "grammar") if getattr(config, name) is not None]
+    given = [name for name in GRAMMAR_OPTIONS if getattr(config, name) is not None]
     if config.tool_choice == "required" and not config.tools:
         raise OptionError("tool_choice='required' needs tools, and none are given. Give tools, or leave it out.")
     if config.tools and config.tool_choice != "none":

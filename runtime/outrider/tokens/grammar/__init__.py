@@ -1,4 +1,4 @@
-"""Answers that follow a grammar: a JSON schema, a regular expression, or a Lark grammar, through llguidance.
+"""Answers that follow a grammar: a JSON schema, a regular expression, or a grammar in Lark or GBNF, through llguidance.
 
     grammars = Grammars(bundle.tokenizer_path, vocab_size, eos_token_ids)
     state = grammars.new_state(Source("regex", "[0-9]+"))
@@ -12,9 +12,9 @@ Source: Moskal et al. 2025, llguidance (https://github.com/guidance-ai/llguidanc
 
 from outrider.tokens.grammar.compiler import Grammars
 from outrider.tokens.grammar.dates import with_real_dates
+from outrider.tokens.grammar.kinds import JSON_STYLE
 from outrider.tokens.grammar.late import LATE
 from outrider.tokens.grammar.limits import GrammarLimits, check_schema
-from outrider.tokens.grammar.matcher import JSON_STYLE
 from outrider.tokens.grammar.source import GrammarSource
 from outrider.tokens.grammar.state import GrammarState, fill_masks
 from outrider.tokens.grammar.widening import say_once, widened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from outrider.errors import BundleError, EngineClosed, OptionError, needs
 from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.child import GrammarVerdict, Start
-from outrider.tokens.grammar.limits import GrammarLimits, check_lark, check_length, check_schema
+from outrider.tokens.grammar.limits import GrammarLimits, check_length
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from outrider.tokens.grammar.state import GrammarState, first_line
 from outrider.tokens.grammar.trials import POLL_SECONDS, ClientLeft, NoChild, Trials
@@ -34,12 +33,6 @@ _KEPT_REFUSALS = 256
 _NUM_THREADS = 2  # where event loops have grammars compiled
 _NUM_UNTRIED = 2  # grammars that are compiled at a time where no other process can be started
 _LONGEST_CHARACTERS = 80  # characters of a grammar in a message
-_NEXT_STEPS = {
-    "json_schema": "Leave out what is not implemented, or express it in another way.",
-    "regex": "Give a regular expression in the syntax of Rust's regex crate.",
-    "grammar": "Give a Lark grammar with a rule 'start', or one in GBNF with a rule 'root'.",
-    "tools": "Give each function's parameters as a JSON schema.",
-}
 _SIMPLIFY = "Simplify it: intersect fewer patterns, and repeat fewer times."
 
 _LEFT = "The grammar is not compiled: its client has left. Send the request again."
@@ -240,10 +233,8 @@ def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionEr
     """The error for a grammar that cannot be followed."""
     text = source.text
     shown = text if len(text) <= _LONGEST_CHARACTERS else f"{text[:_LONGEST_CHARACTERS]}…"
-    step = next_step or _NEXT_STEPS[source.option]
-    given = (
-        "tools" if source.option == "tools" else f"{source.option}={' '.join(shown.split())}"
-    )  # those have our rules
+    step = next_step or source.kind.remedy
+    given = f"{source.option}={' '.join(shown.split())}" if source.kind.is_shown else source.option
     return OptionError(f"{given} cannot be followed: {first_line(reason)}. {step}")
 
 
@@ -251,10 +242,7 @@ def _check(source: GrammarSource) -> None:
     """Raise OptionError for a grammar that is too long or too deep to be compiled."""
     try:
         check_length(source.text)
-        if source.option == "json_schema":
-            check_schema(json.loads(source.text))
-        elif source.option == "grammar":  # one for tools was made here, of schemas that were checked
-            check_lark(source.text)
+        source.kind.check(source.text)
     except (ValueError, RecursionError) as error:
         raise refusal(source, str(error)) from error
 

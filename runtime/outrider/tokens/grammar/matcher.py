@@ -9,20 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider.tokens.grammar.dates import with_real_dates
+from outrider.tokens.grammar.kinds import JSON_STYLE
 from outrider.tokens.grammar.limits import MAX_LEXER_STATES, STEP_LEXER_FUEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
     from outrider.tokens.grammar.source import GrammarSource
 
-# How JSON is written, unless the schema's "x-guidance" says otherwise. With one way to write a value more tokens are
-# forced, and a model that is unsure cannot write blanks without end.
-JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _STARTING = Lock()  # a thread whose stack has another size
 _STACK_BYTES = 64 << 20  # for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
 
@@ -41,17 +37,12 @@ def new_matcher(tokenizer: LLTokenizer, source: GrammarSource) -> LLMatcher:
     from llguidance import LLMatcher, LLParserLimits
 
     def compiled() -> LLMatcher:
-        text, option = source.text, source.option
-        if option == "json_schema":
-            schema = json.dumps(with_real_dates(json.loads(text)))
-            made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
-        else:
-            made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
+        made = source.kind.compile(source.text, tokenizer)
         if source.before:
             (answer,) = _grammars(made)
             parts = [{"name": "start", "lark_grammar": source.before}, {**answer, "name": "answer"}]
             made = json.dumps({"grammars": parts})
-        if _has_special(tokenizer, text):
+        if _has_special(tokenizer, source.text):
             made = json.dumps({"grammars": [_unforced(each) for each in _grammars(made)]})
         bounds = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=STEP_LEXER_FUEL)
         matcher = LLMatcher(tokenizer, made, log_level=0, limits=bounds)
