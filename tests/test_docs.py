@@ -19,6 +19,7 @@ from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import Config
 from outrider.config.files import find_presets
+from outrider.drafters.controller.pricing import best_length
 from outrider.testing import ToyTokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -208,3 +209,17 @@ def test_our_names_in_the_tables_exist(heading: str) -> None:
     known = OPTIONS | {"chat_template", "cancel", "chat", "generate", "stream", "load", "outrider", "auto"}
     known |= {*outrider.Result.__dataclass_fields__, *dir(outrider.Stats)}
     assert names_in(heading, 1) - {"", "0"} <= known
+
+
+def test_the_twelve_lines_of_the_controller_are_what_it_computes() -> None:
+    program = re.search(r"```python\n(def best_length.*?)```", text_of("controller.md"), re.DOTALL)
+    assert program
+    names: dict[str, Any] = {}
+    exec(program[1], names)  # noqa: S102 - the function alone
+    for chances, costs in (
+        ([0.9, 0.8, 0.1], [0, 0.2, 0.4, 0.9]),
+        ([0.1], [0, 0.5]),
+        ([], [0.0]),
+        ([1.0] * 4, [0.1] * 5),
+    ):
+        assert names["best_length"](chances, costs) == best_length(chances, costs)
