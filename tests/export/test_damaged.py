@@ -19,6 +19,8 @@ from outrider.errors import ExportError
 from outrider_export.bundles.drafters import is_model
 from outrider_export.child import _one_line
 from outrider_export.describe.plan import make_plan
+from outrider_export.direct.convert import open_weights
+from outrider_export.direct.pack import matrices_of
 from outrider_export.heads.formats import read_head
 from outrider_export.sources.peft_adapter import read_adapter
 from outrider_export.sources.safetensors import count_weights, tensors_of
@@ -68,6 +70,67 @@ def test_headers_of_weights_are_checked(folder: Path, header: bytes, message: st
     for read in (count_weights, tensors_of):
         with pytest.raises(ExportError, match=rf"model\.safetensors is missing or damaged: .*{message}.*Download"):
             read(folder)
+
+
+Tensors = dict[str, Any]
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.mark.parametrize("named", [
+    lambda name: name.removeprefix("model."),
+    lambda name: f"_orig_mod.{name}",
+    lambda name: name.replace(".self_attn.", "._orig_mod.self_attn."),
+    lambda name: f"base_model.model.{name}",
+    lambda name: f"module.module.{name}",
+    lambda name: name.replace("mlp.", "_checkpoint_wrapped_module.mlp.").replace("l.", "l._fsdp_wrapped_module."),
+    lambda name: f"model.language_model.{name}",
+    lambda name: f"language_model.{name}",
+])  # fmt: skip
+def test_tensors_are_found_by_the_names_that_trainers_give(folder: Path, named: Callable[[str], str]) -> None:
+    own = load_file(folder / "model.safetensors")
+    own |= {HEAD: own[EMBEDDING][::-1].copy()}
+    save_file({named(name): each for name, each in own.items()}, folder / "model.safetensors")
+    weights = open_weights(folder, is_gguf=False)
+    for name in (HEAD, EMBEDDING, "model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
+        np.testing.assert_array_equal(weights.matrix(name.removesuffix(".weight")).read(slice(None)), own[name])
+
+
+@pytest.mark.parametrize(("tied", "change", "has_own"), [
+    (True, lambda own: {}, False),
+    (True, lambda own: {HEAD: own[EMBEDDING].copy()}, False),
+    (True, lambda own: {HEAD: own[EMBEDDING] * 2}, True),
+    (True, lambda own: {HEAD: own[EMBEDDING][:-1].copy()}, True),
+    (True, lambda own: {HEAD: own.pop(EMBEDDING)}, False),  # Transformers ties both ways
+    (False, lambda own: {HEAD: own[EMBEDDING].copy()}, True),
+    (None, lambda own: {HEAD: own[EMBEDDING] * 2}, True),  # Qwen2's own default: they are not tied
+])  # fmt: skip
+def test_the_output_matrix_of_the_files_counts(
+    folder: Path, tied: bool | None, change: Callable[[Tensors], Tensors], has_own: bool
+) -> None:
+    """Source: `tie_weights` of Transformers 5.5."""
+    spoil(folder / "config.json", lambda config: config.update(tie_word_embeddings=tied))
+    own = load_file(folder / "model.safetensors")
+    embedding = own[EMBEDDING]
+    added = change(own)
+    save_file(own | added, folder / "model.safetensors")
+    weights = open_weights(folder, is_gguf=False)
+    assert ("lm_head" in matrices_of(weights)) is has_own
+    np.testing.assert_array_equal(weights.matrix("model.embed_tokens").read(slice(None)), embedding)
+    if has_own:
+        np.testing.assert_array_equal(weights.matrix("lm_head").read(slice(None)), added[HEAD])
+
+
+@pytest.mark.parametrize(("tied", "renamed", "says"), [
+    (False, lambda name: name, "has no lm_head.weight, and its config.json says that the output matrix is not the"),
+    (True, lambda name: name.replace("q_proj.", "q_proj.base_layer."), r"base_layer\.\w+: a model with an adapter"),
+    (True, lambda name: name.replace("model.norm", "model.modules_to_save.default"), "merge_and_unload"),
+])  # fmt: skip
+def test_weights_that_are_not_whole_are_refused(folder: Path, tied: bool, renamed: Any, says: str) -> None:
+    spoil(folder / "config.json", lambda config: config.update(tie_word_embeddings=tied))
+    own = load_file(folder / "model.safetensors")
+    save_file({renamed(name): each for name, each in own.items()}, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=says):
+        open_weights(folder, is_gguf=False)
 
 
 @pytest.mark.parametrize("weight_map", [["a"], {"a": 1}, {"a": ["x"]}, 5])

@@ -111,10 +111,16 @@ def test_kinds_and_lengths_are_found(tmp_path: Path) -> None:
     write_config(tmp_path, architectures=["Qwen3ForCausalLM"])
     assert kind_of_text_encoder(locate(tmp_path)) is None
     add_pooling(tmp_path, pooling_mode_lasttoken=True, pooling_mode_cls_token=False)
-    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', "utf-8")
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 48, "do_lower_case": true}', "utf-8")
+    prompts = {"prompts": {"query": "q: ", "document": ""}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts), "utf-8")
     assert kind_of_text_encoder(locate(tmp_path)) == "embedding"
     geometry, entry = describe(tmp_path, "embedding")
-    assert (geometry.context_length, entry.pooling) == (48, "last_token")
+    assert (geometry.context_length, entry) == (48, TextEncoderEntry("embedding", "last_token", True, "q: "))
+    add_pooling(tmp_path, pooling_mode_lasttoken=True, include_prompt=False)
+    with pytest.raises(ExportError, match="leaves the prompt 'q: ' out of a text's embedding"):
+        describe(tmp_path, "embedding")
+    (tmp_path / "config_sentence_transformers.json").unlink()
     write_config(tmp_path, model_type="xlm-roberta", pad_token_id=1)
     (tmp_path / "sentence_bert_config.json").unlink()
     assert describe(tmp_path, "embedding")[0].context_length == 62

@@ -35,6 +35,27 @@ def test_variables_reach_the_template() -> None:
     assert rendered("{{ documents[0].title }}", [HI], variables={"documents": documents}) == "a"
 
 
+_HY3 = (
+    "{% if reasoning_effort not in ['no_think', 'low', 'high'] %}{% set reasoning_effort = 'low' %}{% endif %}"
+    "{{ reasoning_effort }}"
+)
+_REFUSING = (
+    "{% if reasoning_effort is defined and reasoning_effort not in ('low', 'high') %}{{ raise_exception('!') }}"
+    "{% endif %}{{ enable_thinking }}"
+)
+
+
+@pytest.mark.parametrize(("template", "text"), [
+    (_HY3, "no_think"),
+    ("{% if reasoning_effort == 'off' %}silent{% endif %}", "silent"),
+    (_HY3.replace("'no_think'", "'none', 'no_think'"), "none"),
+    ("{{ reasoning_effort }}{% if tool_choice == 'off' %}{% endif %}", "none"),  # gpt-oss writes any word
+    (_REFUSING, "False"),
+])  # fmt: skip
+def test_no_reasoning_is_asked_for_by_the_templates_own_word(template: str, text: str) -> None:
+    assert rendered(template, [HI], variables={"reasoning_effort": "none", "enable_thinking": False}) == text
+
+
 @pytest.mark.parametrize("template", [TEMPLATE, MARKED.replace("{filter}", " | trim")])
 @pytest.mark.parametrize("content", ["One, two", "One, two ", "Hi", "</>"])
 def test_the_last_message_is_left_open(template: str, content: str) -> None:

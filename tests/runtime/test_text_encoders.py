@@ -1,8 +1,10 @@
 """Embedding models and rerankers, with toys whose numbers are known."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -42,6 +44,23 @@ def test_texts_are_pooled_whatever_is_beside_them(embedder: Any) -> None:
     expected = np.stack([expected_of(embedder, text) for text in many])
     assert np.abs(found.vectors - expected).max() < 1e-5
     assert np.array_equal(embedder.embed([ids_of(embedder, TEXTS[1])]).vectors, embedder.embed(TEXTS[1:2]).vectors)
+
+
+@pytest.mark.parametrize(("fields", "read"), [
+    ({"lowercase": True}, "the quick brown fox"), ({"prompt": "quick "}, "quick The quick brown fox"),
+    ({"lowercase": True, "prompt": "The "}, "the the quick brown fox"),
+])  # fmt: skip
+def test_texts_are_read_as_sentence_transformers_reads_them(embedder: Any, fields: Any, read: str) -> None:
+    bundle = embedder.bundle
+    entry = msgspec.structs.replace(bundle.manifest.main.text_encoder, **fields)
+    main = msgspec.structs.replace(bundle.manifest.main, text_encoder=entry)
+    changed = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, main=main))
+    with outrider.Embedder(changed) as own:
+        found = own.embed(TEXTS[1:2])
+        assert np.array_equal(found.vectors, embedder.embed([read]).vectors)
+        assert found.num_tokens == len(ids_of(embedder, read))
+        with pytest.raises(RequestError, match="is empty"):
+            own.embed([" "])
 
 
 def test_dimensions_are_the_first_numbers(embedder: Any) -> None:

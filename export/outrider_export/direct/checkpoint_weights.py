@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,12 @@ from outrider.errors import ExportError
 from outrider_export.direct import fp8, mxfp4
 from outrider_export.direct.decoder import Decoder
 from outrider_export.direct.experts import DOWN, GATE_UP
-from outrider_export.direct.weights import Indices, Rows, StoredMatrix, Weights, flat
+from outrider_export.direct.weights import EMBEDDING, HEAD, Indices, Rows, StoredMatrix, Weights, flat
 from outrider_export.sources.safetensors import Tensor, tensors_of
 from outrider_export.sources.source import name_in_text, read_json
+
+_MODEL = "model."
+_PIECE = 1 << 24  # bytes that are compared at once
 
 
 class CheckpointWeights(Weights):
@@ -23,9 +27,13 @@ class CheckpointWeights(Weights):
         super().__init__(decoder, interleaved=decoder.form.matrices.interleaved)
         self._folder = folder
         # Of a model that reads images, the text's part.
-        self._tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
+        tensors = {name_in_text(name): tensor for name, tensor in tensors_of(folder).items()}
+        if not any(name.startswith(_MODEL) for name in tensors):  # saved without its head
+            tensors = {name if name.startswith(HEAD) else f"{_MODEL}{name}": each for name, each in tensors.items()}
+        self._tensors = tensors
         self._files: dict[Path, NDArray[np.uint8]] = {}
         self._config = read_json(folder / "config.json")
+        self._settle_head()
 
     def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`. Norms have the architecture's offset."""
@@ -52,6 +60,31 @@ class CheckpointWeights(Weights):
             return found + offset if offset else found
 
         return StoredMatrix(flat(tensor.shape), tensor.size, read)
+
+    def _settle_head(self) -> None:
+        """Have the decoder say what the files have, as Transformers 5.5: an output matrix that differs is not tied.
+
+        Raises:
+            ExportError: when the configuration says that there is one, and there is none.
+        """
+        embedding, head = (self.decoder.form.in_checkpoint(f"{name}.weight") for name in (EMBEDDING, HEAD))
+        if head in self._tensors and self.decoder.tied:
+            own = self._tensors[head]
+            if (other := self._tensors.setdefault(embedding, own)) is not own and not self._are_equal(own, other):
+                self.decoder = replace(self.decoder, tied=False)
+        elif head not in self._tensors and not self.decoder.tied:
+            raise ExportError(
+                f"{self._folder} has no {head}, and its config.json says that the output matrix is not the embedding. "
+                "Download the checkpoint again; if it is, write tie_word_embeddings: true there."
+            )
+
+    def _are_equal(self, one: Tensor, other: Tensor) -> bool:
+        """Whether two tensors have the same bytes."""
+        if (one.kind, one.shape) != (other.kind, other.shape):
+            return False
+        parts = (slice(begin, begin + _PIECE) for begin in range(0, one.size, _PIECE))
+        first, second = self._data(one), self._data(other)
+        return all(np.array_equal(first[part], second[part]) for part in parts)
 
     def _data(self, tensor: Tensor) -> NDArray[np.uint8]:
         if tensor.path not in self._files:

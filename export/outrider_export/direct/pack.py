@@ -200,7 +200,6 @@ def matrices_of(weights: Weights) -> list[str]:
             *(() if layer.experts is None else layer.experts.shapes),
         )
     ]
-    # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
     own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
     of_layers = [LAYER_EMBEDDING, LAYER_INPUTS] if decoder.layer_input_size else []
     of_streams = decoder.streams.matrices if decoder.streams else []

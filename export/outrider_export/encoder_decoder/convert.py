@@ -18,7 +18,7 @@ from outrider.system.core import new_core
 from outrider_export.describe.encoder_decoder import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import compress, lift
+from outrider_export.with_torch.convert import compress, lift, load
 
 MODEL = "openvino_model.xml"
 _SPARE_POSITIONS = 64  # after the model's context, for the padding of calls
@@ -61,13 +61,8 @@ def _load_model(job: dict[str, Any]) -> Any:
     from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
 
     loader = AutoModelForSpeechSeq2Seq if job["kind"] == "whisper" else AutoModelForSeq2SeqLM
-    model = loader.from_pretrained(
-        job["model"],
-        dtype=torch.float32,  # tracing fails on half precision, and fp16 is written by `_save`
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=job["trust_remote_code"],
-    )
+    # Tracing fails on half precision, and fp16 is written by `_save`.
+    model = load(loader, job["model"], dtype=torch.float32, trust_remote_code=job["trust_remote_code"])
     if job["kind"] != "t5":  # its positions are a table, which padding may read beyond
         table = model.model.decoder.embed_positions
         last = table.weight.data[-1:].repeat(_SPARE_POSITIONS, 1)

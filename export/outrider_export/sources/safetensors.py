@@ -23,6 +23,9 @@ from outrider.system.files import FAULTS, shown, why
 from outrider_export.sources.source import AGAIN, NO_TEXT, configuring, read_json
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
+# What trainers put into names: torch.compile, FSDP and activation checkpoints anywhere; DDP and PEFT before all.
+_WRAPPERS = re.compile(r"^(?:module\.)+|^base_model\.model\.|_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
+_UNMERGED = (".base_layer.", ".lora_A.", ".modules_to_save.")  # of a model that was saved with PEFT around it
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -86,10 +89,11 @@ class _Entry(msgspec.Struct):
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors in a checkpoint's safetensors files, by name.
+    """The tensors in a checkpoint's safetensors files, by name, without what trainers put into names.
 
     Raises:
-        ExportError: if there are none, one that the index names is missing, or one is damaged.
+        ExportError: if there are none, one that the index names is missing, one is damaged, or an adapter is beside
+            them.
     """
     names = _indexed(folder / "model.safetensors.index.json") or sorted(p.name for p in folder.glob("*.safetensors"))
     if not names:
@@ -100,7 +104,13 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
                 "for the same model with safetensors, or save it again with save_pretrained where you trust it."
             )
         raise ExportError(f"{folder} has no *.safetensors. Download the checkpoint again, with its weights.")
-    return {name: tensor for file in names for name, tensor in tensors_in(folder / file).items()}
+    found = {name: tensor for file in names for name, tensor in tensors_in(folder / file).items()}
+    if unmerged := next((name for name in found if any(part in name for part in _UNMERGED)), None):
+        raise ExportError(
+            f"{folder} has {shown(unmerged)}: a model with an adapter of PEFT around it. Merge it and save it again: "
+            "model.merge_and_unload().save_pretrained(FOLDER)."
+        )
+    return {_WRAPPERS.sub("", name): tensor for name, tensor in found.items()}
 
 
 def _indexed(path: Path) -> list[str]:

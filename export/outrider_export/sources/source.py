@@ -105,7 +105,10 @@ NO_TEXT = (
 _OF_TEXT = (  # the first: saved by 5.5; the last: MiniCPM-V's
     "model.language_model.model.", "model.language_model.", "language_model.model.", "llm.model.",
 )  # fmt: skip
-_LING = "BailingMoeV2ForCausalLM"
+# Architectures by class and `model_type`: Ling's is that of an older architecture, too; Kimi K2 is a DeepSeek V3.
+_RENAMED = {
+    ("BailingMoeV2ForCausalLM", "bailing_moe"): "bailing_moe_v2", ("DeepseekV3ForCausalLM", "kimi_k2"): "deepseek_v3",
+}  # fmt: skip
 _OF_MAMBA = "backbone."
 _OF_EXAONE = "transformer.h."
 UNQUANTISED = "Export the original checkpoint or a GGUF file."
@@ -273,8 +276,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
         of_text, text_type = _OF_MINICPM[config["version"]]
         left = {key: value for key, value in config.items() if key not in ("vision_config", "auto_map")}
         return left | {"architectures": [of_text], "model_type": text_type}
-    if _LING in names and config.get("model_type") == "bailing_moe":  # that of an older architecture, too
-        return config | {"model_type": "bailing_moe_v2"}
+    if (kind := _RENAMED.get((names[0] if names else "", str(config.get("model_type"))))) is not None:
+        return config | {"model_type": kind}
     part = next((TEXT_PARTS[name] for name in names if name in TEXT_PARTS), None)
     if part is None:
         return config
@@ -296,6 +299,8 @@ def name_in_text(name: str) -> str:
     if name.startswith(_OF_EXAONE):
         return name.replace(_OF_EXAONE, "model.layers.", 1)
     prefix = next((each for each in _OF_TEXT if name.startswith(each)), "")
+    if prefix and (rest := name.removeprefix(prefix)).startswith("lm_head."):
+        return rest
     return f"model.{name.removeprefix(prefix)}" if prefix else name.removeprefix("language_model.").removeprefix("llm.")
 
 

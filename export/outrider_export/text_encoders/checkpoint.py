@@ -14,9 +14,9 @@ from outrider_export.describe.geometry import geometry_of_config
 from outrider_export.progress import Progress, Silent
 from outrider_export.sources.source import POOLING, Located, architectures_of, configuring, fetch, read_json
 
-# What sentence-transformers writes beside config.json: its modules, the pooling, and the longest text.
-MODULES, LENGTH = "modules.json", "sentence_bert_config.json"
-FILES = ("config.json", MODULES, POOLING, LENGTH)
+# What sentence-transformers writes beside config.json: its modules, the pooling, how texts are read, and prompts.
+MODULES, TEXTS, PROMPTS = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+FILES = ("config.json", MODULES, POOLING, TEXTS, PROMPTS)
 _POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last_token"}
 _SPELLINGS = {"cls_token": "cls", "mean_tokens": "mean"}  # of older versions, one field for each
 _KNOWN_MODULES = ("Transformer", "Pooling", "Normalize")
@@ -64,11 +64,14 @@ def describe(folder: Path, kind: TextEncoderKind) -> tuple[Geometry, TextEncoder
         length = geometry.context_length
         if config.get("model_type") in _OFFSET:
             length -= int(config.get("pad_token_id") or 0) + 1
-        for name, key in ((LENGTH, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        for name, key in ((TEXTS, "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
             longest = read_json(folder / name).get(key)
             if isinstance(longest, int) and longest > 0:
                 length = min(length, longest)
-        entry = TextEncoderEntry(kind, _pooling_of(folder) if kind == "embedding" else None)
+        entry = TextEncoderEntry(kind)
+        if kind == "embedding":
+            lowercase = bool(read_json(folder / TEXTS).get("do_lower_case"))
+            entry = TextEncoderEntry(kind, _pooling_of(folder), lowercase, _prompt_of(folder))
         return msgspec.structs.replace(geometry, context_length=length), entry
 
 
@@ -91,6 +94,22 @@ def _pooling_of(folder: Path) -> Pooling:
             f"{', '.join(_POOLINGS)}. Choose another embedding model, such as BAAI/bge-small-en-v1.5."
         )
     return _POOLINGS[chosen[0]] if chosen else "cls"
+
+
+def _prompt_of(folder: Path) -> str:
+    """What sentence-transformers puts before a text that no prompt is named for.
+
+    Raises:
+        ExportError: when its tokens are no part of the embedding.
+    """
+    config = read_json(folder / PROMPTS)
+    prompt = str((config.get("prompts") or {}).get(config.get("default_prompt_name")) or "")
+    if prompt and read_json(folder / POOLING).get("include_prompt") is False:
+        raise ExportError(
+            f"{folder / POOLING} leaves the prompt {prompt!r} out of a text's embedding (include_prompt), which "
+            "openvino-genai's pipeline does not. Choose another embedding model, such as BAAI/bge-small-en-v1.5."
+        )
+    return prompt
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ import openvino
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import compress
+from outrider_export.with_torch.convert import compress, load
 
 _TASKS = {"embedding": "feature-extraction", "rerank": "text-classification"}
 _OUTPUTS = {"embedding": "last_hidden_state", "rerank": "logits"}
@@ -33,13 +33,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     output, scratch, kind = Path(job["output"]), Path(job["scratch"]), job["kind"]
     scratch.mkdir(parents=True, exist_ok=True)
     progress.phase("read")
-    model = (AutoModel if kind == "embedding" else AutoModelForSequenceClassification).from_pretrained(
-        job["model"],
-        dtype="float32",
-        local_files_only=True,
-        use_safetensors=True,
-        trust_remote_code=job["trust_remote_code"],
-    )
+    loader = AutoModel if kind == "embedding" else AutoModelForSequenceClassification
+    model = load(loader, job["model"], dtype="float32", trust_remote_code=job["trust_remote_code"])
     progress.phase("convert")
     _to_ir(model, scratch / "ir", _TASKS[kind])
     made = new_core().read_model(scratch / "ir" / "openvino_model.xml")

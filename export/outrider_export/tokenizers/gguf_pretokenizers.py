@@ -19,13 +19,13 @@ from outrider.errors import nearest
 class PreTokenizer:
     """What becomes of a text before the merges.
 
-    steps: of its `pre_tokenizer`. normalizes: to NFC. takes_whole_words: a word that is in the vocabulary is one token,
-    without merges, and a text begins with BOS where the file does not say.
+    steps: of its `pre_tokenizer`.
     """
 
     steps: tuple[dict[str, Any], ...]
-    normalizes: bool = False
-    takes_whole_words: bool = False
+    normalizes: bool = False  # to NFC
+    takes_whole_words: bool = False  # a word that is in the vocabulary is one token, without merges
+    begins: bool = False  # with BOS, where the file does not say
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
@@ -65,9 +65,9 @@ DIGITS = PreTokenizer(({"type": "Digits", "individual_digits": True}, BYTE_LEVEL
 QWEN2 = _split(_QWEN2)
 QWEN35 = _split(_QWEN35)
 DBRX = _split(_QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|"))
-LLAMA3 = replace(DBRX, takes_whole_words=True)
+LLAMA3 = replace(DBRX, takes_whole_words=True, begins=True)
 GPT4O = _split(_cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))
-TEKKEN = replace(_split(_cased("", r"\p{N}")), takes_whole_words=True)
+TEKKEN = replace(_split(_cased("", r"\p{N}")), takes_whole_words=True, begins=True)
 # The letters of DeepSeek's first tokenizers, which a space may precede.
 _LETTERS = (
     "A-Za-z\xb5\xc0-\xd6\xd8-\xf6\xf8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"

@@ -22,7 +22,8 @@ from outrider_export.tokenizers.gguf_pretokenizers import BYTE_LEVEL, PRE_TOKENI
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 
 _PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
-_SENTENCEPIECE = ("llama", "gemma4")
+_GEMMA4 = "gemma4"
+_SENTENCEPIECE = ("llama", _GEMMA4)
 _NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -56,7 +57,7 @@ def check_tokenizer(header: GGUFHeader) -> None:
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
     if header.flag("tokenizer.ggml.add_eos_token", False):
         raise ExportError(f"{header.path} has a tokenizer that ends every text with the end token. {instead}")
-    if model in ("gpt2", "gemma4"):
+    if model in ("gpt2", _GEMMA4):
         header.texts("tokenizer.ggml.merges")
     elif len(scores := header.floats("tokenizer.ggml.scores")) != len(tokens):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(scores):,} scores.")
@@ -119,7 +120,7 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
 def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
     """The parts of a tokenizer.json that are byte-level BPE's own."""
     rule, post = PRE_TOKENIZERS[header.text("tokenizer.ggml.pre")], BYTE_LEVEL
-    if header.flag("tokenizer.ggml.add_bos_token", rule.takes_whole_words):
+    if header.flag("tokenizer.ggml.add_bos_token", rule.begins):
         post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
     return {
         "normalizer": {"type": "NFC"} if rule.normalizes else None,
@@ -133,6 +134,8 @@ def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
 def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, Any]:
     """The parts of a tokenizer.json that are those of BPE with SentencePiece's spelling, as Llama 2's is."""
     is_prefixed = header.flag("tokenizer.ggml.add_space_prefix", True)
+    has_merges = header.text("tokenizer.ggml.model") == _GEMMA4
+    begins = has_merges or header.flag("tokenizer.ggml.add_bos_token", True)  # as llama.cpp, whatever Gemma 4's say
     normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": SPACE}] if is_prefixed else []
     normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
     decoders: list[dict[str, Any]] = [
@@ -140,12 +143,11 @@ def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, 
     ]  # fmt: skip
     if is_prefixed:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    has_merges = header.text("tokenizer.ggml.model") != "llama"
     unknown = next((i for i, k in enumerate(header.integers("tokenizer.ggml.token_type")) if k == UNKNOWN), None)
     return {
         "normalizer": {"type": "Sequence", "normalizers": normalizers},
         "pre_tokenizer": None,
-        "post_processor": _begin_with(header) if header.flag("tokenizer.ggml.add_bos_token", True) else None,
+        "post_processor": _begin_with(header) if begins else None,
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "unk_token": None if unknown is None else header.texts("tokenizer.ggml.tokens")[unknown],

@@ -69,6 +69,23 @@ def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[
     return {"tied_embeddings": tied, "layers": layers}
 
 
+def load(loader: Any, folder: Path | str, **options: Any) -> Any:
+    """A torch model from a folder. loader: a class of Transformers'.
+
+    Raises:
+        ExportError: when the files lack weights, which Transformers would draw at random.
+    """
+    options = {"use_safetensors": True} | options if "gguf_file" not in options else options
+    model, info = loader.from_pretrained(folder, local_files_only=True, output_loading_info=True, **options)
+    lacking = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))  # which nothing reads
+    if lacking:
+        raise ExportError(
+            f"{folder} has no {lacking[0]}, one of {len(lacking)} tensors that its configuration asks for. "
+            "Download the checkpoint again, or save it again with save_pretrained."
+        )
+    return model
+
+
 def load_model(job: dict[str, Any]) -> Any:
     """The torch model, in the precision in which it is converted."""
     import torch
@@ -83,11 +100,9 @@ def load_model(job: dict[str, Any]) -> Any:
     # takes half the memory. Checkpoints stay in their own precision until they are compressed.
     compressed: Any = torch.float16 if job["gguf"] else "auto"
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(job["weights"], compressed)
-    where = {"gguf_file": path.name} if job["gguf"] else {"use_safetensors": True}
+    where = {"gguf_file": path.name} if job["gguf"] else {}
     folder = path.parent if job["gguf"] else path
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, trust_remote_code=job["trust_remote_code"], **where
-    )
+    model = load(AutoModelForCausalLM, folder, dtype=dtype, trust_remote_code=job["trust_remote_code"], **where)
     if job["gguf"]:
         with contextlib.suppress(PermissionError):  # Windows, as above
             path.unlink()

@@ -18,7 +18,7 @@ import openvino
 
 from outrider.bundle.manifest import ImageLayout
 from outrider_export.progress import Progress
-from outrider_export.with_torch.convert import convert_loaded
+from outrider_export.with_torch.convert import convert_loaded, load
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def load_whole(folder: Path, weights: str) -> Any:
     from transformers import AutoModelForImageTextToText
 
     dtype: Any = {"fp32": torch.float32, "fp16": torch.float16}.get(weights, "auto")
-    return AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, local_files_only=True, use_safetensors=True)
+    return load(AutoModelForImageTextToText, folder, dtype=dtype)
 
 
 def decoder_of(whole: Any, text_model: str) -> Any:

@@ -207,6 +207,8 @@ class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: TextEncoderKind
     pooling: Pooling | None = None  # which hidden states of a text are its embedding
+    lowercase: bool = False  # texts are put in lower case before anything else
+    prompt: str = ""  # before each text
 
 
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

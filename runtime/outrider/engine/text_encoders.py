@@ -142,6 +142,7 @@ class Embedder(_TextEncoder):
         if not self._tokenizer.encode(["a", "a a a a"]).attention_mask.data[0, 0]:
             config.padding_side = "left"  # as the tokenizer pads: else the pipeline looks for last tokens elsewhere
         config.max_length = self.context_length
+        self._entry = entry
         self._pipeline = pipeline(folder, device, config, **_properties_on(device))
 
     @property
@@ -183,9 +184,10 @@ class Embedder(_TextEncoder):
         return Embeddings(vectors, sum(lengths))
 
     def _text_of(self, index: int, given: str | Sequence[int]) -> str:
-        """A text; for token ids the one that has them: openvino-genai's pipeline reads texts alone."""
+        """A text as the model reads it; for token ids the one that has them, as the pipeline reads texts alone."""
         if isinstance(given, str):
-            return given
+            text = f"{self._entry.prompt}{given}" if given.strip() else given
+            return text.lower() if self._entry.lowercase else text
         ids = [*given]
         most = self.bundle.manifest.main.vocab_size
         text = self._tokenizer.decode(ids, skip_special_tokens=True) if all(0 <= i < most for i in ids) else None

@@ -144,13 +144,14 @@ class ChatTemplates:
     def _rendered(
         self, source: str, messages: Any, tools: Any, answering: bool, given: Mapping[str, Any] | None = None
     ) -> str:
+        given = _as_known(source, given or {})
         variables = {
             "messages": messages,
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": answering,
             **self.special_tokens,
-            **(given or {}),
+            **given,
         }
         try:
             return render(compiled(source), variables, len(json.dumps([messages, variables["tools"], given])))
@@ -165,6 +166,9 @@ class ChatTemplates:
                 "model comes from, or give the prompt as text with chat_template=False."
             ) from error
         except Exception as error:
+            if given.get(_EFFORT) == _NO_EFFORT:  # of a template that knows degrees alone
+                others = {name: value for name, value in given.items() if name != _EFFORT}
+                return self._rendered(source, messages, tools, answering, others)
             raise RefusedMessages(f"The model's chat template refuses these messages: {one_line(error)}.") from error
 
     @cached_property
@@ -195,6 +199,21 @@ class ChatTemplates:
                 continue
             return _KEY in text and f'\\"{_KEY}' not in text
         return False
+
+
+_EFFORT, _NO_EFFORT = "reasoning_effort", "none"  # OpenAI's word for no reasoning
+_OTHER_WORDS = ("no_think", "off", "disabled")  # of templates: the first is Hy3's
+_TAGS = re.compile(r"\{[%{][^{}]*\breasoning_effort\b[^{}]*[%}]\}")
+_QUOTED = re.compile(r"""['"](\w+)['"]""")
+
+
+def _as_known(source: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Variables in which no reasoning has the template's own word, if it has one."""
+    if given.get(_EFFORT) != _NO_EFFORT:
+        return given
+    words = [word for tag in _TAGS.findall(source) for word in _QUOTED.findall(tag)]
+    other = next((word for word in words if word in _OTHER_WORDS), None)
+    return given if _NO_EFFORT in words or other is None else {**given, _EFFORT: other}
 
 
 _CONTINUED = "\ufdd1"  # a noncharacter of Unicode, which texts do not contain: the end of a message to continue
