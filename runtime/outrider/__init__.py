@@ -15,6 +15,8 @@ What apps may import, here and elsewhere, is listed in docs/api.md. Packages tha
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.errors import (
@@ -64,6 +66,11 @@ _MODULES = {
     "types": ("CacheUse", "Prompt", "TokenLogprobs"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+try:
+    Path.home()
+except RuntimeError:  # without a home folder, OpenVINO's statistics fail, and its import with them
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 
 def __getattr__(name: str) -> object:

@@ -14,6 +14,7 @@ from exports import Recorder
 from outrider.engine.opening import open_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
+from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.sources.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE, choose_gguf
 from outrider_export.sources.source import default_name, fetch, locate
 
@@ -39,6 +40,23 @@ def test_a_path_with_nothing_there_is_never_downloaded(name: str) -> None:
         locate(name)
     with pytest.raises(ExportError, match="There is no"):
         locate(Path("org/name"))  # a Path is never a hub id
+
+
+@pytest.mark.parametrize("name", ["b\udcffd", "x" * 250])
+def test_names_that_are_no_text_or_long_are_recorded(name: str, tmp_path: Path) -> None:
+    """Bytes that are not in UTF-8, as names on Linux may have."""
+    try:
+        (tmp_path / name).mkdir()
+    except OSError:
+        pytest.skip("this system has no such names")
+    located = locate(tmp_path / name)
+    assert located.path == tmp_path / name
+    assert located.id == name.replace("\udcff", "?")
+    cache = BundleCache(tmp_path)
+    cache.folder.mkdir()
+    sources = (CachedSource("main", "folder", str(tmp_path / name), "content"),)
+    cache._touch(cache.folder / "bundle", sources)
+    assert (cache.folder / "bundle.json").exists() is name.isascii()
 
 
 @pytest.mark.parametrize("name", ["model.guf", "model.gguff", "modl.gguf", "models/../model.ggfu"])

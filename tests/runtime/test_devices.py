@@ -712,6 +712,32 @@ class TestProcessor:
         monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
         assert processor.find_processor().description["instructions"] == instructions
 
+    @pytest.mark.parametrize(("own", "files", "quota"), [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000", "cpu.max": "max 100000"}, 1),
+        ("0::/of/the/host\n", {"cpu.max": "350000 100000"}, 3),  # a container without a namespace of its own
+        ("5:cpu,cpuacct:/a\n0::/a\n", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 2),
+        ("5:cpu:/\n4:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 0),
+        ("0::/\n", {"cpu.max": "many"}, 0), ("what is this", {}, 0), (None, {}, 0),
+    ])  # fmt: skip
+    def test_threads_follow_the_quota_of_a_container(
+        self, own: str | None, files: dict[str, str], quota: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        if own is not None:
+            (tmp_path / "own").write_text(own)
+        monkeypatch.setattr(processor, "_CGROUPS", tmp_path)
+        monkeypatch.setattr(processor, "_OWN_CGROUPS", tmp_path / "own")
+        monkeypatch.setattr(processor, "count_cores", lambda _: {"performance": 2, "efficiency": 2, "threads": 6})
+        found = processor.find_processor()
+        assert found.quota == quota
+        assert ("a quota of" in found.description["processor"]) is bool(quota)
+        (tmp_path / "own").write_text("0::/\n")
+        (tmp_path / "cpu.max").write_text("400000 100000")
+        assert processor.find_processor().quota == 0
+
     def test_the_system_is_asked_where_openvino_does_not_say(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

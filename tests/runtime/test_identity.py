@@ -94,6 +94,14 @@ def test_a_device_is_tried_again_beside_another_processor(part: ModelSpec, monke
     assert len(tried) == 2
 
 
+def test_threads_are_those_of_a_quota_unless_a_number_is_given(
+    part: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_spec, "this_processor", lambda: ProcessorFacts("one", quota=3))
+    threads = [part.on("CPU", DeviceConfig(num_threads=given)).options.num_threads for given in (0, 1, 8)]
+    assert threads == [3, 1, 8]
+
+
 def in_eights(part: ModelSpec, backend: Any) -> tuple[ModelSpec, Any]:
     backend.use(Exactness(rule=RowRule(call=Rounding(8, 8))))
     return part, backend

@@ -42,6 +42,20 @@ def reseal(file: SavedValue[Any], content: bytes | str) -> None:
         file.path.write_text(json.dumps(record))
 
 
+def test_nothing_is_saved_where_there_is_no_home_folder(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """As in a container whose user has no entry in passwd."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_path", refuse)
+    value = SavedValue(saved._folder() / "verdicts", {"device": "GPU"}, Verdict)
+    assert "Set OUTRIDER_CACHE to a folder" in caplog.text
+    value.write(Verdict(works=True))
+    assert value.read() is None
+
+
 def test_a_value_of_another_shape_is_not_read(tmp_path: Path) -> None:
     """As after an update: a field that is not in the file would silently have its default."""
     old, new = (make_dataclass("Made", fields) for fields in ([("a", int, 1)], [("a", int, 1), ("b", int, 2)]))

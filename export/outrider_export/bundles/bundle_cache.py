@@ -257,9 +257,12 @@ class BundleCache:
         return sorted(folder for folder in self.folder.glob(f"[!.]*-{digest}") if folder.is_dir())
 
     def _touch(self, folder: Path, sources: tuple[CachedSource, ...] | None) -> None:
-        """Record a bundle's use and its sources. In a cache that is read-only, nothing is recorded."""
+        """Record a bundle's use and its sources. Nothing is recorded in a cache that is read-only.
+
+        Nor is a source whose name is not text, as names on Linux may be.
+        """
         record = _record_of(folder)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeEncodeError):
             if sources is None or _sources(record) == sources:
                 os.utime(record)
             else:

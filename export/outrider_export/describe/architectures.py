@@ -47,7 +47,7 @@ _ALL = (
     Architecture("cohere2", "Command R7B, Command A, Tiny Aya", "mixed", features=False),
     Architecture("cohere2_moe", "North Mini Code 30B-A3B", "mixed", experts=True, features=False),
     Architecture("deepseek_v2", "DeepSeek V2, V2-Lite", experts=True),
-    Architecture("deepseek_v3", "DeepSeek V3, Moonlight 16B-A3B", experts=True),
+    Architecture("deepseek_v3", "DeepSeek V3, Kimi K2, Moonlight 16B-A3B", experts=True),
     Architecture("dots1", "dots.llm1", experts=True),
     Architecture("ernie4_5", "ERNIE 4.5 0.3B", onnx=True, like="llama"),
     Architecture("ernie4_5_moe", "ERNIE 4.5 21B-A3B, 300B-A47B", experts=True),

@@ -19,7 +19,7 @@ from outrider.bundle.manifest import ImageLayout
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError, install, is_installed
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates
-from outrider.system.files import FAULTS, usable, why
+from outrider.system.files import FAULTS, as_text, usable, why
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_shards import SUFFIX, models_in, shards_of, whole_name
 from outrider_export.sources.hub import download, download_gguf
@@ -157,12 +157,12 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
         if path.is_dir():
             models = [] if (path / "config.json").is_file() else models_in(path)
             if len(models) != 1:
-                return Located(path.resolve().name, "folder", path)
+                return Located(as_text(path.resolve().name), "folder", path)
             path = models[0]
         if path.suffix.lower() != SUFFIX:
             raise ExportError(f"{text} is neither a checkpoint folder nor a .gguf file. Name the folder it is in.")
         first = shards_of(path)[0]
-        return Located(whole_name(first.name), "gguf", first)
+        return Located(as_text(whole_name(first.name)), "gguf", first)
     if near := nearly_gguf(path):
         raise ExportError(f"There is no {text}. {near}")
     looks_like_path = isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or "\\" in text

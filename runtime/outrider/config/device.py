@@ -111,7 +111,7 @@ class DeviceConfig(Section):
         0,
         _threads,
         "CPU threads of the models",
-        means="the fastest number in OpenVINO, ONNX Runtime's default otherwise",
+        means="the fastest number in OpenVINO, ONNX Runtime's default otherwise, a container's quota where it has one",
     )
     draft_num_threads: int | None = option(
         None, _threads, "CPU threads of the draft models", means="as the main model's"

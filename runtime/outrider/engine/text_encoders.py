@@ -15,6 +15,7 @@ from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import TextEncoderEntry, TextEncoderKind
 from outrider.engine.opening import open_bundle
 from outrider.errors import DeviceError, OptionError, RequestError, TooLong, one_line
+from outrider.models.backends.processor import this_processor
 
 _BATCH_TOKENS, _BATCH_TEXTS = 8192, 32  # of one call, with padding
 _WHAT: dict[TextEncoderKind, str] = {"embedding": "an embedding model", "rerank": "a reranker"}
@@ -109,9 +110,12 @@ class _TextEncoder:
                 raise DeviceError(f"The device has failed: {one_line(error)}.") from error
 
 
-def _properties_on(device: str) -> dict[str, str]:
+def _properties_on(device: str) -> dict[str, Any]:
     """OpenVINO's: on a CPU f32, where its default depends on the processor, and with it the vectors."""
-    return {"INFERENCE_PRECISION_HINT": "f32"} if device.startswith("CPU") else {}
+    if not device.startswith("CPU"):
+        return {}
+    quota = this_processor().quota
+    return {"INFERENCE_PRECISION_HINT": "f32"} | ({"INFERENCE_NUM_THREADS": quota} if quota else {})
 
 
 class Embedder(_TextEncoder):
@@ -186,8 +190,8 @@ class Embedder(_TextEncoder):
     def _text_of(self, index: int, given: str | Sequence[int]) -> str:
         """A text as the model reads it; for token ids the one that has them, as the pipeline reads texts alone."""
         if isinstance(given, str):
-            text = f"{self._entry.prompt}{given}" if given.strip() else given
-            return text.lower() if self._entry.lowercase else text
+            whole = f"{self._entry.prompt}{given}" if given.strip() else given
+            return whole.lower() if self._entry.lowercase else whole
         ids = [*given]
         most = self.bundle.manifest.main.vocab_size
         text = self._tokenizer.decode(ids, skip_special_tokens=True) if all(0 <= i < most for i in ids) else None

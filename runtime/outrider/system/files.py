@@ -127,3 +127,8 @@ def shown(path: object) -> str:
     """A name for a message, cut if it is too long."""
     text = str(path)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def as_text(name: str) -> str:
+    """A file's name for a manifest: bytes that are not in UTF-8, as names on Linux may have, become question marks."""
+    return name.encode("utf-8", "replace").decode("utf-8")

@@ -22,8 +22,19 @@ from outrider.system.files import FAULTS, NO_ROOM, check_seal, sealed, why, writ
 
 log = logging.getLogger("outrider")
 
-# The environment variable names another folder, for child processes too.
-FOLDER = Path(os.environ.get("OUTRIDER_CACHE") or platformdirs.user_cache_path("outrider", appauthor=False))
+
+def _folder() -> Path:
+    """The cache folder. Where a user has no home folder, as in some containers, one that nothing can be written to."""
+    if named := os.environ.get("OUTRIDER_CACHE"):  # for child processes, too
+        return Path(named)
+    try:
+        return platformdirs.user_cache_path("outrider", appauthor=False)
+    except RuntimeError:
+        log.warning("There is no home folder: nothing is saved for later starts. Set OUTRIDER_CACHE to a folder.")
+        return Path(os.devnull, "outrider")
+
+
+FOLDER = _folder()
 
 _FORMAT = 2  # of the files
 

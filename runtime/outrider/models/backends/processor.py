@@ -8,13 +8,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import math
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import openvino as ov
@@ -37,7 +38,7 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # environment variables tha
 _BELOW_BF16 = frozenset({"SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"})
 _BELOW = {"bf16": _BELOW_BF16, "f16": _BELOW_BF16 | {"AVX512_CORE_BF16"}}
 
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO, _OWN_CGROUPS, _CGROUPS = Path("/proc/cpuinfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _SYSCTL = {
     "hw.optional.avx2_0": "avx2",
     "hw.optional.avx512f": "avx512f",
@@ -66,6 +67,7 @@ class ProcessorFacts:
     cores: Mapping[str, int] = field(default_factory=dict)
     capabilities: tuple[str, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
+    quota: int = 0  # cores whose time a container may use, if they are fewer than there are; 0: all
 
     @property
     def description(self) -> dict[str, str]:
@@ -74,7 +76,7 @@ class ProcessorFacts:
             f"{count} {kind if kind in ('cores', 'threads') else f'{kind} cores'}" for kind, count in self.cores.items()
         )
         return {
-            "processor": ", ".join([self.name, *counted]),
+            "processor": ", ".join([self.name, *counted, *([f"a quota of {self.quota}"] if self.quota else [])]),
             "instructions": " ".join(self.instructions) or "not known",
             "capabilities": " ".join(self.capabilities) or "not known",
             **self.limits,
@@ -97,14 +99,38 @@ def find_processor() -> ProcessorFacts:
         flags |= found
     names += [platform.processor(), platform.machine()]
     capabilities = [] if core is None else _attempt(lambda: _capabilities(core)) or []
-    cores = None if core is None else _attempt(lambda: count_cores(core))
+    cores = (None if core is None else _attempt(lambda: count_cores(core))) or {"threads": os.cpu_count() or 1}
+    quota = find_quota()
     return ProcessorFacts(
         name=next((name for name in names if name), "not known"),
         instructions=tuple(each for each in INSTRUCTIONS if each in flags),
-        cores=cores or {"threads": os.cpu_count() or 1},
+        cores=cores,
         capabilities=tuple(sorted(capability for capability in capabilities if capability[:2] in ("FP", "BF", "IN"))),
         limits={name: value for name in LIMITS if (value := os.environ.get(name))},
+        quota=quota if quota < (sum(count for kind, count in cores.items() if kind != "threads") or math.inf) else 0,
     )
+
+
+def find_quota() -> int:
+    """The cores whose time Linux' control groups leave this process, rounded down, but 1 at least; 0 for no quota.
+
+    More threads than that stand still together until the next period begins. Source: Linux' cgroup-v1 and cgroup-v2.
+    """
+    folders = []
+    for line in (_attempt(lambda: _OWN_CGROUPS.read_text(encoding="utf-8")) or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers or "cpu" in controllers.split(","):
+            own = PurePosixPath(path.lstrip("/"))
+            folders += [_CGROUPS / ("cpu" if controllers else "") / each for each in (own, *own.parents)]
+    found = [quota for folder in folders if (quota := _attempt(functools.partial(_quota_of, folder))) is not None]
+    return max(1, int(min(found))) if found else 0
+
+
+def _quota_of(folder: Path) -> float | None:
+    """The cores of one control group; None for no quota."""
+    names = ["cpu.max"] if (folder / "cpu.max").exists() else ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+    quota, period = " ".join((folder / name).read_text(encoding="utf-8") for name in names).split()
+    return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
 @functools.cache

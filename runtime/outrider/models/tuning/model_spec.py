@@ -113,8 +113,10 @@ class ModelSpec:
         return self.role == "main"
 
     def on(self, device: str, options: DeviceConfig) -> ModelSpec:
-        """The same on a device, with its own of these options."""
-        return dataclasses.replace(self, device=device, options=options.of(self.role))
+        """The same on a device, with its own of these options. Threads are as many as a container's quota allows."""
+        own = options.of(self.role)
+        threads = own.num_threads or this_processor().quota
+        return dataclasses.replace(self, device=device, options=dataclasses.replace(own, num_threads=threads))
 
     @property
     def support(self) -> Support:
