@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from outrider.inputs.reasoning.stream import Splitter, Thought
-from outrider.inputs.tools.stream import ToolCallDelta, ToolCallStream, held_for, joined
+from outrider.inputs.tools.openers import held_for
+from outrider.inputs.tools.stream import ToolCallDelta, ToolCallStream, joined
 
 _QUOTES = "`'\""  # a marker after one of these is only mentioned
 

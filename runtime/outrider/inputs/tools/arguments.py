@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from outrider.inputs.text.stream import num_held
 from outrider.inputs.tools.values import as_json, table_of, types_of
 
 _ESCAPED = '"\\/bfnrtu'  # what a backslash may stand before in JSON
+_LONGEST_END = 32  # characters of a tag after a value, with the line break before it
 _NONE = {"o": "u", "n": "l", "e": "l"}  # null for None, after its first letter
 
 
@@ -95,18 +95,14 @@ class JsonArguments:
 
 @dataclass(frozen=True)
 class Tags:
-    """How arguments are written one by one.
+    """How arguments are written one by one."""
 
-    name, key: around the function's name and an argument's key. value: around a value; blanks around these are no part
-    of it if `padded`. end: after the last argument. line: between all of these.
-    """
-
-    name: tuple[str, str]
-    key: tuple[str, str]
-    value: tuple[str, str]
-    end: str = ""
-    line: str = "\n"
-    padded: bool = False
+    name: tuple[str, str]  # around the function's name
+    key: tuple[str, str]  # around an argument's key
+    value: tuple[str, str]  # around a value
+    end: str = ""  # after the last argument
+    line: str = "\n"  # between all of these
+    padded: bool = False  # line breaks around a value are no part of it
 
     @cached_property
     def key_or_end(self) -> re.Pattern[str]:
@@ -117,66 +113,42 @@ class Tags:
         return re.compile(f"{begin}[\"']?([^<>]*?)[\"']?{after}{between}{end}|(?=</tool_call>)")
 
     @cached_property
-    def after_value(self) -> tuple[str, ...]:
+    def after_value(self) -> re.Pattern[str]:
         """What ends a value: its tag or, where it is missing, on the next line another key or the end."""
-        return (self.value[1].strip(), *((f"\n{self.key[0]}", f"\n{self.end}") if self.padded else ()))
+        tag, others = re.escape(self.value[1].strip()), "|".join(map(re.escape, (self.key[0], self.end)))
+        return re.compile(f"\n?{tag}|\n(?={others})" if self.padded else tag)
 
 
 class TaggedArguments:
-    """The same for arguments between tags.
+    """The same for arguments between tags, each of which is given when its value is complete.
 
-    Values become JSON by the function's schema, or by what they look like without one. A string by its schema comes
-    piece by piece.
+    Values become JSON by the function's schema, or by what they look like without one.
     """
 
     def __init__(self, tags: Tags, schema: Mapping[str, Any]) -> None:
         self.is_complete = False
         self._tags, self._schema = tags, schema
         self._num_keys = 0
-        self._types: set[str] | None = None  # of the value
-        self._step = self._key
-        self._is_first = False  # whether none of the value was read
+        self._num_searched = 0  # characters of the value, in which its end was not found
 
     def take(self, text: str) -> tuple[str, str]:
         """Read on, up to the end of the arguments."""
         added = ""
-        while not self.is_complete:
-            new, rest, goes_on = self._step(text)
-            added, text = added + new, rest
-            if not goes_on:
+        while not self.is_complete and (found := self._tags.key_or_end.search(text)):
+            key = found[1]
+            if key is None:
+                self.is_complete = True
+                return added + ("}" if self._num_keys else "{}"), text[found.end() :]
+            end = self._tags.after_value.search(text, found.end() + self._num_searched)
+            if end is None:
+                self._num_searched = max(len(text) - found.end() - _LONGEST_END, 0)
                 break
+            value, text = text[found.end() : end.start()], text[end.end() :]
+            types = types_of(table_of(self._schema, "properties").get(key), self._schema)
+            value = as_json(value.removeprefix("\n") if self._tags.padded else value, types)
+            added += f"{', ' if self._num_keys else '{'}{json.dumps(key, ensure_ascii=False)}: {value}"
+            self._num_keys, self._num_searched = self._num_keys + 1, 0
         return added, text
-
-    def _key(self, text: str) -> tuple[str, str, bool]:
-        found = self._tags.key_or_end.search(text)
-        if found is None:
-            return "", text, False
-        rest, comma = text[found.end() :], ", " if self._num_keys else "{"
-        if found[1] is None:
-            self.is_complete = True
-            return "}" if self._num_keys else "{}", rest, False
-        self._types = types_of(table_of(self._schema, "properties").get(found[1]), self._schema)
-        self._num_keys, self._is_first, self._step = self._num_keys + 1, True, self._value
-        quote = '"' if self._types == {"string"} else ""
-        return f"{comma}{json.dumps(found[1], ensure_ascii=False)}: {quote}", rest, True
-
-    def _value(self, text: str) -> tuple[str, str, bool]:
-        tags, is_string = self._tags, self._types == {"string"}
-        whole = text.removeprefix("\n") if self._is_first and tags.padded else text
-        place, end = min(((whole.find(end), end) for end in tags.after_value if end in whole), default=(0, ""))
-        if not end and not is_string:
-            return "", text, False
-        self._is_first = self._is_first and not text
-        if end:
-            self._step = self._key
-            rest = whole[place + (len(end) if end == tags.after_value[0] else 1) :]
-            whole = whole[:place].removesuffix("\n") if tags.padded else whole[:place]
-            return f'{_escaped(whole)}"' if is_string else as_json(whole, self._types), rest, True
-        held = [num_held(whole, end) for end in tags.after_value]
-        if tags.padded:
-            held.append(num_held(whole, f"\n{tags.after_value[0]}"))
-        certain = len(whole) - max(held)
-        return _escaped(whole[:certain]), whole[certain:], False
 
 
 def _escaped(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.inputs.text.turns import TOLD_OF_TOOLS
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.heads import head_by_name, head_in_json
-from outrider.inputs.tools.loose import EQUALS_TAGS, INVOKE_TAGS
+from outrider.inputs.tools.loose import BRACKET, EQUALS_TAGS, INVOKE_TAGS
 from outrider.inputs.tools.shapes import ToolCall
 from outrider.inputs.tools.stream import ToolCallStream, joined
 from outrider.inputs.tools.syntaxes import IN_GEMMA, IN_PYTHON, CallSyntax
@@ -24,34 +24,25 @@ class ToolFormat:
 
     form = ToolFormat.of_template(template)
     content, calls = form.parse(text)
-
-    begin: the marker. opener: between it and the first call. key: of the arguments. separator: between calls; empty:
-    each has a marker. end: after a call, or after all if they are separated. blank: next to markers. bare: whether an
-    answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
-    these are no object together. tags: around a name and arguments that are written one by one. numbered: what stands
-    between a name and the call's number. prefix: of the name, within `begin`. around: what may stand around all calls,
-    which is dropped. typed: what may stand before `named`. channels: whether an answer consists of messages, of which
-    calls are some. syntax: of the calls between `begin` and `end`, which are no JSON. closer: between the last of them
-    and `end`.
     """
 
     name: str
-    begin: str
-    end: str = ""
-    opener: str = ""
-    separator: str = ""
-    blank: str = ""
-    key: str = "arguments"
-    bare: bool = False
-    named: str = ""
-    tags: Tags | None = None
-    numbered: str = ""
-    prefix: str = ""
-    around: tuple[str, ...] = ()
-    typed: str = ""
-    channels: bool = False
-    syntax: CallSyntax | None = None
-    closer: str = ""
+    begin: str  # the marker
+    end: str = ""  # after a call, or after all if they are separated
+    opener: str = ""  # between the marker and the first call
+    separator: str = ""  # between calls; empty: each has a marker
+    blank: str = ""  # next to markers
+    key: str = "arguments"  # of the arguments
+    bare: bool = False  # an answer may begin with a call that has no marker
+    named: str = ""  # between a name and arguments in JSON, where these are no object together
+    tags: Tags | None = None  # around a name and arguments that are written one by one
+    numbered: str = ""  # between a name and the call's number
+    prefix: str = ""  # of the name, within `begin`
+    around: tuple[str, ...] = ()  # what may stand around all calls, and is dropped
+    typed: str = ""  # what may stand before `named`
+    channels: bool = False  # an answer consists of messages, of which calls are some
+    syntax: CallSyntax | None = None  # of the calls between `begin` and `end`, which are no JSON
+    closer: str = ""  # between the last of them and `end`
 
     @classmethod
     def of_template(cls, template: str) -> ToolFormat | None:
@@ -98,6 +89,13 @@ class ToolFormat:
         """What calls begin with: the marker, or what may stand before it, or a tag that models write without it."""
         tag = self.tags.name[0] if self.tags else ""
         return (*filter(None, (self.begin.removesuffix(self.prefix), *self.around[:1], tag)),)
+
+    @property
+    def next_begin(self) -> str:
+        """What another call in the same block begins with; empty if each has its marker."""
+        if self.tags is not None:
+            return self.tags.name[0]
+        return BRACKET if self.is_object and not self.separator else ""
 
     @property
     def head(self) -> re.Pattern[str]:

@@ -26,24 +26,19 @@ _KEY = r"[A-Za-z_][A-Za-z0-9_]*"  # one that is written without quotes
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """How calls are written that are no JSON: f(a="x", b=[True]), or call:f{a:<|"|>x<|"|>,b:[true]}.
+    """How calls are written that are no JSON: f(a="x", b=[True]), or call:f{a:<|"|>x<|"|>,b:[true]}."""
 
-    read: the calls that a text is. before: the name. opener, closer: around the arguments. equals, comma, colon: after
-    an argument's name, between values, and after a key. words: for true, false and null. quote: around strings.
-    is_python: strings have Python's escapes, keys have quotes, and JSON is read, too. is_sorted: names are in order.
-    """
-
-    read: ReadWhole
-    before: str
-    opener: str
+    read: ReadWhole  # the calls that a text is
+    before: str  # the name
+    opener: str  # around the arguments
     closer: str
-    equals: str
-    comma: str
-    colon: str
-    words: tuple[str, str, str]
-    quote: str
-    is_python: bool = False
-    is_sorted: bool = False
+    equals: str  # after an argument's name
+    comma: str  # between values
+    colon: str  # after a key
+    words: tuple[str, str, str]  # for true, false and null
+    quote: str  # around strings
+    is_python: bool = False  # strings have Python's escapes, keys have quotes, and JSON is read, too
+    is_sorted: bool = False  # names are in order
 
     def rules(
         self, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer, in_json: Callable[[Any], str]
