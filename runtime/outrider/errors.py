@@ -113,7 +113,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known) or 'none'}."
 
 
-def shown(text: str, most: int = 100) -> str:
+def quoted(text: str, most: int = 100) -> str:
     """A text that somebody has sent, as Python writes it, cut."""
     return repr(text[:most])
 

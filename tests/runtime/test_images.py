@@ -1,5 +1,7 @@
 """Images as they come from elsewhere: which are read, at what size, and in how much memory."""
 
+import base64
+import binascii
 import io
 import struct
 import subprocess
@@ -31,6 +33,18 @@ def test_these_formats_are_read(kind: str) -> None:
     found = read_image(file_of(image, kind))
     assert (found.size, found.mode) == (image.size, "RGB")
     assert np.abs(np.asarray(found).astype(float) - np.asarray(image)).mean() < 10
+
+
+def test_base64_is_read_as_clients_write_it() -> None:
+    data = bytes(range(256)) + b"ab"
+    lines = base64.encodebytes(data).decode()
+    for text in (lines, lines.replace("\n", "\r\n"), lines.replace("\n", ""), lines.rstrip("=\n"), f" {lines}"):
+        assert images.from_base64(text) == data
+    for text in ("a", "aGk*", "a===b", "-_-_"):
+        with pytest.raises(binascii.Error):
+            images.from_base64(text)
+    file = base64.encodebytes(file_of(Image.fromarray(picture(1)), "PNG")).decode()
+    assert read_image(f"DATA:image/png;name=a.png;BASE64,{file}").size
 
 
 @pytest.mark.parametrize("kind", ["EPS", "BMP", "TIFF", "PPM", "TGA", "ICO", "PDF", "PCX", "SGI"])

@@ -33,7 +33,7 @@ from outrider.server.llamacpp import LlamaCompletion, LlamaInfill
 from outrider.server.messages import Messages
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
-from outrider.server.ollama import OllamaChat, OllamaText, shown, tag_of
+from outrider.server.ollama import OllamaChat, OllamaText, running, shown, tag_of
 from outrider.server.openapi import describe
 from outrider.server.protocol.reading import as_text
 from outrider.server.protocol.responses import Health, ModelList
@@ -83,7 +83,7 @@ def make_app(
             Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
             Route("/api/version", partial(_version, _OLLAMA)),
             Route("/api/tags", partial(_tags, service)),
-            Route("/api/ps", partial(_tags, service, loaded=True)),
+            Route("/api/ps", partial(_running, service)),
             Route("/api/show", partial(_show, service), methods=["POST"]),
             Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
             Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
@@ -166,9 +166,13 @@ async def _load(service: Service, _: Request) -> Response:
     return as_json({"server_load": service.queue.running + service.queue.waiting})
 
 
-async def _tags(service: Service, _: Request, *, loaded: bool = False) -> Response:
-    models = service.models.served
-    return as_json({"models": [tag_of(model) for model in models if not loaded or model.info.loaded]})
+async def _tags(service: Service, _: Request) -> Response:
+    return as_json({"models": [*map(tag_of, service.models.served)]})
+
+
+async def _running(service: Service, _: Request) -> Response:
+    loaded, seconds = [each for each in service.models.served if each.info.loaded], service.settings.idle_seconds
+    return as_json({"models": [running(model, seconds) for model in loaded]})
 
 
 async def _show(service: Service, request: Request) -> Response:

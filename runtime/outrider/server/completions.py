@@ -9,7 +9,7 @@ from outrider.decoding.results import Result, TextChunk
 from outrider.server.answers import AnswerChoices, AnswerHead, finish_reason
 from outrider.server.conversations import Conversations
 from outrider.server.infill import Infill
-from outrider.server.logprobs import completion_logprobs
+from outrider.server.logprobs import TextOffsets, completion_logprobs
 from outrider.server.options import AnswerChoice, choices_of_completion
 from outrider.server.protocol.requests import CompletionRequest
 from outrider.server.protocol.responses import Completion, CompletionChoice, CompletionLogprobs
@@ -24,7 +24,7 @@ class Completions(AnswerChoices[CompletionRequest]):
 
     def __init__(self, request: CompletionRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
         super().__init__(request, head, choices)
-        self._offsets = [0] * len(choices)  # characters of each choice's tokens so far
+        self._offsets = [TextOffsets(head.texts) for _ in choices]
         self._echoes = [self._echo(choice.prompt) if request.echo else "" for choice in choices]  # not given out yet
         self._scored = [choice.scored for choice in choices]  # the same
 
@@ -72,6 +72,4 @@ class Completions(AnswerChoices[CompletionRequest]):
         scored, self._scored[number] = self._scored[number], None
         first = scored[0][0] if scored and scored[0] else None
         before = scored[1] if scored else ()
-        made = completion_logprobs([*before, *tokens], self.head.texts, self._offsets[number], first)
-        self._offsets[number] += sum(map(len, made.tokens))
-        return made
+        return completion_logprobs([*before, *tokens], self.head.texts, self._offsets[number], first)

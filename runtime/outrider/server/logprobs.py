@@ -129,18 +129,28 @@ class LocatedLogprobs:
         return made
 
 
+class TextOffsets:
+    """Where tokens begin in the text that they make, in characters. Those of one character begin where it does."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts, self._end = texts, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, token_id: int) -> int:
+        """The next token's."""
+        begin = self._end
+        self._end += len(self._decoder.decode(bytes(self._texts.bytes_of(token_id) or ())))
+        return begin
+
+
 def completion_logprobs(
-    tokens: Sequence[TokenLogprobs], texts: TokenTexts, offset: int, first: int | None = None
+    tokens: Sequence[TokenLogprobs], texts: TokenTexts, offsets: TextOffsets, first: int | None = None
 ) -> CompletionLogprobs:
-    """As /v1/completions has them. offset: characters before the first of the tokens.
+    """As /v1/completions has them. offsets: of the tokens before these.
 
     first: a token before these, which has no log-probability as nothing precedes it.
     """
     token_ids = [*([] if first is None else [first]), *(token.token_id for token in tokens)]
-    offsets = []
-    for token_id in token_ids:
-        offsets.append(offset)
-        offset += len(texts[token_id])
     logprobs: list[float | None] = [] if first is None else [None]
     top: list[dict[str, float] | None] = [] if first is None else [None]
     for token in tokens:
@@ -149,4 +159,4 @@ def completion_logprobs(
             likely.setdefault(texts[i], logprob)  # the likelier of two with the same text
         logprobs.append(token.logprob)
         top.append(likely)
-    return CompletionLogprobs([texts[i] for i in token_ids], logprobs, top, offsets)
+    return CompletionLogprobs([texts[i] for i in token_ids], logprobs, top, [offsets.of(i) for i in token_ids])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import Thought
+from outrider.inputs.vision.images import from_base64
 from outrider.server.answers import AnswerHead, SingleAnswer
 from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
@@ -25,6 +25,7 @@ from outrider.server.reader import AnswerReading, Piece
 from outrider.server.text_encoders import TextEncoder
 from outrider.types import TokenLogprobs
 
+_MOST_IMAGES = 1_000
 _BOTH = ("model", "stream", "format", "options", "think", "logprobs", "top_logprobs")
 _CHAT = (*_BOTH, "messages", "tools")
 _TEXT = (*_BOTH, "prompt", "suffix", "system", "template", "raw", "images")
@@ -91,10 +92,14 @@ def _turn(message: Any, place: int) -> Any:
 
 def _parts(text: Any, images: Any, place: str) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
-    for image in images if isinstance(images, list) else [images]:
+    images = images if isinstance(images, list) else [images]
+    if len(images) > _MOST_IMAGES:
+        message = f"{len(images):,} images are more than a message may have, {_MOST_IMAGES:,}. Send fewer."
+        raise ApiError(400, message, param=place, code="invalid_value")
+    for image in images:
         try:
-            base64.b64decode(image, validate=True)
-        except (binascii.Error, ValueError, TypeError) as error:
+            from_base64(as_text(image, place))
+        except ValueError as error:
             raise ApiError(400, "An image is not base64.", param=place, code="invalid_type") from error
         parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}})
     return parts
@@ -248,7 +253,7 @@ class OllamaText(OllamaChat):
 
 
 def tag_of(model: Model | TextEncoder) -> dict[str, Any]:
-    """A model in /api/tags and /api/ps."""
+    """A model in /api/tags."""
     info, manifest = model.info, model.bundle.manifest
     return {
         "name": model.name,
@@ -258,6 +263,20 @@ def tag_of(model: Model | TextEncoder) -> dict[str, Any]:
         "digest": model.fingerprint.removeprefix("outrider-").ljust(64, "0"),
         "details": details_of(model),
     }
+
+
+def running(model: Model | TextEncoder, idle_seconds: float | None) -> dict[str, Any]:
+    """A model in /api/ps. idle_seconds: after which it is unloaded; None: never, for which a date has to do as well."""
+    tag, device = tag_of(model), model.device if isinstance(model, TextEncoder) else model.config.device.main_device
+    expires = datetime(9999, 12, 31, tzinfo=UTC)
+    if idle_seconds is not None:
+        unused = 0.0 if model.num_users else time.monotonic() - model.last_used
+        expires = datetime.now(UTC) + timedelta(seconds=idle_seconds - unused)
+    on_gpu = device.startswith("GPU")
+    return tag | {
+        "expires_at": expires.isoformat(), "size_vram": tag["size"] if on_gpu else 0,
+        "context_length": model.info.max_model_len,
+    }  # fmt: skip
 
 
 def details_of(model: Model | TextEncoder) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 
 from outrider.config import without_word
-from outrider.errors import shown
+from outrider.errors import quoted
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
 from outrider.server.protocol.items import ResponseRequest, SchemaFormat
@@ -197,7 +197,7 @@ def schema_of(named: NamedSchema | SchemaFormat, place: str) -> Any:
     except ValueError as error:
         message = f"{place}: {error}."
         raise ApiError(400, message, param=place, code="invalid_value") from error
-    say_once("response_format" if named.name is None else shown(named.name), left_out)
+    say_once("response_format" if named.name is None else quoted(named.name), left_out)
     return made
 
 

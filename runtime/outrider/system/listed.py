@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from outrider.errors import shown
+from outrider.errors import quoted
 
 _MOST_AT_ONCE = 20  # names that one call lists
 _MOST_LISTED = 200  # names in all, as clients choose them
@@ -30,7 +30,7 @@ class ListedOnce:
             return
         new = dict[tuple[str, ...], None]()
         for name in names:
-            each = (*of, shown(name))
+            each = (*of, quoted(name))
             if each not in self._listed:
                 new[each] = None
                 if len(new) == _MOST_AT_ONCE:

@@ -171,6 +171,7 @@ def test_ollama_s_clients_see_the_models(http: httpx.Client) -> None:
         (model,) = http.get(path).json()["models"]
         assert model["name"] == "tiny"
         assert model["size"] > 0
+    assert (model["size_vram"], model["expires_at"][:4], model["context_length"]) == (0, "9999", 8192)  # on the CPU
     shown = http.post("/api/show", json={"model": "tiny"}).json()
     assert shown["capabilities"] == ["completion"]
     assert shown["model_info"]["qwen2.context_length"] == 8192

@@ -14,6 +14,7 @@ import outrider
 from outrider.server.app import make_app
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
+from outrider.server.logprobs import TokenTexts
 from outrider.server.options import choices_of_chat
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.reading import read_request
@@ -319,12 +320,15 @@ def test_echo_has_the_prompt_s_log_probabilities(http: httpx.Client, engine: out
     """As evaluations ask for them."""
     body = {"model": "tiny", "prompt": "The fox is 😀", "max_tokens": 2, "echo": True, "logprobs": 2}
     made = http.post(TEXT, json=body).json()["choices"][0]["logprobs"]
-    token_ids = engine.encode_prompt("The fox is 😀", chat_template=False)
+    token_ids, texts = engine.encode_prompt("The fox is 😀", chat_template=False), TokenTexts(engine.tokenizer)
     scores = engine.score(token_ids[:1], token_ids[1:], chat_template=False)
     assert made["token_logprobs"][: len(token_ids)] == [None, *map(pytest.approx, scores)]
     assert made["top_logprobs"][0] is None
     assert all(max(top.values()) >= score for top, score in zip(made["top_logprobs"][1:], scores, strict=False))
-    assert len(made["tokens"]) == len(made["text_offset"]) == len(token_ids) + 2
+    assert len(made["tokens"]) == len(token_ids) + 2
+    places = [len(texts.text_of(token_ids[:i]).rstrip("\ufffd")) for i in range(len(token_ids))]
+    assert made["text_offset"][: len(token_ids) + 1] == [*places, len("The fox is 😀")]
+    assert len({*places}) < len(places)  # some tokens are of one character
     found = [event["choices"][0]["logprobs"] for event in events_of(http.post(TEXT, json=body | {"stream": True}))]
     assert [each for logprobs in found if logprobs for each in logprobs["token_logprobs"]] == made["token_logprobs"]
     only = http.post(TEXT, json=body | {"prompt": ["Hi", body["prompt"]], "max_tokens": 0}).json()  # so do they, too

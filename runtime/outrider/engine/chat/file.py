@@ -13,6 +13,7 @@ import msgspec
 
 from outrider.engine.chat.turn import ChatTurn
 from outrider.errors import OptionError, RequestError, nearest
+from outrider.inputs.vision.images import is_data_url
 from outrider.system.files import FAULTS, check_seal, reading, sealed, shown, usable, why, write_whole
 from outrider.system.nesting import check_json
 from outrider.types import Prompt, num_common_tokens
@@ -204,7 +205,7 @@ def _fault_of(messages: Sequence[Message]) -> str:
 
 def _is_kept(part: Mapping[str, Any]) -> bool:
     """Whether a part is no image, or has it as a `data:` URL."""
-    return part.get("type") != "image" or str(part.get("image")).startswith("data:")
+    return part.get("type") != "image" or is_data_url(part.get("image"))
 
 
 def _dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from outrider.errors import OptionError, one_line, shown
+from outrider.errors import OptionError, one_line, quoted
 from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
@@ -64,7 +64,7 @@ def _followed(function: Mapping[str, Any]) -> Mapping[str, Any]:
     if not parameters:
         return function
     made, left_out = widened(parameters, strict=bool(function.get("strict")))
-    say_once(f"the function {shown(function['name'])}", left_out)
+    say_once(f"the function {quoted(function['name'])}", left_out)
     return {**function, "parameters": made}
 
 
@@ -162,7 +162,7 @@ def _held_to(function: Mapping[str, Any], rules: list[str], left_out: list[str])
             f"tools cannot be followed: {function['name']!r} is strict, and in the syntax of this model's calls "
             f"nothing can be held to {left_out[0]}. Leave it out, or set strict to false."
         )
-    say_once(f"the function {shown(function['name'])}", left_out)
+    say_once(f"the function {quoted(function['name'])}", left_out)
     return rules
 
 

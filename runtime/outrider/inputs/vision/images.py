@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import functools
 import io
 import re
@@ -46,7 +45,7 @@ def read_image(image: Any, memory: float = MEMORY) -> Any:
     if isinstance(image, np.ndarray):
         return _of_array(pillow, image, memory)
     name = "image"
-    if isinstance(image, str) and image.startswith("data:"):
+    if is_data_url(image):
         image = _of_data_url(image)
     elif isinstance(image, str | Path):
         name = f"image {shown(image)}"
@@ -73,8 +72,8 @@ def to_data_url(image: Any) -> str:
 
     The bytes of a file are kept as they are, so that a photo takes no more room. Other images become a PNG.
     """
-    if isinstance(image, str) and image.startswith("data:"):
-        return image
+    if is_data_url(image):
+        return str(image)
     name = "image"
     if isinstance(image, str | Path):
         name = f"image {shown(image)}"
@@ -85,6 +84,21 @@ def to_data_url(image: Any) -> str:
         image = file.getvalue()
     kind = _opened(_pillow()[0], image, name).get_format_mimetype()
     return f"data:{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def is_data_url(image: object) -> bool:
+    """Whether it is a text that says that it is a `data:` URL."""
+    return isinstance(image, str) and image[:5].lower() == "data:"
+
+
+def from_base64(text: str) -> bytes:
+    """The bytes that a text in base64 stands for, in lines or in one, and with or without padding.
+
+    Raises:
+        ValueError: for other text. Source: "forgiving-base64 decode", https://infra.spec.whatwg.org.
+    """
+    body = "".join(text.split())
+    return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
 
 
 def _bytes_of(path: str | Path) -> bytes:
@@ -145,11 +159,11 @@ def _check_exif(num_bytes: int) -> None:
 
 def _of_data_url(url: str) -> bytes:
     head, comma, body = url.partition(",")
-    if not comma or not head.endswith(";base64"):
+    if not comma or not head.lower().endswith(";base64"):
         raise RequestError(f"The image's URL begins {head[:60]!r}, and has to be data:image/…;base64,…")
     try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
+        return from_base64(body)
+    except ValueError as error:
         raise RequestError(
             f"The image's data: URL is no base64: {one_line(error)}. Encode the file's bytes."
         ) from error

@@ -15,7 +15,7 @@ from outrider.bundle.folder import Bundle
 from outrider.bundle.manifest import MODEL_NAMES, VisionEntry
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.vision.encoder import VisionEncoder
-from outrider.inputs.vision.images import MEMORY, read_image
+from outrider.inputs.vision.images import MEMORY, is_data_url, read_image
 from outrider.inputs.vision.tiles import PROCESSORS, cut_into_tiles, image_text
 from outrider.types import ChatTokenizer, CompiledModel, Prompt, Span
 
@@ -219,7 +219,7 @@ class Vision:
         if kind == "image_url":
             url = part.get("image_url")
             url = url.get("url") if isinstance(url, Mapping) else url
-            if not isinstance(url, str) or not url.startswith("data:"):
+            if not is_data_url(url):
                 raise RequestError(
                     f"Message {place} has the image_url {str(url)[:60]!r}, and images are never fetched. Give the "
                     "image itself, as data:image/…;base64,…"
