@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_LEVELS = 100  # of tables and lists in each other
 # Of one JSON text: by what it is counted, and how many there may be. Python takes up to 300, 150 and 60 bytes for each.
-_MOST = {"lists and objects": (b"[{", 50_000), "names": (b":", 250_000), "values": (b",", 1_200_000)}
+_MOST = {"lists and objects": (b"[{", 25_000), "names": (b":", 225_000), "values": (b",", 1_200_000)}
 
 
 class TooDeep(ValueError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,15 @@ from outrider.inputs.tools.arguments import Tags
 from outrider.inputs.tools.formats import ToolFormat
 from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark, tags_in_lark
 from outrider.inputs.tools.values import ABOUT, bounds_in_lark, branches, definitions_of, properties_of, values_of
-from outrider.tokens.grammar import JSON_STYLE, GrammarSource, check_schema, say_once, widened, with_real_dates
+from outrider.tokens.grammar import (
+    JSON_STYLE,
+    GrammarSource,
+    check_length,
+    check_schema,
+    say_once,
+    widened,
+    with_real_dates,
+)
 from outrider.types import TextTokenizer
 
 _THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")  # markers that a free text may have
@@ -39,10 +47,12 @@ def source_of_calls(
         OptionError: for parameters whose schema cannot be followed in this format, or leads too deep.
     """
     functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
+    bodies, in_json = list[str](), _Json()
     for i, function in enumerate(functions):
         try:
             check_schema(function.get("parameters"))
             functions[i] = _followed(function)
+            bodies += _body(form, f"body_{i}", functions[i], tokenizer, in_json)
         except ValueError as error:
             raise OptionError(f"tools cannot be followed: in {function['name']!r}, {one_line(error)}.") from error
     calls = _Calls(form, tokenizer, once=once or only is not None)
@@ -50,8 +60,7 @@ def source_of_calls(
     if free:
         rules = calls.free if schema is None else [f"start: answer | {calls.all}", calls.answer(schema)]
     rules.append(f"body: {' | '.join(f'body_{i}' for i in range(len(functions)))}")
-    for i, function in enumerate(functions):
-        rules += _body(form, f"body_{i}", function, tokenizer)
+    rules += bodies
     parts = tuple((each["name"], json.dumps(each.get("parameters") or {})) for each in functions)
     if schema is not None:
         parts = (("json_schema", json.dumps(schema)), *parts)
@@ -136,14 +145,16 @@ class _Calls:
         ]
 
 
-def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
+def _body(
+    form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer, in_json: Callable[[Any], str]
+) -> list[str]:
     """The rules for a call of one function, without what is around it."""
     name, parameters = function["name"], function.get("parameters") or _NO_PARAMETERS
     if form.syntax:
-        return _held_to(function, *form.syntax.rules(rule, function, tokenizer, _json))
+        return _held_to(function, *form.syntax.rules(rule, function, tokenizer, in_json))
     if form.tags:
-        return _held_to(function, *rules_of_arguments(form.tags, rule, function, tokenizer))
-    arguments = f"arguments_{rule}: {_json(parameters)}"
+        return _held_to(function, *rules_of_arguments(form.tags, rule, function, tokenizer, in_json))
+    arguments = f"arguments_{rule}: {in_json(parameters)}"
     if form.named:
         typed = f"({tags_in_lark(form.typed, tokenizer)})?" if form.typed else ""
         return [f"{rule}: {literal(name)} {typed} {marker_in_lark(form.named, tokenizer)} arguments_{rule}", arguments]
@@ -172,12 +183,26 @@ def _json(schema: Any) -> str:
     return f"%json {json.dumps({'x-guidance': JSON_STYLE} | made if isinstance(made, dict) else made)}"
 
 
+class _Json:
+    """JSON by schemas, of limited length together: each may have all definitions of its function."""
+
+    def __init__(self) -> None:
+        self._num_characters = 0
+
+    def __call__(self, schema: Any) -> str:
+        """The expression for one of them. Raises ValueError for too much."""
+        made = _json(schema)
+        self._num_characters += len(made)
+        check_length(self._num_characters)
+        return made
+
+
 _OF_OBJECTS = ABOUT | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
 _OF_STRINGS = ABOUT | {"type", "minLength", "maxLength"}
 
 
 def rules_of_arguments(
-    tags: Tags, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer
+    tags: Tags, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer, in_json: Callable[[Any], str]
 ) -> tuple[list[str], list[str]]:
     """Rules for a function's name and arguments: those that are required, and others, in the schema's order.
 
@@ -192,15 +217,20 @@ def rules_of_arguments(
         place = f"{rule}_{i}"
         places.append(place if key in required else f"{place}?")
         head = tags_in_lark(f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}", tokenizer)
-        values, odd = _values(f"{place}_value", tags, schema, parameters, tokenizer)
+        values, odd = _values(f"{place}_value", tags, schema, parameters, tokenizer, in_json)
         rules += [f"{place}: {head} {place}_value {line}", *values]
-        left_out += [f"/properties/{key}/{keyword}" for keyword in odd]
+        left_out += [f"/properties/{key[:100]}/{keyword[:100]}" for keyword in odd]
     head = literal(f"{tags.name[0]}{name}{tags.name[1]}")
     return [f"{rule}: {head} {line} {' '.join(places)} {end}", *rules], left_out
 
 
 def _values(
-    rule: str, tags: Tags, schema: Any, root: Mapping[str, Any], tokenizer: TextTokenizer
+    rule: str,
+    tags: Tags,
+    schema: Any,
+    root: Mapping[str, Any],
+    tokenizer: TextTokenizer,
+    in_json: Callable[[Any], str],
 ) -> tuple[list[str], list[str]]:
     """Rules for a value and the tag after it, and the keywords of a text that they do not follow."""
     sizes, others, left_out = list[str](), list[str](), list[str]()
@@ -212,7 +242,7 @@ def _values(
             sizes.append(bounds_in_lark(branch, "Length"))
             left_out += sorted(branch.keys() - _OF_STRINGS)
         else:
-            others.append(_json({**definitions_of(root), **branch}))
+            others.append(in_json({**definitions_of(root), **branch}))
     if not sizes:
         return [f"{rule}: ({' | '.join(others)}) {tags_in_lark(tags.value[1], tokenizer)}"], left_out
     tag, text = tags.value[1].strip(), f"/(?s:.{{{sizes[0]}}})/"  # what else is allowed can be written as text too

@@ -54,6 +54,11 @@ class CallSyntax:
         return [f"{rule}: {head} {arguments} {literal(self.closer)}", *made.rules], made.left_out
 
 
+def _at(place: str, name: str) -> str:
+    """A place within another, as far as errors and the log show it."""
+    return f"{place}/{name[:100]}"[:200]
+
+
 class _Rules:
     """The rules for the values of one call."""
 
@@ -80,10 +85,10 @@ class _Rules:
         firsts, is_open = list[str](), True  # whether another property may be the first
         ordered = sorted(properties, key=str.lower) if self._syntax.is_sorted else list(properties)
         if self._syntax.is_python and not quoted:
-            self.left_out += [f"{place}/properties/{key}" for key in ordered if not PYTHON_NAME.fullmatch(key)]
+            self.left_out += [_at(place, f"properties/{key}") for key in ordered if not PYTHON_NAME.fullmatch(key)]
             ordered = [key for key in ordered if PYTHON_NAME.fullmatch(key)]
         for key in reversed(ordered):
-            value = self.of(properties[key], f"{place}/properties/{key}")
+            value = self.of(properties[key], _at(place, f"properties/{key}"))
             name = self._new(f"{self._of_key(key, quoted=quoted)} {literal(colon)} {value}")
             if key in required:
                 firsts, is_open = [], False
@@ -103,7 +108,7 @@ class _Rules:
             return self._named(reference, lambda: self._of_any() if is_endless else self.of(found, reference))
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
-                return f"({' | '.join(self.of(each, f'{place}/{key}/{i}') for i, each in enumerate(schema[key]))})"
+                return f"({' | '.join(self.of(each, _at(place, f'{key}/{i}')) for i, each in enumerate(schema[key]))})"
         if (values := values_of(schema)) is not None:
             return f"({' | '.join(map(self._written, values))})"
         kinds = schema.get("type")
@@ -155,14 +160,14 @@ class _Rules:
         least, _, most = bounds_in_lark(schema, "Items").partition(",")
         if most == "0":
             return literal("[]")
-        item = self._new(self.of(schema.get("items", {}), f"{place}/items"))
+        item = self._new(self.of(schema.get("items", {}), _at(place, "items")))
         more = f"{{{max(int(least) - 1, 0)},{most and int(most) - 1}}}"
         return f'"[" ({item} ({literal(self._syntax.comma)} {item}){more}){"" if int(least) else "?"} "]"'
 
     def _of_map(self, schema: Any, place: str, colon: str, *, quoted: bool) -> str:
         """Any keys, with values by a schema."""
         key = self._of_string() if quoted else f"/{_KEY}/"
-        pair = self._new(f"{key} {literal(colon)} {self.of(schema, f'{place}/additionalProperties')}")
+        pair = self._new(f"{key} {literal(colon)} {self.of(schema, _at(place, 'additionalProperties'))}")
         return f"({pair} ({literal(self._syntax.comma)} {pair})*)?"
 
     def _of_any(self) -> str:

@@ -241,7 +241,7 @@ def refusal(source: GrammarSource, reason: str, next_step: str = "") -> OptionEr
 def _check(source: GrammarSource) -> None:
     """Raise OptionError for a grammar that is too long or too deep to be compiled."""
     try:
-        check_length(source.text)
+        check_length(len(source.text))
         source.kind.check(source.text)
     except (ValueError, RecursionError) as error:
         raise refusal(source, str(error)) from error

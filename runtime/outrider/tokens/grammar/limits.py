@@ -42,10 +42,10 @@ class GrammarLimits:
     slow_seconds: float = 0.02
 
 
-def check_length(text: str) -> None:
+def check_length(num_characters: int) -> None:
     """Raise ValueError for a grammar that is longer than `MOST_CHARACTERS`."""
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters, and {MOST_CHARACTERS:,} can be followed")
+    if num_characters > MOST_CHARACTERS:
+        raise ValueError(f"it has {num_characters:,} characters, and {MOST_CHARACTERS:,} can be followed")
 
 
 def check_schema(schema: object) -> None:

@@ -122,7 +122,7 @@ def widened(schema: Any, *, strict: bool = False) -> tuple[Any, list[str]]:
         ValueError: for one that is too long, and for a strict one of which something cannot be followed, with the
             place.
     """
-    check_length(json.dumps(schema, default=dict))
+    check_length(len(json.dumps(schema, default=dict)))
     found = _Found(schema)
     made = _schema(schema, _Place(_referred(schema)), found, 0)
     if strict and found.left_out:
