@@ -1,4 +1,4 @@
-"""Breaks the product in one place after the other, and shows that a test fails for each.
+"""Breaks the product in one place after the other, and shows that a test of one of the suites fails for each.
 
     python tests/mutations.py [-n PROCESSES] [NAME …]
 
@@ -77,9 +77,10 @@ class FirstNoticed:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=self._rank)
 
-    def _rank(self, item: pytest.Item) -> tuple[bool, int]:
+    def _rank(self, item: pytest.Item) -> tuple[bool, bool, int]:
         words = set(re.findall(r"[a-z0-9]{3,}", item.name.lower()))
-        return item.nodeid != self._noticed_by, -len(words & self._words)
+        is_slow = item.get_closest_marker("slow") is not None
+        return item.nodeid != self._noticed_by, is_slow, -len(words & self._words)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._running.write_text(nodeid, encoding="utf-8")
@@ -100,7 +101,7 @@ def _run_tests(folder: Path, mutation: Mutation, noticed_by: str | None) -> None
     os.dup2(output, 1)
     os.dup2(output, 2)
     tests = [os.path.normpath(Path("tests/runtime") / test) for test in mutation.tests.split()]
-    options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", f"--basetemp={folder / 'temporary'}"]
+    options = ["-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", f"--basetemp={folder / 'temporary'}"]
     options += ["-o", f"faulthandler_timeout={TEST_SECONDS}"]
     code = pytest.main([*options, *tests], [FirstNoticed(mutation.name, noticed_by, folder / "running")])
     sys.stdout.flush()

@@ -118,6 +118,7 @@ SAMPLES = sorted(path.name for path in (ROOT / "samples").glob("*.py"))
 WITH_PACKAGES = {"desktop_chat.py": "PySide6", "ray_serve.py": "ray"}
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("sample", [name for name in SAMPLES if name not in WITH_PACKAGES])
 def test_samples_without_arguments_print_usage(sample: str, tmp_path: Path) -> None:
     done = subprocess.run(

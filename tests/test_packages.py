@@ -56,6 +56,7 @@ def test_the_wheel_has_both_halves_and_what_they_read(built: dict[str, Path]) ->
     assert "outrider = outrider.__main__:main" in scripts
 
 
+@pytest.mark.slow
 @pytest.mark.needs("git")
 def test_the_sdist_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path) -> None:
     shutil.unpack_archive(built["sdist"], tmp_path)

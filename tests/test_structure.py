@@ -47,10 +47,16 @@ both = pytest.mark.parametrize(
 )
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file of ours; most tests read all."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports_of(path: Path) -> set[str]:
     """The full names that a file imports, at run time or for types."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -100,7 +106,7 @@ def import_graph(packages: Iterable[Path]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
         found = graph[name] = set()
-        for node in running(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in running(parsed(path)):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names} & {*paths}
             elif isinstance(node, ast.ImportFrom) and node.module in paths:
@@ -127,7 +133,7 @@ def test_a_name_of_a_class_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for package in ALL:
         for path in package.rglob("*.py"):
-            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            for node in parsed(path).body:
                 if isinstance(node, ast.ClassDef) and node.name[0] != "_":
                     places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
     assert not {name: paths for name, paths in places.items() if len(paths) > 1}
@@ -148,6 +154,7 @@ def test_circles_are_found(tmp_path: Path) -> None:
     (package / "part" / "__init__.py").write_text("three = 3\n")
     (package / "part" / "two.py").write_text("if TYPE_CHECKING:\n    from toy.one import One\n")
     test_no_imports_go_in_circles([package])
+    parsed.cache_clear()
     (package / "part" / "two.py").write_text("def late():\n    from toy.one import One\n")
     with pytest.raises(pytest.fail.Exception, match=r"toy\.one imports toy\.part\.two|toy\.part\.two imports toy\.one"):
         test_no_imports_go_in_circles([package])
@@ -164,7 +171,7 @@ def drafter_classes() -> set[str]:
     bases: dict[str, set[str]] = {}
     found: set[str] = set()
     for path in ours():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
                 if any(isinstance(each, ast.FunctionDef) and each.name == "propose" for each in node.body):
@@ -199,7 +206,7 @@ def test_a_kind_of_drafter_is_named_in_three_files_at_most() -> None:
     """Its row, its class or graph, the reader of its checkpoints: all else reads the row."""
     named: dict[str, set[str]] = {name: set() for name in KIND_NAMES}
     for path in [*RUNTIME.rglob("*.py"), *EXPORT.rglob("*.py")]:
-        constants = {getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
+        constants = {getattr(node, "value", None) for node in ast.walk(parsed(path))}
         for name in KIND_NAMES & {each for each in constants if isinstance(each, str)}:
             named[name].add(path.name)
     # A test's bundle and the draft model that a bundle is by itself have the kind that all others are compared with.
@@ -218,11 +225,7 @@ def test_nobody_asks_of_which_class_a_drafter_is() -> None:
     names = drafter_classes()
     assert {"Drafter", "DraftModel", "Copier", "Ngram", "Suffix", "Shuffled"} <= names
     assert not {"Controller", "Fixed", "Trial", "DraftState"} & names
-    found = [
-        f"{path}:{line}"
-        for path in ours()
-        for line in type_switches(ast.parse(path.read_text(encoding="utf-8")), names)
-    ]
+    found = [f"{path}:{line}" for path in ours() for line in type_switches(parsed(path), names)]
     assert found == []
 
 
@@ -250,7 +253,7 @@ def test_every_module_has_its_layer(package: Path, layers: list[set[str]]) -> No
 def test_the_runtime_reaches_what_measures_in_commands_only() -> None:
     """Inside of a command's functions, as the export half: no other command loads it."""
     for path in RUNTIME.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         if path.relative_to(RUNTIME).parts[0] != "cli":
             assert not any(name.startswith("outrider_bench") for name in imports_of(path)), path
         at_import = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]

@@ -258,6 +258,7 @@ def test_what_is_no_checkpoint_is_said(folder: Path, tmp_path: Path) -> None:
     assert content(folder) == before
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash", "dspark", "blockwise"])
 def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: str) -> None:
     """Its rows for the tokens that are proposed most; special tokens are among them."""

@@ -162,6 +162,7 @@ def test_drafts_are_those_of_transformers(clustered: Made, engine: outrider.Engi
     check_drafts(clustered, seen)
 
 
+@pytest.mark.slow
 def test_drafts_of_a_dense_model_are_those_of_transformers(
     dense: Made, dense_engine: outrider.Engine, seen: Any
 ) -> None:
@@ -312,6 +313,7 @@ def test_a_cache_that_it_cannot_read_is_refused(
         monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_auto_leaves_out_one_that_cannot_read_the_cache(clustered: Made) -> None:
     options = EXACT | {"cache_precision": "u8"}
     with pytest.warns(DeviceWarning, match=r"The drafter 'assistant' is left out: cache_precision is 'u8'") as told:

@@ -440,6 +440,7 @@ def lines_until(child: subprocess.Popen[str], last: str) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_exports_and_the_other_waits(start: Callable[..., Any], folder: Path) -> None:
     first = start("wait")
     lines_until(first, "convert main")
@@ -452,6 +453,7 @@ def test_of_two_processes_one_exports_and_the_other_waits(start: Callable[..., A
     assert len(shown_files(folder)) == 2
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_cleared_away(start: Callable[..., Any], file: Path, folder: Path) -> None:
     first = start("wait")
     lines_until(first, "convert main")
@@ -466,6 +468,7 @@ def test_what_a_killed_process_left_is_cleared_away(start: Callable[..., Any], f
     assert not opened(file)[1].exported
 
 
+@pytest.mark.slow
 def test_leftovers_of_other_models_are_cleared_away_unless_they_are_being_made(
     start: Callable[..., Any], files: list[Path], folder: Path
 ) -> None:
@@ -481,6 +484,7 @@ def test_leftovers_of_other_models_are_cleared_away_unless_they_are_being_made(
     assert is_whole(read_bundle(told.splitlines()[-1]))
 
 
+@pytest.mark.slow
 @pytest.mark.needs("Linux")
 def test_a_cache_that_cannot_be_written_is_read(file: Path, folder: Path) -> None:
     first, _ = opened(file)
@@ -539,6 +543,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_commands_take_a_file(file: Path, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--max-new-tokens", "4", "--ignore-eos"]
     assert run(["generate", str(file), "Hello", "--draft", str(files[1]), *options]) == 0

@@ -59,6 +59,7 @@ def test_a_slice_says_its_layers_by_the_published_key(tmp_path: Path) -> None:
     assert len(open_weights(tmp_path / "slice", is_gguf=False).decoder.layers) == 1
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "name", ["lfm2_moe", "qwen3_5_moe_text", "granitemoehybrid", "granitemoe", "gpt_oss", "nemotron_h"]
 )
@@ -112,6 +113,7 @@ def test_auto_is_no_slower_than_plain_and_gains_where_rows_are_cheap() -> None:
     assert cheap.auto(0.0) == pytest.approx(sum(0.6**i for i in range(8)) / 0.010)
 
 
+@pytest.mark.slow
 def test_the_command(make_checkpoint: Any, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = str(make_checkpoint("of-9", num_hidden_layers=9))
     assert run(["tune-weights", checkpoint, "--draft", checkpoint, "--json"]) == 0

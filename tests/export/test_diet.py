@@ -70,6 +70,7 @@ def run_model(model: ov.Model) -> Any:
     return np.array(compiled(np.arange(ROWS)[None])[0])[0]
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "u8", "i8", "u4", "i4"])
 @settings(max_examples=10)
@@ -183,6 +184,7 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, name: str, content: Any, m
 KEPT: dict[str, Any] = {"weights": "keep", "draft_weights": "keep"}
 
 
+@pytest.mark.slow
 def test_a_kept_gguf_file_is_cut(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tied, with the weights that it has; special tokens and end tokens (400 and up) stay."""
     arguments = ["export", str(gguf_file), "--draft", str(gguf_file), "-o", str(tmp_path / "b")]
@@ -201,6 +203,7 @@ def test_a_kept_gguf_file_is_cut(gguf_file: Path, tmp_path: Path, capsys: pytest
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+@pytest.mark.slow
 def test_a_corpus_chooses(gguf_file: Path, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("return items\n" * 20, encoding="utf-8")
     progress = Recorder()
@@ -259,6 +262,7 @@ def test_how_many(gguf_file: Path, tmp_path: Path, options: Any, note: str | Non
     assert drafter.num_proposed_tokens == (403 if note and "403" in note else None)
 
 
+@pytest.mark.slow
 def test_the_default_leaves_small_vocabularies_alone(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_export.direct.pack._CHUNK", 500)
 
 
+@pytest.mark.fast_cases(12)
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("name", FORMS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
@@ -133,6 +134,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert error_of(logits(graph), logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path / name)
@@ -168,6 +170,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
 _WITH_GGUF = [name for name in STATEFUL if FORMS[name].gguf]
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("name", "tied"),
     [(name, i % 2 == 1) for i, name in enumerate(_WITH_GGUF)]
@@ -267,6 +270,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant: str, tmp_path: Path) -> None:
     name, changes = VARIANTS[variant]
@@ -626,6 +630,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.fast_cases(10)
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("name", [*(form.name for form in FORMS.values() if form.gguf), "mixtral", "granitemoe_swa"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
@@ -635,6 +640,7 @@ def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
     assert error_of(found, logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("name", "old"), [("deepseek_v2", True), ("glm4_moe_lite", True), ("youtu", False)])
 def test_old_and_new_files_of_latent_attention_give_the_same(name: str, old: bool, tmp_path: Path) -> None:
     """In older ones, keys and values are of one matrix, and how experts are scored is told by their biases alone."""
@@ -650,6 +656,7 @@ def test_old_and_new_files_of_latent_attention_give_the_same(name: str, old: boo
     check_ir(tmp_path / "scratch" / "model.xml", geometry)
 
 
+@pytest.mark.slow
 def test_experts_without_a_gate_are_read_from_gguf_files_and_gathered(tmp_path: Path) -> None:
     """OpenVINO knows the form with a gate alone: see `STEEPNESS`."""
     model, folder = saved("nemotron_h", tmp_path / "model", **NEMOTRON_EXPERTS)
@@ -663,6 +670,7 @@ def test_experts_without_a_gate_are_read_from_gguf_files_and_gathered(tmp_path: 
         assert compiled_kinds(graph).count("GatherMatmul") == 3 * 3
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("changes", [GEMMA4_DENSE, GEMMA4_EXPERTS], ids=["dense", "experts"])
 def test_gguf_files_of_gemma_4_s_larger_models_give_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     model, folder = saved("gemma4_text", tmp_path / "model", **changes)
@@ -694,6 +702,7 @@ def test_sizes_by_layer_are_read_as_newer_transformers_saves_them() -> None:
     assert [layer.sizes for layer in found.layers] == [layer.sizes for layer in describe(config).layers]
 
 
+@pytest.mark.slow
 def test_gemma_4_s_larger_models_have_slices(tmp_path: Path) -> None:
     """Each layer's output is scaled by a number of its own, and kernels are the same."""
     kinds = ["sliding_attention", "full_attention"] * 6
@@ -774,6 +783,7 @@ def test_a_module_in_a_gguf_file_is_the_default_drafter(name: str, tmp_path: Pat
     assert drafted.stats.num_draft_tokens
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("name", "targets", "is_gguf"), [
     ("glm", ("self_attn.q_proj", "self_attn.k_proj"), False),
     ("glm", ("self_attn.q_proj", "self_attn.k_proj"), True),
@@ -805,6 +815,7 @@ def test_adapters_change_rows_in_another_order(
     assert error_of(logits(ov.Core().read_model(tmp_path / "model.xml")), logits_of(model, TOKENS)) < 1e-5
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("name", "module", "shape", "says"), [
     ("lfm2", "layers.0.conv.conv", (64, 3), "which is no linear layer. Only linear layers"),
     ("qwen3_5_text", "layers.0.linear_attn.conv1d", (160, 4), "which is no linear layer"),
@@ -860,6 +871,7 @@ def qwen_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "qwen.gguf"
 
 
+@pytest.mark.slow
 def test_a_gguf_file_with_an_mtp_module_drafts_with_it(qwen_file: Path, tmp_path: Path) -> None:
     """Asked for by its name: `auto` judges toys by the clock, where a draft may save less than it takes."""
     told = Recorder()
@@ -975,6 +987,7 @@ def test_mxfp4_is_read_and_kept_exactly_in_8_bits(tmp_path: Path) -> None:
     assert divergence(found, logits_of(model, TOKENS)) < 0.05
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("block", [None, [32, 48]])
 def test_fp8_is_read_with_its_scales(block: list[int] | None, tmp_path: Path) -> None:
     """Ministral 3 as it is published, with a scale for each matrix, and Qwen3, with one for each block."""

@@ -117,6 +117,7 @@ def test_prompts_and_answers_belong_together(bundle: Bundle, made: tuple[Path, D
         assert likeliest == data._all[number][-1]
 
 
+@pytest.mark.slow
 def test_what_was_asked_before_is_not_asked_again(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_what_was_asked_before_is_not_asked_again(
     assert len(set(made)) == len(made)
 
 
+@pytest.mark.slow
 def test_what_was_killed_is_written_again_the_same(
     bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +161,7 @@ def test_what_was_killed_is_written_again_the_same(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_more_tokens_go_on_from_those_that_are_there(
     bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path
 ) -> None:
@@ -213,6 +216,7 @@ def test_frequent_tokens_are_those_of_answers(data: Data) -> None:
     assert counts[found].min() >= np.delete(counts, found).max()
 
 
+@pytest.mark.slow
 def test_refusals_and_loops_are_removed_and_counted(
     bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +250,7 @@ def test_refusals_and_loops_are_removed_and_counted(
     assert not find_shards(tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_other_data_is_not_gone_on_with(bundle: Bundle, made: tuple[Path, DataProgress], tmp_path: Path) -> None:
     folder = tmp_path / "data"
     shutil.copytree(made[0], folder)
@@ -373,6 +378,7 @@ def test_refusals_are_told_from_answers(answer: str) -> None:
     assert is_refusal(answer) == (answer in REFUSALS)
 
 
+@pytest.mark.slow
 def test_the_model_makes_up_prompts(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each depends on the seed and its number alone, is one line, and is new."""
     # The tiny model's words are no words.
@@ -398,6 +404,7 @@ def test_follow_ups_are_about_earlier_answers() -> None:
     assert all("The fox runs." in str(each.content) and len(str(each.content)) < 1000 for each in found)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_is_asked_the_users_prompts_alone(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

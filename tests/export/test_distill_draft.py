@@ -279,6 +279,7 @@ def test_the_loss_is_of_answers_alone(model: Any, batch: TrainingBatch) -> None:
     assert float(head.loss(nothing).detach()) == 0
 
 
+@pytest.mark.slow
 def test_hits_are_those_of_drafting_token_by_token(model: Any, batch: TrainingBatch) -> None:
     """The source itself is always right; cut, it is right as far as its own greedy text is the same."""
     accuracy = Accuracy()
@@ -380,6 +381,7 @@ def test_a_saved_draft_model_is_a_checkpoint(saved: tuple[TrainedDraftModel, Pat
     assert sorted(path.name for path in folder.parent.iterdir()) == ["drafter"]
 
 
+@pytest.mark.slow
 def test_a_gguf_file_gives_the_same_model(
     make_gguf: Any, checkpoint: Path, vocabulary: Vocabulary, loaded: Any, batch: TrainingBatch, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_texts_end_at_the_tokens_that_are_given(
     assert (len(text.token_ids), text.reason) == (text.num_prompt_tokens + 2, "length")
 
 
+@pytest.mark.slow
 def test_texts_without_hidden_states_are_the_same(
     bundle: Bundle, tasks: list[WritingTask], expected: dict[int, DistillText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_logits_that_are_not_finite_are_an_error(bundle: Bundle, tasks: list[Wri
         list(broken.write(tasks[:1], seed=0))
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_an_error(
     bundle: Bundle, tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_too_little_memory_is_an_error(
         list(GpuWriter(bundle, max_new_tokens=4, batch_size=2, **CPU).write(tasks[:1], seed=0))
 
 
+@pytest.mark.slow
 def test_another_model_does_not_agree(bundle: Bundle) -> None:
     """As one whose layers are of another kind than Llama's would."""
     made = GpuWriter(bundle, max_new_tokens=4, batch_size=1, **CPU)
@@ -141,6 +144,7 @@ def test_another_model_does_not_agree(bundle: Bundle) -> None:
     assert not made.agrees(bundle)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_openvino_writes(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert isinstance(open_writer(bundle, max_new_tokens=4, batch_size=1), Writer)

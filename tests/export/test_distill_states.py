@@ -29,6 +29,7 @@ ATTENDING = {"lfm2": 2, "qwen3_5_text": 3, "granitemoehybrid": 2, "qwen3_next": 
 PROMPTS = [DistillPrompt(f"Count from {i} to {i + 9}, please.") for i in range(80)]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", ATTENDING)
 def test_heads_start_from_layers_with_attention(name: str, tmp_path: Path) -> None:
     model = make_model(name)

@@ -158,6 +158,7 @@ def test_a_text_depends_on_seed_and_number_alone(
     assert any(differing[text.number - 100] != text.token_ids.tolist() for text in other.write(renamed, seed=6))
 
 
+@pytest.mark.slow
 def test_a_smaller_cache_makes_texts_wait(writer: Writer, both: tuple[Bundle, Any], tasks: list[WritingTask]) -> None:
     small = Writer(both[0], features=FEATURES, max_new_tokens=MOST, batch_size=3, device=PRECISE)
     room = max(len(task.token_ids) for task in tasks) + MOST + small._backend.block_size
@@ -237,6 +238,7 @@ def test_a_larger_batch_has_to_be_worth_its_memory() -> None:
     assert _fastest({16: 100.0}) == 16
 
 
+@pytest.mark.slow
 def test_the_fastest_batch_that_fits_is_found(both: tuple[Bundle, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 

@@ -122,6 +122,7 @@ def test_costs_follow_the_bytes() -> None:
     assert at_once.speed(600) > costs.speed(600)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("format", ["openvino", "onnx"])
 def test_an_exported_draft_model_is_run_and_cut(
     format: str,  # noqa: A002

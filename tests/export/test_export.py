@@ -159,6 +159,7 @@ def logits_of_gguf(path: Path, checkpoint: Path, gguf_name: Callable[[str], str 
     return logits_of(model, IDS)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])
 @pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_kept_weights_are_those_of_the_file(

@@ -79,6 +79,7 @@ def test_a_module_in_the_models_own_files_is_enough(models: Path, tmp_path: Path
     assert "Published for this model, not tested here: z-lab/Qwen3.5-4B-DFlash (dflash)." in told.notes[-1]
 
 
+@pytest.mark.slow
 def test_a_bundle_is_made_with_the_drafter_that_was_found(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

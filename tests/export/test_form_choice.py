@@ -102,6 +102,7 @@ def test_the_fastest_form_is_taken_and_remembered(trial: type[FakeTrial], tied: 
     assert trial.made == ["main", "draft"]  # once
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("four_bits", "chosen"), [(25.6, "onnx int4"), (32.5, "openvino int8")])
 def test_a_draft_model_gets_another_library_than_the_main_model_where_that_is_faster(
     four_bits: float, chosen: str, trial: type[FakeTrial], tied: Path, tmp_path: Path
@@ -128,6 +129,7 @@ def test_a_model_that_is_not_for_onnx_is_tried_in_the_other_forms_alone(trial: t
     assert forms == ["openvino int4"]
 
 
+@pytest.mark.slow
 def test_a_form_is_chosen_again_with_other_kernels(
     trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_what_is_asked_for_is_not_chosen(trial: type[FakeTrial], tied: Path, tmp
     assert exported(tmp_path / "as-main", tied, tied, draft_weights="fp32")[0] == ["onnx int4", "onnx fp32"]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("change", "why"), [
     ({"times": VNNI}, "no other form is faster enough here"),
     ({"kl": 0.11}, "no other form is faster enough here"),
@@ -165,6 +168,7 @@ def test_the_portable_form_stays(
     assert len(trial.made) == (1 if trial.is_settled else 2)  # what a busy machine says is not kept
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_cut_is_exported(
     trial: type[FakeTrial], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def checkpoint(make_checkpoint: Any) -> Path:
     return folder
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", [
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json",
     "a.safetensors",
@@ -109,6 +110,7 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", ["config.json", "vocab.json", "source.spm", "model.safetensors"])
 def test_translation_checkpoint(marian: Path, name: str, num_examples: int) -> None:
     fuzz_file(marian / name, lambda: plan(marian), num_examples)
@@ -130,6 +132,7 @@ def test_vision_checkpoint(vision: Path, name: str, num_examples: int) -> None:
 MAIN = Geometry("qwen2", 2, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, context_length=8192, logits_width=VOCAB)
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafter(tmp_path: Path, kind: str, name: str, num_examples: int) -> None:
@@ -149,6 +152,7 @@ def test_adapter(tmp_path: Path, name: str, num_examples: int) -> None:
     fuzz_file(folder / name, lambda: read_adapter(folder), num_examples)
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_added_drafter(tiny: Path, tmp_path: Path, kind: str, name: str, num_examples: int) -> None:

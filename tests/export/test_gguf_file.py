@@ -384,6 +384,7 @@ def test_a_wrong_type_is_named(tmp_path: Path, key: str, value: Value, message: 
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("key", "item", "content", "most"), [
     ("anything", UINT8, b"\7", 0.1),
     ("anything", UINT32, b"\1\2\3\0", 0.1),

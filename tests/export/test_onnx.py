@@ -383,6 +383,7 @@ def test_without_the_extra_the_way_out_is_named(
 # What is converted
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("kind", "changes", "message"), [
     ("lfm2", {"layer_types": ["conv", "full_attention"]}, "has layers with a state that every token changes, which is"),
     ("mixtral", {}, "has mixtures of experts, which is not converted to ONNX. Leave out --format onnx"),

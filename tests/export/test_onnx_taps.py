@@ -117,6 +117,7 @@ def test_another_form_is_refused_and_the_bundle_stays(tmp_path: Path) -> None:
 # Drafters
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
 def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
     shutil.copytree(toy.folder, tmp_path / "bundle")

@@ -80,6 +80,7 @@ def test_it_comes_along(exported: tuple[Bundle, list[str]], capsys: pytest.Captu
     assert "proposes 200 of its tokens" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_auto_is_this_drafter(exported: tuple[Bundle, list[str]]) -> None:
     with outrider.load(exported[0].folder, cache_size=0.02) as engine:
         assert engine.bundled_drafters == ("mtp",)

@@ -72,6 +72,7 @@ def expected(model: Any, token_ids: list[int]) -> dict[str, Any]:
     return dict(zip(NAMES, (each.numpy() for each in rows), strict=True))
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_hidden_states_are_those_of_transformers(both: tuple[Bundle, Any, float], rule: RowRule) -> None:
     """Of prompts and answers, for several sequences in one call, and in any order of names."""
@@ -103,6 +104,7 @@ def test_hidden_states_are_those_of_transformers(both: tuple[Bundle, Any, float]
             begins[j] = ends[j][i]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("precision", ["f32", "auto"])
 def test_no_bit_of_the_logits_changes(both: tuple[Bundle, Any, float], precision: str) -> None:
     bundle, _, _ = both

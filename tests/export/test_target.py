@@ -132,6 +132,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_the_next_export_works_beside_leftovers(gguf_file: Path, tmp_path: Path) -> None:
     leftover = tmp_path / ".bundle.partial-abc"
     leftover.mkdir()

@@ -71,6 +71,7 @@ def test_its_configuration_is_that_of_the_text(reads_images: tuple[Any, Path], m
     check_route("main", locate(folder), "openvino", None)  # without PyTorch
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("published", ["gemma4", "gemma4_unified"])
 def test_gemma_4_is_read_without_images_and_sounds(published: str, tmp_path: Path) -> None:
     """Of the 12B, which Transformers 5.5 does not know, classes and types have another name."""
@@ -96,6 +97,7 @@ def test_gemma_4_is_read_without_images_and_sounds(published: str, tmp_path: Pat
     assert error_of(found, logits_of(model, TOKENS)) < 5e-5
 
 
+@pytest.mark.slow
 def test_gemma_3n_is_read_without_images_and_sounds(tmp_path: Path) -> None:
     """Its text part as it is published; Transformers saves it by the same names of tensors."""
     model = make_model("gemma3n_text")

@@ -45,6 +45,7 @@ def rebuilt(
     return made
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("pre", PRES)
 @settings(max_examples=200)
 @given(text=TEXTS)
@@ -55,6 +56,7 @@ def test_rebuilt_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, te
     assert again.decode(ids) == original.decode(ids)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("pre", PRES)
 @settings(max_examples=200)
 @given(text=TEXTS)
@@ -118,6 +120,7 @@ _OTHERS = (
 )
 
 
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("pre", _OTHERS.split())
 def test_others_are_converted(pre: str, make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
     """Their expressions, which are the publishers', mean the same in OpenVINO."""

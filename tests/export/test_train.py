@@ -187,6 +187,7 @@ def test_places_weigh_as_much_as_they_are_reached() -> None:
     assert reach.weights == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 def test_training_lowers_the_loss_and_raises_acceptance(kind: str, teacher: Teacher, data: Data) -> None:
     head, _ = make(kind, teacher, data)
@@ -279,6 +280,7 @@ def test_kernels_for_the_shapes_of_earlier_batches_are_not_kept(
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "100"
 
 
+@pytest.mark.slow
 def test_training_ends_when_more_does_not_help(teacher: Teacher, data: Data) -> None:
     """At a rate of nearly nothing, no evaluation is better than the first."""
     head, _ = make("medusa", teacher, data)
@@ -287,6 +289,7 @@ def test_training_ends_when_more_does_not_help(teacher: Teacher, data: Data) -> 
     assert report["planned_steps"] == 100
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_kept(teacher: Teacher, data: Data) -> None:
     """A rate that is far too high has its best evaluation early."""
     head, _ = make("medusa", teacher, data)

@@ -258,6 +258,7 @@ def test_cached_prefixes_are_not_shared_between_adapters(bundle: Bundle) -> None
         engine.generate(PROMPT, adapter="late")
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_read_again_has_its_adapter(engine: outrider.Engine, bundle: Bundle) -> None:
     uncached = outrider.load(bundle.folder, cache_size=0.05, enable_prefix_caching=False)
     text = engine.tokenizer.encode("What is a quick brown fox? " * 3)

@@ -44,6 +44,7 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
     return engine
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 3}], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("drafter", ["auto", "draft", "suffix", "ngram"])
 def test_text_is_that_of_plain_decoding(engine: outrider.Engine, drafter: str, options: dict[str, Any]) -> None:
@@ -133,6 +134,7 @@ def test_other_threads_have_other_costs(
         assert len(list((tmp_path / "costs").iterdir())) == count
 
 
+@pytest.mark.slow
 def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -532,6 +532,7 @@ def test_a_worker_decodes_what_its_engine_would(worker: BenchWorker, toy_engine:
     assert 0 < drafted.first_token_seconds < drafted.total_seconds
 
 
+@pytest.mark.slow
 def test_a_device_that_is_replaced_shows_in_the_parent(setup: Setup, tmp_path: Path) -> None:
     broken = {"NPUW_DEVICES": "CPU", "NPUW_NO_SUCH": "1"}
     setup = replace(setup, config=setup.config.replace(draft_device="NPU", draft_properties=broken))
@@ -555,6 +556,7 @@ def test_references_reach_what_reads_them(toy_engine: Engine) -> None:
     assert runs["suffix:3"].stats["num_accepted_tokens"] > runs["ngram:3"].stats["num_accepted_tokens"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_the_worker_alive(worker: BenchWorker) -> None:
     worker.start()
     pid = worker.pid
@@ -597,6 +599,7 @@ def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_pat
     assert [record.mode for record in records if record.run] == ["draft:3"] * 3
 
 
+@pytest.mark.slow
 def test_a_mode_that_cannot_be_loaded_is_a_failure(setup: Setup, tmp_path: Path) -> None:
     broken = replace(setup, bundle=replace(setup.bundle, folder=tmp_path / "gone"))
     failures: list[tuple[str, str]] = []

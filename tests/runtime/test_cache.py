@@ -44,6 +44,7 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
     return load_toy(toy_bundle)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "suffix", "auto", None])
 def test_a_conversation_says_what_it_would_have_said(
@@ -92,6 +93,7 @@ def test_a_long_prompt_is_cancelled_between_its_pieces(smollm2: Path, monkeypatc
         assert engine.generate(prompt[:3000], max_new_tokens=5, ignore_eos=True).token_ids == again.token_ids
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", None])
 def test_a_cancelled_answer_goes_on_as_it_would_have(
@@ -265,6 +267,7 @@ def test_requests_that_run_together_share_and_stay_apart(engine: outrider.Engine
     assert min(found[i].stats.num_cached_tokens for i in range(1, 8)) >= 64
 
 
+@pytest.mark.slow
 def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = load_toy(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
     room = engine.cache["main"].num_tokens
@@ -404,6 +407,7 @@ def test_embeds_need_a_key() -> None:
         image(3, 2, b"")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("cache_size", [5e-324, 1e-12, 1e-6])
 def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size: float) -> None:
     message = rf"^cache_size={cache_size:g} GB holds \d tokens; an engine needs room for \d+. Raise cache_size"

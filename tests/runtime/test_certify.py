@@ -72,6 +72,7 @@ def test_what_cannot_be_verified_is_said_at_once(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("length", "longest"), [(256, 201), (64, None)])
 def test_short_contexts_get_prompts_that_fit(
     tiny: Path, tmp_path: Path, length: int, longest: int | None, capsys: pytest.CaptureFixture[str]

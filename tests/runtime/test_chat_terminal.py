@@ -219,6 +219,7 @@ def test_a_pipe_gets_answers_as_text(tiny: Path, tmp_path: Path) -> None:
         assert resumed.stdout == chat.send("jumps").text + "\n"
 
 
+@pytest.mark.slow
 def test_a_pipe_ends_with_the_first_error(tiny: Path) -> None:
     done = piped(tiny, "/sead 1\nnever\n")
     assert done.returncode == 2

@@ -153,6 +153,7 @@ def test_inspect_counts_layers_with_a_state(tmp_path: Path, capsys: pytest.Captu
     assert "2 of them with a state, hidden size 16" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tune_prints_a_row_for_every_length(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "tune", tiny, "--max-new-tokens", 8)
     assert [row["num_assistant_tokens"] for row in result["rows"]] == [0, "auto", *range(1, 9)]
@@ -209,6 +210,7 @@ def test_bench_keeps_the_fastest_precision(tiny: Path, tmp_path: Path, capsys: p
     assert again["modes"] == first["modes"]  # the trial was not repeated
 
 
+@pytest.mark.slow
 def test_command_defaults_stand_after_the_config(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +233,7 @@ def test_text_with_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "a[i] [/x] :smile:\n"
 
 
+@pytest.mark.slow
 def test_output_is_utf8_wherever_it_goes(tiny: Path) -> None:
     done = subprocess.run(
         [*OUTRIDER, "generate", str(tiny), "Repeat: 日本語 🎉", "--max-new-tokens", "12", "--json"],
@@ -326,6 +329,7 @@ def test_ctrl_c_is_one_line(tiny: Path) -> None:
     assert errors == f"Loading {tiny}.\noutrider: Cancelled.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.needs("POSIX")
 def test_a_reader_that_leaves_is_no_error(tiny: Path) -> None:
     process = subprocess.Popen(

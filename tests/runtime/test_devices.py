@@ -129,6 +129,7 @@ class TestADriverThatCrashes:
         probe.forget()
         assert load(bundle, main_device="auto").placement.main == "GPU"
 
+    @pytest.mark.fast_cases(1)
     @pytest.mark.parametrize("error", [outrider.OptionError, outrider.BundleError])
     def test_auto_does_without_what_is_not_for_these_models(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
@@ -190,6 +191,7 @@ class TestADriverThatCrashes:
 class TestVerdicts:
     """A device is tried once, and again after a change."""
 
+    @pytest.mark.slow
     def test_a_device_that_works_is_used_and_not_tried_again(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
     ) -> None:
@@ -199,6 +201,7 @@ class TestVerdicts:
             assert all(where.startswith("GPU f32") for where in engine.setting.values())
             assert num_tried(tmp_path) == 2  # a child for each model
 
+    @pytest.mark.slow
     def test_it_is_tried_again_when_something_has_changed(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -236,6 +239,7 @@ class TestVerdicts:
         with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
             loading.compile_checked(part.on("GPU", emulated))
 
+    @pytest.mark.slow
     def test_what_cannot_be_tried_is_no_verdict(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -341,6 +345,7 @@ class TestAuto:
         found = placement.choose_devices(main, [draft], SMALL.replace(main_device="auto").device)
         assert (found.main, found.draft) == ("GPU", "CPU")
 
+    @pytest.mark.slow
     def test_a_verdict_that_says_nothing_is_none(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
     ) -> None:
@@ -553,6 +558,7 @@ class TestCommand:
         for name, value in processor.find_processor().description.items():
             assert f"{name}: {value}" in " ".join(printed.split())  # long lines are folded
 
+    @pytest.mark.slow
     def test_a_bundle_is_tried(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -600,6 +606,7 @@ class TestCommand:
         assert _cache_precision(part, npu, SMALL.replace(cache_precision="f32")) == "f32"
         assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it does not exist
 
+    @pytest.mark.slow
     def test_a_warning_is_one_line(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:

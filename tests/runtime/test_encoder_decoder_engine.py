@@ -78,6 +78,7 @@ def test_trimmed_tokens_leave_no_trace(backend: EncoderDecoder) -> None:
     slot.close()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("options", [{"ignore_eos": True}, {}, SAMPLED], ids=str)
 def test_drafted_is_plain(engine: Engine, options: dict[str, Any]) -> None:
     accepted = dict.fromkeys(engine.drafters, 0)

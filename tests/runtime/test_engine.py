@@ -158,6 +158,7 @@ def test_bad_options_are_named(toy_engine: outrider.Engine, options: dict[str, A
         toy_engine.generate("abc", **options)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 def test_requests_that_cannot_fit_are_refused_with_numbers(toy_bundle: Bundle) -> None:
     small = load_toy(toy_bundle, cache_size=0.0001)

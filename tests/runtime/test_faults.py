@@ -297,6 +297,7 @@ def bring_a_tokenizer_s(values: Sequence[Any], drill: Drill) -> None:
     assert {"encode_prompt", "decode"} <= reached  # the others are for chats, other vocabularies and references
 
 
+@pytest.mark.slow
 def test_an_observer_s_faults_end_no_request(drill: Drill) -> None:
     queue = drill.engine._queue
     for fault in faults_of(members_of(Observer), (None,)):

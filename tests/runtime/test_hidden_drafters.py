@@ -253,6 +253,7 @@ def test_every_draft_is_one_of_the_right_hidden_states(
             text = requests[0].sequence.token_ids
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_of_all_lengths_are_accepted_and_rejected(kind: str) -> None:
     main = new_main()
@@ -413,6 +414,7 @@ def test_a_drafter_of_another_backend_is_one_of_its_kind() -> None:
         assert other.backend is not drafter.backend
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("verifier", [BlockRejection, TokenRejection])
 def test_a_corrected_draft_that_is_drawn_changes_no_distribution(verifier: Any) -> None:
     """The first three tokens of 800 answers; a chi-square test that is wrong once in a million."""

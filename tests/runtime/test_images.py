@@ -99,6 +99,7 @@ print((peak() - before) / (image.size[0] * image.size[1]))
 """
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.needs("Linux")
 @pytest.mark.parametrize(("kind", "mode", "turned", "most"), [
     ("PNG", "RGBA", True, 8), ("JPEG", "RGB", True, 8), ("JPEG", "CMYK", False, 8), ("WEBP", "RGBA", False, 16),
@@ -112,6 +113,7 @@ def test_decoding_takes_what_is_said(tmp_path: Path, kind: str, mode: str, turne
     assert 3 < float(done.stdout) < most + 0.7
 
 
+@pytest.mark.slow
 def test_images_that_cannot_fit_are_not_all_decoded(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_shared_layer_reads_what_its_layer_has_written(engine: outrider.Engine
         assert np.abs(read(engine.main, token_ids, pieces, 60) - whole).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_a_prefix_on_disk_goes_on_after_a_restart(bundle: Bundle, engine: outrider.Engine, tmp_path: Path) -> None:
     text = random_ids(7, 200)
     expected = engine.generate(text, drafter=None, **OPTIONS)

@@ -40,6 +40,7 @@ def saved(folder: Path) -> list[Path]:
     return sorted(file.path for file in files_in(folder))
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 @pytest.mark.parametrize("drafter", [None, "draft"])
 def test_a_restart_changes_no_bit(toy_bundle: Bundle, tmp_path: Path, drafter: str | None) -> None:
@@ -62,6 +63,7 @@ def test_a_restart_changes_no_bit(toy_bundle: Bundle, tmp_path: Path, drafter: s
         assert {path.stat().st_mode & 0o777 for path in saved(tmp_path)} == {0o600}
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 def test_a_conversation_goes_on_tomorrow(toy_bundle: Bundle, tmp_path: Path) -> None:
     text, plain = random_ids(3, 150), make(toy_bundle, None, enable_prefix_caching=False)
@@ -121,6 +123,7 @@ def either(openvino_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory, re
     return save_hybrid(tmp_path_factory.mktemp("states") / "bundle", "gdn")
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_left_out_with_one_warning(
     either: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str

@@ -254,6 +254,7 @@ def filled(openvino_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) ->
     return folder, token_ids
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_change_no_text(
     openvino_bundle: Bundle,
@@ -341,6 +342,7 @@ class StrictSlot(FakeSlot):
         super().skip_to(length)
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 5000), min_size=2, max_size=6, unique=True).map(sorted) | st.just([*DRAFT_ROWS]),
     st.lists(st.integers(0, 5000), min_size=2, max_size=2).map(sorted)

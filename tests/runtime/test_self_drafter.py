@@ -119,6 +119,7 @@ def test_no_bit_changes_where_a_model_is_cut(layered: Bundle, precision: str) ->
             np.testing.assert_array_equal(read(backend, rule), rows)
 
 
+@pytest.mark.slow
 def test_hidden_states_are_found_in_their_segments(layered: Bundle) -> None:
     whole = read(compiled(layered, "auto", (), NAMES), RULES[0], NAMES)
     for cuts in CUTS:
@@ -126,6 +127,7 @@ def test_hidden_states_are_found_in_their_segments(layered: Bundle) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kept", [KEPT, (1, 4)], ids=str)
 def test_what_is_left_is_the_model_without_those_layers(layered: Bundle, kept: tuple[int, ...], tmp_path: Path) -> None:
     """Compared with an export of a checkpoint that never had them. The cache has another part for each layer."""
@@ -146,6 +148,7 @@ def test_what_is_left_is_the_model_without_those_layers(layered: Bundle, kept: t
     assert np.abs(np.array(found) - whole).max() > 0.1
 
 
+@pytest.mark.slow
 def test_layers_that_the_model_is_not_cut_for_are_refused(layered: Bundle) -> None:
     main = compiled(layered, "f32", (2, 3))
     for kept in ((0, 1, 2, 3), (0, 1), (2,), (3, 4)):
@@ -197,6 +200,7 @@ def test_drafts_are_accepted_and_rejected_at_each_place(engine: outrider.Engine)
     assert accepted[0] > accepted[1] > accepted[2] > 0
 
 
+@pytest.mark.slow
 def test_all_layers_but_none_would_always_agree(layered: Bundle) -> None:
     """Layers that write what the target pass writes anew: with nothing left out, each draft is accepted whole."""
     engine = load(layered, (0, 2, 3, 4))  # cut before layers 1 and 2
@@ -219,6 +223,7 @@ def test_several_requests_at_once(engine: outrider.Engine) -> None:
     assert [job.result().token_ids for job in jobs] == plain
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("separate", [False, True])
 def test_prefixes_are_right_after_drafts(layered: Bundle, separate: bool) -> None:
     """A text that goes on finds what was published beside drafts, and a cache without drafts gives the same."""
@@ -325,6 +330,7 @@ def test_its_cost_is_measured_and_the_controller_may_say_no(
         main.near, main.far, part.near, part.far = saved
 
 
+@pytest.mark.slow
 def test_several_of_one_model_share_its_segments(layered: Bundle) -> None:
     bundle = with_layers(layered, short=(0, 4), long=KEPT)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01, keep_records=False))
@@ -339,6 +345,7 @@ def test_several_of_one_model_share_its_segments(layered: Bundle) -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_engine_without_it_is_not_cut(layered: Bundle) -> None:
     for drafter in (None, "suffix"):
         engine = outrider.Engine(
@@ -362,6 +369,7 @@ def test_a_manifest_with_other_layers_is_damaged(layered: Bundle, layers: tuple[
         check_fit(with_layers(layered, self=layers).manifest)
 
 
+@pytest.mark.slow
 def test_layers_are_those_of_the_bundles_own_main_model(layered: Bundle, toy_bundle: Bundle) -> None:
     manifest = with_layers(layered, self=KEPT).manifest
     check_fit(manifest)

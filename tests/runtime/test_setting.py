@@ -118,6 +118,7 @@ def test_a_small_gain_is_noise(
     assert choice_of(part).setting.precision == taken
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("cores", "by_threads", "tried", "taken"), [
     ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
     ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # stops when fewer threads are slower
@@ -169,6 +170,7 @@ def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
 FEW_OF_FIVE = Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 5))  # calls of one row need five
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("wide", "verdict"), [
     pytest.param(Kind(lambda rows: 10.0 + rows), "chosen", id="no padding"),
     pytest.param(Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 2)), "chosen", id="two rows"),
@@ -256,6 +258,7 @@ def test_exactness_is_measured_of_the_setting_that_would_be_taken(
     assert [trial.verdict.split(":")[0] for trial in choice.trials] == ["slower", "too far from f32", "exact"]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("kernels", "holds"), [(EIGHTS.kernels, True), (NEVER.kernels, False)])
 def test_where_all_are_too_far_from_f32_the_nearest_is_taken_and_measured(
     part: ModelSpec,
@@ -426,6 +429,7 @@ def test_what_was_chosen_is_not_chosen_again_where_nothing_is_saved(
     assert {*engine.choices} == {"main", "draft"}
 
 
+@pytest.mark.slow
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     monkeypatch.setattr("outrider.models.tuning.model_spec.SMALL", 0)

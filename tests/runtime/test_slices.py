@@ -92,6 +92,7 @@ def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: ModelSpec, tmp_path
     assert (logits_of(part.on("CPU", OPTIONS).compile()) != expected).any()
 
 
+@pytest.mark.slow
 def test_layers_that_are_not_next_to_each_other_can_be_kept(part: ModelSpec, tmp_path: Path) -> None:
     kept = [0, 3, 7]
     few = make_layered(tmp_path, kept, num_layers=NUM_LAYERS)
@@ -140,6 +141,7 @@ def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: ModelSpec) -> 
     assert replace(sliced, cuts=(2, 6)).slices() is None
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("kind", ["part", "hybrid"])
 def test_the_whole_model_is_exact_with_the_rule_of_its_slice(kind: str, request: pytest.FixtureRequest) -> None:
@@ -194,6 +196,7 @@ def test_what_is_exact_on_slices_is_exact_on_the_whole(sliced: ModelSpec) -> Non
         assert measure_exactness(backend).holds == setting.exactness.holds, str(setting)
 
 
+@pytest.mark.slow
 def test_nothing_is_timed_while_something_is_compiled(sliced: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times would be those of a busy machine. The whole model is compiled once, unless its setting is replaced."""
     compiling, wholes, disturbed = list[int](), list[str](), list[int]()
@@ -231,6 +234,7 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: ModelSpec, monkeyp
     assert len(wholes) in (1, 2)
 
 
+@pytest.mark.slow
 def test_costs_come_from_slices(sliced: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     _, backend = compile_settled(sliced.on("CPU", OPTIONS))
     backend.allocate(4096)

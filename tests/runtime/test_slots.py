@@ -53,6 +53,7 @@ def expected(backend: Any) -> bytes:
     return found
 
 
+@pytest.mark.fast_cases(2)
 def test_a_slot_goes_back_to_each_token_of_an_answer(backend: Any, expected: bytes) -> None:
     """And to where its last call began: exactly there."""
     for kept in range(9):

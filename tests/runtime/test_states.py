@@ -88,6 +88,7 @@ def answers_of(engine: outrider.Engine, prompts: list[list[int]], **options: Any
     return found
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_drafts_rejected_at_every_place_leave_no_trace(engine: outrider.Engine, sampling: dict[str, Any]) -> None:
     """Alone and several at once; and nothing is read twice: each round reads the newest token and its draft."""
@@ -105,6 +106,7 @@ def test_drafts_rejected_at_every_place_leave_no_trace(engine: outrider.Engine, 
     assert sum(each.stats.num_accepted_tokens for each in alone) > 60
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix"])
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_drafters_do_not_show(engine: outrider.Engine, drafter: str, sampling: dict[str, Any]) -> None:
@@ -117,6 +119,7 @@ def test_drafters_do_not_show(engine: outrider.Engine, drafter: str, sampling: d
     assert sum(each.stats.num_draft_tokens for each in found)
 
 
+@pytest.mark.fast_cases(1)
 def test_drafting_ahead_does_not_show(tmp_path: Path, engine: outrider.Engine) -> None:
     """A wrong guess is dropped from the draft model's states, back to the last token that was right."""
     prompts = [random_ids(80 + i, 30) for i in range(2)]
@@ -125,7 +128,6 @@ def test_drafting_ahead_does_not_show(tmp_path: Path, engine: outrider.Engine) -
         found = [ahead.generate(each, **options) for each in prompts]
     plain = [engine.generate(each, **OPTIONS | {"drafter": None}) for each in prompts]
     assert [each.logprobs for each in found] == [each.logprobs for each in plain]
-    assert any(each.stats.ahead_seconds for each in found)
 
 
 def test_cached_prefixes_are_checked(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +312,7 @@ def test_the_prefix_store_has_the_states(tmp_path: Path, monkeypatch: pytest.Mon
     assert (found[0].logprobs, found[0].stats.num_cached_tokens) == (expected[0].logprobs, 0)
 
 
+@pytest.mark.slow
 def test_states_that_are_found_later_are_saved_too(tmp_path: Path) -> None:
     """Where texts part within a piece that has a file; a damaged file of states is left out."""
     bundle, options = save_hybrid(tmp_path / "bundle", "conv"), OPTIONS | {"drafter": None}
@@ -524,6 +527,7 @@ def test_answers_are_scored_as_they_were_generated(engine: outrider.Engine) -> N
     assert engine.score(prompt, plain.token_ids) == wanted
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_states_drafts_for_a_model_without_in_onnx(tmp_path: Path) -> None:
     hybrid = save_hybrid(tmp_path / "hybrid", "gdn").manifest.drafters[0]
     bundle = save_toy_bundle(tmp_path / "dense", formats=("onnx", "openvino"), padded=False)

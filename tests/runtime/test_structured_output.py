@@ -115,6 +115,7 @@ def test_the_draft_model_is_not_asked_for_forced_tokens(engine: outrider.Engine)
     assert engine.draft_models["draft"].seconds == before
 
 
+@pytest.mark.slow
 def test_drafting_ahead_changes_no_text(engine: outrider.Engine) -> None:
     """The guess of a round's outcome is a branch of the grammar that may not come true."""
     config = outrider.Config().replace(cache_size=0.01, overlap=True, keep_records=False)
@@ -192,6 +193,7 @@ def answer(main: FakeBackend, *requests: Answer) -> list[list[int]]:
     return [token_ids[2:] for token_ids in run(main, *requests, rows=64)]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["module", "block", "corrected block", "places"])
 def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
     main = FakeBackend(VOCAB_SIZE, seed=1, features=("late",))

@@ -160,6 +160,7 @@ def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp
     read_strictly(tmp_path / "out.json")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("way", ["auto", "draft"])
 def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_path: Path, way: str) -> None:
     """They change no answer. Each trace has whole rounds, and ends all spans that it begins."""

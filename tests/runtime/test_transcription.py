@@ -280,6 +280,7 @@ def listener(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("options", [
     {"timestamps": True},
     {"logprob_threshold": -0.7, "temperature": (0.0, 0.4, 0.8)},  # some windows fail

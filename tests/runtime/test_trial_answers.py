@@ -35,6 +35,7 @@ def test_acceptance_is_known_before_the_first_request_and_measured_once(
         assert not any("Short answers are drafted" in line for line in said)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("options", [{"keep_records": False}, {"drafter": None}, {"drafter": "suffix"}])
 def test_nothing_is_tried_where_nothing_would_be_kept(
     tiny_pair: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]

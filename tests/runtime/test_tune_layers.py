@@ -91,6 +91,7 @@ def test_layers_are_described_by_runs() -> None:
     assert describe_layers((3,)) == "3"
 
 
+@pytest.mark.slow
 def test_the_best_layers_are_measured_with_drafts(layered: Bundle) -> None:
     told: list[str] = []
     with probe_engine(layered, CONFIG) as engine:

@@ -255,6 +255,7 @@ def test_tiles_and_tokens_agree(seeing: Path, width: int, height: int, splits: b
     assert text.count("<row_") == count - 1
 
 
+@pytest.mark.slow
 def test_an_image_can_be_given_in_many_ways(engine: outrider.Engine, tmp_path: Path) -> None:
     array = picture(2)
     image, file = Image.fromarray(array), io.BytesIO()
@@ -383,6 +384,7 @@ def test_a_further_image_leaves_what_stands_before_it(seeing: Path) -> None:
 # Adapters and drafters
 
 
+@pytest.mark.slow
 def test_an_adapter_sees_images(seeing: Path, tmp_path: Path) -> None:
     from outrider_export import add_adapter
 
@@ -410,6 +412,7 @@ def test_an_adapter_sees_images(seeing: Path, tmp_path: Path) -> None:
     assert (read(backend, written, (Span(5, own[5:17], b"own"),), adapter="pirate") == expected).all()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_drafters_that_read_hidden_states_go_on_after_images(seeing: Path, tmp_path: Path, kind: str) -> None:
     from outrider_export import add_drafter
@@ -432,6 +435,7 @@ def test_drafters_that_read_hidden_states_go_on_after_images(seeing: Path, tmp_p
             assert engine.cache[kind].num_published_tokens >= use.num_published_tokens + 64
 
 
+@pytest.mark.slow
 def test_an_image_on_the_command_line(seeing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cat.png"
     Image.fromarray(picture(2)).save(path)

@@ -54,6 +54,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_engine(bundle, pair.get("draft_tokens", LETTERS))
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("options", [
     {},
     {"repetition_penalty": 1.3, "banned_token_ids": [3, 4]},
@@ -68,6 +69,7 @@ def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options:
         assert drafted.stats.num_draft_tokens > 0
 
 
+@pytest.mark.fast_cases(2)
 def test_a_batch_gives_what_each_request_gives_alone(engine: outrider.Engine) -> None:
     """Prompts and answers of many lengths, so that some requests draft while others read. Drafters take turns."""
     (shuffled,) = make_modes(["shuffled:5"], engine)

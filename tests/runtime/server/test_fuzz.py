@@ -27,6 +27,7 @@ def told(tiny: Path) -> Iterator[Live]:
         wait_until(lambda: live.is_idle)
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("address", "body"), BODIES + OTHERS)
 def test_bodies(told: Live, address: str, body: dict[str, Any], num_examples: int) -> None:
     with httpx.Client(base_url=told.url, timeout=300) as client:

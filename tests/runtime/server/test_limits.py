@@ -122,6 +122,7 @@ def test_a_request_needs_a_place_for_each_of_its_answers(narrow: Live) -> None:
         narrow.client().completions.create(model="tiny", prompt="Hi", n=3)
 
 
+@pytest.mark.slow
 def test_queued_requests_are_all_answered(narrow: Live) -> None:
     expected = narrow.engine().generate("The quick", chat_template=False).text
     with ThreadPoolExecutor(4) as pool:
@@ -171,6 +172,7 @@ def test_bodies_that_are_not_json_are_refused(live: Live) -> None:
     assert read.json()["choices"][0]["text"].startswith("a\ufffd")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_answers_have_a_time_limit(tiny: Path, stream: bool) -> None:
     with serving({"tiny": tiny}, Settings(request_seconds=0.5)) as live:
@@ -189,6 +191,7 @@ UNREAD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("path", UNREAD)
 def test_a_reader_that_stops_reading_is_given_up(tiny: Path, path: str) -> None:
     with serving({"tiny": tiny}, Settings(send_seconds=0.3)) as live:
@@ -298,6 +301,7 @@ def test_other_addresses_fail_as_the_api_does(live: Live) -> None:
     assert wrong.json()["error"]["message"].endswith("This address takes POST.")
 
 
+@pytest.mark.slow
 def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(tiny: Path, engine: outrider.Engine) -> None:
     with serving({"one": tiny, "two": tiny}, Settings(idle_seconds=0.2)) as live:
         assert [model.engine for model in live.service.models.all] == [None, None]
@@ -339,6 +343,7 @@ def test_a_model_is_loaded_again_once_its_memory_is_free(tiny: Path, monkeypatch
         assert events[:3] == ["loads", "closed", "loads"]
 
 
+@pytest.mark.slow
 def test_a_model_in_use_is_not_unloaded(tiny: Path) -> None:
     with serving({"tiny": tiny}, Settings(idle_seconds=0.01)) as live:
         stream = live.client().completions.create(
@@ -360,6 +365,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tiny: Path) -> None:
         assert live.is_idle
 
 
+@pytest.mark.slow
 def test_health_waits_for_the_first_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"tiny": tiny}) as live:
         loading, go_on = threading.Event(), threading.Event()

@@ -78,6 +78,7 @@ def status(client: httpx.Client, address: str, content: bytes) -> int:
     return client.post(f"/v1/{address}", content=content, headers=headers).status_code
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("nested", NESTED)
 def test_nothing_that_is_nested_ends_the_server(client: httpx.Client, nested: str) -> None:
     found = {}
@@ -89,6 +90,7 @@ def test_nothing_that_is_nested_ends_the_server(client: httpx.Client, nested: st
     assert 400 in found.values()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["schema", "rules", "terminals"])
 def test_no_chain_of_definitions_ends_the_server(client: httpx.Client, kind: str) -> None:
     address = "chat/completions" if kind == "schema" else "completions"

@@ -386,7 +386,7 @@ def test_errors_name_the_field(
 def test_a_stream_that_fails_says_so(live: Live) -> None:
     body = {"model": "tiny", "input": "Hi", "stream": True, "max_output_tokens": 6000, "ignore_eos": True}
     service = live.service
-    with serving({"tiny": service.models.find("tiny").bundle.folder}, Settings(request_seconds=0.3)) as short:
+    with serving({"tiny": service.models.find("tiny").bundle.folder}, Settings(request_seconds=1.5)) as short:
         short.service.models.find("tiny").load()
         events = list(short.client().responses.create(model="tiny", input="Hi", stream=True, extra_body=body))
     assert events[-1].type == "error"

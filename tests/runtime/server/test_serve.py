@@ -19,7 +19,7 @@ from outrider.cli.serve import check_access, name_bundles
 from outrider.server.run import listen, listen_all
 from serving import MESSAGES, SERVE, served, wait_until
 
-NUM_TOKENS = 7000  # which take longer than the half second until a stream would be cut
+NUM_TOKENS = 2500  # which take longer than the half second until a stream would be cut
 
 
 def client_of(printed: dict[str, Any], key: str = "none") -> Any:
@@ -44,6 +44,7 @@ def test_serve_answers_and_finishes_streams_when_it_is_ended(tiny: Path) -> None
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("grace", "signals"), [(30, 2), (1, 1)])
 def test_a_second_signal_or_the_grace_time_ends_answers_without_a_traceback(
     tiny: Path, grace: int, signals: int
@@ -62,7 +63,10 @@ def test_a_second_signal_or_the_grace_time_ends_answers_without_a_traceback(
         with pytest.raises(Exception, match="closed|peer|incomplete|Connection|reset"):
             list(stream)
         process.wait(300)
-        assert process.stderr.read().splitlines()[:2] == ["A client has disconnected.", "Unloaded one."]
+        lines = [
+            line for line in process.stderr.read().splitlines() if not line.startswith("socket.send()")
+        ]  # asyncio's
+        assert lines[:2] == ["A client has disconnected.", "Unloaded one."]
 
 
 SLOW_LOAD = """
@@ -85,6 +89,7 @@ sys.exit(run(["serve", *args]))
 """
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_only_model_is_loaded_while_clients_are_told_so(tiny: Path, tmp_path: Path, ends: bool) -> None:
     go_on = tmp_path / "go on"
@@ -122,6 +127,7 @@ def health(port: int) -> str:
     return str(found.get("status") or found["error"]["message"])
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_ends_the_server(tiny: Path) -> None:
     command = [*SERVE, f"tiny={tiny}", "--port", "0", "--cache-size", "0.0000001"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -212,6 +218,7 @@ def test_bundles_are_named_by_their_folders(tmp_path: Path, monkeypatch: pytest.
             name_bundles((wrong,))
 
 
+@pytest.mark.slow
 def test_the_example_is_one_that_works(tiny: Path) -> None:
     command = [*SERVE, f"tiny={tiny}", "--port", "0", "--cache-size", "0.02", "--max-new-tokens", "5"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -71,6 +71,7 @@ def caller_of_formats(request: pytest.FixtureRequest, tiny: Path) -> Iterator[An
         yield live.client()
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=["any", "one"])
 def test_functions_are_called(caller_of_formats: Any, choice: Any) -> None:
     caller = caller_of_formats

@@ -42,6 +42,7 @@ def post(live: Live, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{live.url}{path}", json=body, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["bge", "text-embedding-3-small"])
 def test_openai_s_client_gets_the_embeddings(encoding: Live, expected: Any, model: str) -> None:
     asked = encoding.client().embeddings.create  # asks for base64
