@@ -19,10 +19,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from outrider.errors import ExportError
+from outrider.system.watch import LimitWatch
 from outrider_export.progress import Progress
 
 _QUIET = {
@@ -129,6 +130,21 @@ class _Relay:
 
     def note(self, text: str) -> None:
         self.send("note", text)
+
+
+@contextlib.contextmanager
+def limited(progress: Progress, what: str, *, seconds: float, memory: int) -> Iterator[None]:
+    """End this child, with an error that begins with `what`, when it takes more processor time or bytes than these."""
+    if not isinstance(progress, _Relay):  # this is no child
+        yield
+        return
+    limits = {"seconds": f"{seconds:g} seconds", "memory": f"{memory >> 20:,} MB of memory"}
+    watch = LimitWatch(lambda beyond, _: progress.send("error", f"{what} takes more than {limits[beyond]}, the limit."))
+    watch.begin(seconds, memory)
+    try:
+        yield
+    finally:
+        watch.end()
 
 
 def serve(work: Callable[[dict[str, Any], Progress], dict[str, Any]]) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -260,3 +262,20 @@ def test_weights_of_other_shapes_are_named_in_our_words() -> None:
     """Transformers', of models that only PyTorch converts."""
     said = _one_line(RuntimeError("You set `ignore_mismatched_sizes` to `False`, thus raising an error."))
     assert said.startswith("weights of the checkpoint have other shapes")
+
+
+@pytest.mark.parametrize(("work", "limit"), [
+    ("(made := bytes([1]) * (200 << 20)); time.sleep(60)", "50 MB of memory"), ("while True: pass", "0.2 seconds"),
+], ids=["memory", "seconds"])  # fmt: skip
+def test_a_child_beyond_a_limit_says_so_and_ends(work: str, limit: str) -> None:
+    """As one that tries a tokenizer whose steps make gigabytes of a word, or never end."""
+    script = (
+        "import sys, time\nfrom outrider_export.child import _Relay, limited\n"
+        "with limited(_Relay(sys.stdout), 'trying it', seconds=0.2, memory=50 << 20):\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script + f"    {work}"],
+        capture_output=True,
+        check=False,
+    )
+    assert json.loads(done.stdout) == ["error", f"trying it takes more than {limit}, the limit."]

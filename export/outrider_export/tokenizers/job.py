@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ExportError, one_line
+from outrider_export.child import limited
 from outrider_export.extras import check_extra
 from outrider_export.progress import Progress, Silent
 from outrider_export.tokenizers.files import read_tokenizer
@@ -34,6 +35,8 @@ PROBES = (
 
 _PLAIN = (PROBES[0], PROBES[6], PROBES[7])  # without rare characters and runs of blanks
 _PAIR = ("Who goes ahead?", "An outrider goes ahead of the others.")
+_TRIAL_SECONDS = 30.0  # of processor time; a usual tokenizer takes up to a second
+_TRIAL_BYTES = 1 << 30  # a usual tokenizer of 256,000 tokens takes some hundreds of MB
 _MOST_ADDED = 16  # added tokens that are tried
 
 
@@ -48,9 +51,11 @@ def add_tokenizer(job: dict[str, Any], progress: Progress | None = None) -> None
     if encodes_only or not write_tokenizer_ir(folder, decodes_only=decodes_only):
         check_extra("This kind of tokenizer", "openvino")
         _convert_with_transformers(Path(job["model"]), folder, job.get("trust_remote_code", False))
-    different = check_tokenizer_ir(folder, decodes_only=decodes_only, encodes_only=encodes_only)
+    progress = progress or Silent()
+    with limited(progress, "trying it on short texts", seconds=_TRIAL_SECONDS, memory=_TRIAL_BYTES):
+        different = check_tokenizer_ir(folder, decodes_only=decodes_only, encodes_only=encodes_only)
     if different:
-        (progress or Silent()).note(
+        progress.note(
             f"OpenVINO's tokenizer differs from tokenizer.json in {len(different)} of {len(PROBES)} trial texts with "
             f"rare characters, such as {different[0]!r}: of such texts it gives other numbers than Transformers."
         )

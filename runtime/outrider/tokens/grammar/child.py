@@ -10,9 +10,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
-from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +18,7 @@ import numpy as np
 
 from outrider.errors import one_line
 from outrider.system.memory import memory_in_use
+from outrider.system.watch import LimitWatch
 from outrider.tokens.grammar.matcher import new_matcher, new_tokenizer
 from outrider.tokens.grammar.source import GrammarSource
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from llguidance import LLMatcher
 
-_POLL_SECONDS = 0.01  # seconds between two looks at a trial's time and memory
 _NUM_MASKS = 4  # beside the first
 _RETIRE_BYTES = 64 << 20  # bytes that earlier trials may leave behind
 
@@ -65,40 +63,6 @@ class GrammarVerdict(msgspec.Struct, frozen=True):
     retires: bool = False
 
 
-class _Watch:
-    """Ends the process when a trial passes its limits."""
-
-    def __init__(self) -> None:
-        self.base = memory_in_use()
-        self.most = 0  # bytes that the trial took
-        self.writing = Lock()
-        self._trial: tuple[GrammarTrial, float] | None = None
-        Thread(target=self._look, daemon=True).start()
-
-    def begin(self, trial: GrammarTrial) -> None:
-        self.most = 0
-        self._trial = trial, time.process_time()
-
-    def end(self) -> None:
-        self._trial = None
-
-    def _look(self) -> None:
-        while True:
-            time.sleep(_POLL_SECONDS)
-            if (running := self._trial) is None:
-                continue
-            trial, began = running
-            self.most = max(self.most, memory_in_use() - self.base)
-            beyond = "memory" if self.most > trial.memory else ""
-            beyond = beyond or ("seconds" if time.process_time() - began > trial.seconds else "")
-            with self.writing:
-                if beyond and self._trial is running:
-                    try:
-                        _write(GrammarVerdict(beyond=beyond, memory=self.most, retires=True))
-                    finally:  # the parent may be gone
-                        os._exit(0)
-
-
 def main() -> None:
     """Try grammars until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the parent's children, too
@@ -106,12 +70,11 @@ def main() -> None:
     text = Path(start.path).read_text(encoding="utf-8")
     tokenizer = new_tokenizer(text, start.vocab_size, start.eos_token_ids)
     warm = new_matcher(tokenizer, GrammarSource("regex", "a"))  # what the first grammar loads is not its own
-    watch = _Watch()
+    watch = LimitWatch(lambda beyond, most: _write(GrammarVerdict(beyond=beyond, memory=most, retires=True)))
     _write(GrammarVerdict())
     for line in sys.stdin.buffer:
         trial = msgspec.json.decode(line, type=GrammarTrial)
-        _limit(trial.memory)
-        watch.begin(trial)
+        watch.begin(trial.seconds, trial.memory)
         error, mask_seconds = "", 0.0
         try:
             matcher = new_matcher(tokenizer, GrammarSource(trial.option, trial.text))
@@ -141,18 +104,6 @@ def _slowest(matcher: LLMatcher, eos_token_ids: Sequence[int]) -> float:
         if not allowed.any() or not matcher.try_consume_tokens([int(allowed.argmax())]):
             break
     return slowest
-
-
-def _limit(memory: int) -> None:
-    """Let the system refuse memory far beyond a trial's limit, where it can: between two looks much may be taken."""
-    if sys.platform == "linux":
-        import resource
-
-        with suppress(OSError, ValueError):
-            size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-            most = resource.getrlimit(resource.RLIMIT_AS)[1]
-            wanted = size + 2 * memory + (256 << 20)
-            resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
 
 
 def _write(verdict: GrammarVerdict) -> None:

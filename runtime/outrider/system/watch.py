@@ -1,0 +1,69 @@
+"""Ends this process when untrusted work in it passes a limit, as nothing stops a native library from outside it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Thread
+
+from outrider.system.memory import memory_in_use
+
+_POLL_SECONDS = 0.01  # seconds between two looks at the time and the memory
+
+
+class LimitWatch:
+    """Ends the process when its work passes a limit.
+
+    exceeded: is told which limit, "seconds" or "memory", and the bytes that the work took; then the process ends.
+    base: bytes that the process had before. most: bytes that the work took beside them. writing: held while the process
+    may be ended, so that it does not end in the middle of a line.
+    """
+
+    def __init__(self, exceeded: Callable[[str, int], object]) -> None:
+        self.base, self.most = memory_in_use(), 0
+        self.writing = Lock()
+        self._exceeded = exceeded
+        self._work: tuple[float, float, int] | None = None  # processor time at its begin, and its limits
+        Thread(target=self._look, daemon=True).start()
+
+    def begin(self, seconds: float, memory: int) -> None:
+        """Limit what follows to these seconds of processor time and bytes of memory, until `end`."""
+        limit_address_space(memory)
+        self.most = 0
+        self._work = time.process_time(), seconds, memory
+
+    def end(self) -> None:
+        """What follows has no limit."""
+        self._work = None
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(_POLL_SECONDS)
+            if (work := self._work) is None:
+                continue
+            began, seconds, memory = work
+            self.most = max(self.most, memory_in_use() - self.base)
+            beyond = "memory" if self.most > memory else ""
+            beyond = beyond or ("seconds" if time.process_time() - began > seconds else "")
+            with self.writing:
+                if beyond and self._work is work:
+                    try:
+                        self._exceeded(beyond, self.most)
+                    finally:  # the parent may be gone
+                        os._exit(0)
+
+
+def limit_address_space(memory: int) -> None:
+    """Let the system refuse memory far beyond a limit, where it can: between two looks much may be taken."""
+    if sys.platform == "linux":
+        import resource
+
+        with suppress(OSError, ValueError):
+            size = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+            most = resource.getrlimit(resource.RLIMIT_AS)[1]
+            wanted = size + 2 * memory + (256 << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (wanted if most < 0 else min(wanted, most), most))
