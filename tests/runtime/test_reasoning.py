@@ -106,14 +106,16 @@ def test_stop_strings_count_in_the_content_alone(sign: str, text: str, stop: str
 def test_tokens_that_end_an_answer_count_in_the_content_alone(text: str, token: str, end: str) -> None:
     form = ReasoningFormat.of_template("<think>")
     assert form is not None
-    read, splitter = "", form.splitter(opened=True)
-    stream = TextStream(lambda ids: bytes(filter(None, ids)).decode(), stop_token_ids=[ord(token)], reasoning=splitter)
-    for character in text:
-        stream.push([ord(character)])
-        read += character
-        if stream.is_over:
-            break
-    assert read == end
+    for given in ({"stop_token_ids": [ord(token)]}, {"until": lambda new: token in new}):
+        read, splitter = "", form.splitter(opened=True)
+        options: Any = {**given, "reasoning": splitter}
+        stream = TextStream(lambda ids: bytes(filter(None, ids)).decode(), **options)
+        for character in text:
+            stream.push([ord(character)])
+            read += character
+            if stream.is_over:
+                break
+        assert read == (text if "until" in given and not ord(token) else end)
 
 
 @pytest.mark.parametrize(("prompt", "written", "state"), [

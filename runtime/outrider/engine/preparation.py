@@ -133,6 +133,7 @@ class Preparation:
         seed = secrets.randbits(63) if config.seed is None else config.seed
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
         stop_token_ids = frozenset(config.stop_token_ids).union(self._special_stops(config))
+        end_token_ids = stop_token_ids.union(eos_token_ids)
         reasoning = None
         if chat_template and encoder is None:
             reasoning = Reasoning.of(self.tokenizer, token_ids, _written(messages, whole, config))
@@ -147,20 +148,21 @@ class Preparation:
         if reasoning is not None:
             is_forced = source is not None and source.option == "tools" and not is_free
             budget = reasoning.budget(config.reasoning_budget, eos_token_ids, form, forced=is_forced)
-        splitter = None
-        if reasoning is not None and not reasoning.is_closed and not config.stop_in_reasoning:
-            splitter = reasoning.form.splitter(opened=reasoning.is_open)
-        ends_at_once = eos_token_ids if splitter else stop_token_ids.union(eos_token_ids)  # within the reasoning, too
+        splitter = None if reasoning is None or config.stop_in_reasoning else reasoning.splitter
         markers = (*(form.markers if form else ()), *(reasoning.form.markers if reasoning else ()))
         decode = keep_markers(markers, self.tokenizer) if markers else self.tokenizer.decode
         if encoder is not None:
             decode = decode_text(encoder, decode)
+        until = _end_of_calls(config, form)
+        text = TextStream(
+            decode, config.stop, stop_token_ids if splitter else (), until=until, at_once=at_once, reasoning=splitter
+        )
         request = Request(
             Prompt(token_ids, scope, whole.embeds, whole.answers, adapter=config.adapter, source=whole.source),
             verifier=_verifier(config),
             noise=Noise(seed),
             max_new_tokens=max_new_tokens,
-            eos_token_ids=frozenset(ends_at_once),
+            eos_token_ids=frozenset(eos_token_ids) if splitter else end_token_ids,
             policy=policy,
             num_assistant_tokens=num_assistant_tokens,
             ahead=overlaps and policy is not None and policy.goes_ahead,
@@ -175,23 +177,9 @@ class Preparation:
         answer = Answer(
             request,
             TokenSequence.of(request.prompt, references, earlier_answers=config.earlier_answers),
-            LogitsSampler(
-                config,
-                token_ids,
-                end_token_ids=stop_token_ids.union(eos_token_ids),
-                grammar=grammar,
-                rules=rules,
-                budget=budget,
-            ),
+            LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules, budget=budget),
             Delivery(
-                TextStream(
-                    decode,
-                    config.stop,
-                    until=_end_of_calls(config, form),
-                    at_once=at_once,
-                    reasoning=splitter,
-                    stop_token_ids=stop_token_ids.difference(ends_at_once),
-                ),
+                text,
                 cancel,
                 thinks=reasoning is not None and reasoning.is_open,
                 save=self.store.add_soon if self.store else None,

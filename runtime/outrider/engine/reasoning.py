@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.inputs.reasoning import ReasoningFormat
+from outrider.inputs.reasoning.stream import Splitter
 from outrider.inputs.tools import ToolFormat
 from outrider.inputs.tools.markers import keep_markers, marker_in_lark, token_of
 from outrider.tokens.grammar import GrammarSource
@@ -44,6 +45,11 @@ class Reasoning:
         tail = decode(prompt_token_ids[-_TAIL_TOKENS - _MOST_TOKENS_PER_CHARACTER * len(written) :])
         last = form.last_marker(tail, len(written))
         return cls(form, tokenizer, last == form.begin, last == form.end or (not last and bool(written)))
+
+    @property
+    def splitter(self) -> Splitter | None:
+        """Tells the reasoning of the answer from the rest; None if it has none."""
+        return None if self.is_closed else self.form.splitter(opened=self.is_open)
 
     def budget(
         self, num_tokens: int | None, eos_token_ids: Sequence[int], calls: ToolFormat | None, *, forced: bool = False

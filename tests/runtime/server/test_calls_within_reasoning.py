@@ -72,7 +72,7 @@ def cases(calls: ToolFormat, form: ReasoningFormat) -> list[tuple[str, str, str,
         return [(f"A.\n{call}", "A.", "", CALLS, False), (f"A.{end}{call}", "A.", "", CALLS, False)]
     return [
         (f"A.{end}\n\n{final}{call}", "A.", "", CALLS, False),
-        (f"A.\n{call}", "A.", "", CALLS, False),
+        (f'A "b"{call}', 'A "b"', "", CALLS, False),
         (f"A.\n{call}\n{end}\n", "A.", "", CALLS, False),
         (f"A.\n{call}\nB. {end}", f"A.\n{call}\nB.", "", [], False),
         (f"A {call} b.\n{end}{final}No.", f"A {call} b.", "No.", [], False),

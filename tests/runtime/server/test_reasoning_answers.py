@@ -110,6 +110,8 @@ def test_stop_strings_are_looked_for_in_the_content(thinker: Live) -> None:
     for drafter in (None, "suffix"):
         found = engine.generate(HELLO, stop=[stop, "think>"], drafter=drafter, references=[plain.text], **asked)
         assert found.token_ids == plain.token_ids
+        first = next(token for token in plain.token_ids[:6] if token not in plain.token_ids[6:])
+        assert engine.generate(HELLO, stop_token_ids=[first], drafter=drafter, **asked).token_ids == plain.token_ids
     within = engine.generate(HELLO, stop=stop, stop_in_reasoning=True, **asked)
     assert (within.text, within.stop_string) == (thoughts[: thoughts.index(stop)], stop)
     left = post(thinker, CHAT, THINKING | {"stop": stop, "reasoning_format": "none", "temperature": 1, "seed": 3})

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from outrider.inputs.reasoning.stream import Splitter, Thought
 from outrider.inputs.tools.openers import held_for
 from outrider.inputs.tools.stream import ToolCallDelta, ToolCallStream, joined
 
-_QUOTES = "`'\""  # a marker after one of these is only mentioned
+_OPENS_QUOTE = re.compile(r"""(?:^|[\s(\[:])[`'"]\Z""")  # a marker after this is only mentioned
 
 
 class CallsWithin:
@@ -26,7 +27,7 @@ class CallsWithin:
     def __init__(self, stream: Splitter, calls: Callable[[], ToolCallStream], markers: Sequence[str]) -> None:
         self._stream, self._calls, self._markers = stream, calls, markers
         self._left = ""  # thoughts that may be the beginning of a marker, or of a call
-        self._before = " "  # the character before them
+        self._before = ""  # the two characters before them
         self._probe: ToolCallStream | None = None  # reads them from a marker on
         self._probed: list[str | ToolCallDelta] = []  # what it has found
         self._num_mentioned = 0  # characters of the marker and the blanks before it
@@ -93,7 +94,7 @@ class CallsWithin:
         left, found = self._left, list[tuple[int, str]]()
         for marker in self._markers:
             place = left.find(marker)
-            while place >= 0 and (left[place - 1] if place else self._before) in _QUOTES:
+            while place >= 0 and _OPENS_QUOTE.search((self._before + left[:place])[-2:]):
                 place = left.find(marker, place + 1)
             found += [(place, marker)] if place >= 0 else []
         if found:
@@ -103,7 +104,7 @@ class CallsWithin:
 
     def _taken(self, size: int) -> str:
         taken, self._left = self._left[:size], self._left[size:]
-        self._before = taken[-1:] or self._before
+        self._before = (self._before + taken)[-2:]
         return taken
 
 

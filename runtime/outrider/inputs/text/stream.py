@@ -150,10 +150,10 @@ class TextStream:
         self,
         decode: Callable[[Sequence[int]], str],
         stop: Sequence[str] = (),
+        stop_token_ids: Collection[int] = (),
         *,
         until: Callable[[str], bool] | None = None,
         at_once: bool = False,
-        stop_token_ids: Collection[int] = (),
         reasoning: ContentFinder | None = None,
     ) -> None:
         self.stop = tuple(stop)
