@@ -33,7 +33,7 @@ LAYERS = [
 ]  # fmt: skip
 EXPORT_LAYERS = [
     {"bundles"},
-    {"heads", "forms", "encoder_decoder", "text_encoders"},
+    {"heads", "weights_choice", "encoder_decoder", "text_encoders"},
     {"diet", "with_torch"},
     {"describe"},
     {"direct"},

@@ -17,12 +17,11 @@ from outrider.models.tuning.measure import estimate_padding
 from outrider.models.tuning.measured import allocate_for_trials
 from outrider.models.tuning.setting import settings_for
 from outrider_export.describe.plan import make_plan
-from outrider_export.diet.expected_tokens import part_alone
-from outrider_export.forms import speed
-from outrider_export.forms.slices import FormSlices, time_slices
-from outrider_export.forms.speed import ROWS, FormTrial
 from outrider_export.progress import Silent
 from outrider_export.sources.source import fetch, locate
+from outrider_export.weights_choice import speed
+from outrider_export.weights_choice.slices import FormSlices, part_alone, time_slices
+from outrider_export.weights_choice.speed import ROWS, FormTrial
 
 MAX_TOKENS = 512
 

@@ -28,7 +28,7 @@ from outrider_export.direct import onnx_pack, pack
 from outrider_export.direct.convert import convert, open_weights
 from outrider_export.direct.own_codes import OwnForm
 from outrider_export.progress import Silent
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.tokenizers.gguf_tokenizer import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]

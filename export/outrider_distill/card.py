@@ -15,7 +15,7 @@ from outrider.config.files import user_path
 from outrider.version import __version__
 from outrider_distill.data import find_shards
 from outrider_distill.plan import DistillPlan, Options
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import locate
 
 UNKNOWN = "unknown"

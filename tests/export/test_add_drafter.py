@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.heads.weights import HeadWeights
 from outrider_export import target
 from outrider_export.bundles.drafters import add_drafter
-from outrider_export.diet import draft_cut
+from outrider_export.diet import diet
 from outrider_export.heads import container
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.plan import HeadPlan
@@ -290,10 +291,11 @@ def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: s
     assert drafted.stats.num_drafts > 10
 
 
-def test_a_head_proposes_as_many_tokens_as_pay(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_proposes_the_machines_number_of_tokens(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If it reads the main model's output matrix, and nobody says how many."""
-    monkeypatch.setattr(draft_cut, "SIZES", (200,))
-    monkeypatch.setattr(draft_cut, "_MOST_LOST", 0.0)
+    monkeypatch.setattr(diet, "this_machine", lambda: SimpleNamespace(draft_vocab=200))
     bundle = add_drafter(folder, write_head(tmp_path / "eagle", "eagle"))
     assert bundle.manifest.drafters[-1].num_proposed_tokens == 200
     engine = outrider.load(folder, cache_size=0.02)

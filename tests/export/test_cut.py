@@ -20,10 +20,10 @@ from outrider_export.describe.plan import make_plan
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
-from outrider_export.forms.cut import describe_whole, write_slice
-from outrider_export.forms.speed import FormSpeed, FormTrial
 from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import locate, read_config
+from outrider_export.weights_choice.cut import describe_whole, write_slice
+from outrider_export.weights_choice.speed import FormSpeed, FormTrial
 from shapes import make_model, save_model
 
 if TYPE_CHECKING:

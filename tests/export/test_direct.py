@@ -49,7 +49,7 @@ from outrider_export.direct.states import STATES
 from outrider_export.direct.weights import layer_name
 from outrider_export.heads import own
 from outrider_export.heads.own import find_own
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.peft_adapter import Change, LoraAdapter
 from outrider_export.sources.source import locate
 from qwen_module import write_qwen

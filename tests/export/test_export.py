@@ -20,7 +20,7 @@ from outrider.bundle import Bundle, Format, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.describe.plan import default_weights, make_plan
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import locate
 from shapes import logits_of
 

@@ -17,7 +17,8 @@ from outrider.errors import ExportError, OutriderError
 from outrider_export.describe.plan import make_plan
 from outrider_export.describe.special_tokens import eos_of, eos_of_gguf, infill_of
 from outrider_export.sources.gguf_copy import write_slim_copy, write_whole_copy
-from outrider_export.sources.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header
+from outrider_export.sources.gguf_file import TENSOR_TYPES, UnreadArray, is_array
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import locate
 from outrider_export.tokenizers.gguf_tokenizer import write_tokenizer
 from outrider_export.tokenizers.vocabulary import Vocabulary

@@ -25,6 +25,7 @@ from outrider_export import export_bundle
 from outrider_export.diet.diet import put_on_diet
 from outrider_export.direct.convert import open_weights
 from outrider_export.direct.onnx_pack import OnnxMatrix
+from outrider_export.direct.weights import StoredMatrix
 from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.onnx.matrices import cut_output, dequantise, quantise
 
@@ -232,7 +233,7 @@ def test_4_bits_are_read_as_they_were_written(rows: int, columns: int, seed: int
     arrays = {name: np.zeros(shape, kinds[name]) for name, shape in shapes.items()}
     packed = OnnxMatrix((rows, columns), 4, 32, {name: (array, 0) for name, array in arrays.items()})
     for first in range(0, rows, 4):
-        packed.put(slice(first, first + 4), matrix[first : first + 4])
+        packed.put(slice(first, first + 4), StoredMatrix(matrix.shape, 0, matrix.__getitem__))
     node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], N=rows, K=columns, bits=4, block_size=32)
     tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     model = helper.make_model(helper.make_graph([node], "one", [], [], tensors))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from outrider_export.direct.weights import StoredMatrix
 from outrider_export.onnx.files import load
 from outrider_export.onnx.graph import attribute_of
 from outrider_export.progress import Silent
+from outrider_export.sources.gguf_values import StoredBlocks
 from tiny import SHAPE, random_q4_k, write_checkpoint, write_gguf
 
 if TYPE_CHECKING:
@@ -64,6 +66,21 @@ def test_more_bits_are_no_codes_of_4(kind: str) -> None:
     whole = weights_in(kind)
     assert not forms_of({"model.layers.0.mlp.up_proj": stored(whole, 5.5)})["model.layers.0.mlp.up_proj"].has_codes
     assert np.linalg.norm(back(*keep(whole)) - whole) < 0.1 * np.linalg.norm(whole)  # rounded as others are
+
+
+@pytest.mark.parametrize("scale", [0.25, -0.25, 0.0, np.nan])
+def test_codes_in_a_file_are_those_of_their_values(scale: float) -> None:
+    """Whatever codes a block has: all, from 1 to 15 with and without those between, each third, one."""
+    rng = np.random.default_rng(3)
+    kinds = [rng.integers(0, 16, GROUP), rng.integers(1, 16, GROUP), rng.integers(0, 2, GROUP) * 14 + 1]
+    kinds += [rng.integers(0, 6, GROUP) * 3, rng.integers(3, 9, GROUP), np.full(GROUP, 7)]
+    codes, scales = np.array(kinds, np.uint8), np.full((len(kinds), 1), scale, np.float32)
+    stored = StoredBlocks([(codes, ())], (GROUP,), scales, scales * 5 - 0.1, len(kinds))
+    found, expected = own_codes(stored), own_codes(stored.values())
+    for field in dataclasses.fields(found):
+        one, other = (getattr(each, field.name)[expected.known] for each in (found, expected))
+        np.testing.assert_array_equal(one, other, err_msg=field.name)
+    np.testing.assert_array_equal(found.known, expected.known)
 
 
 def test_blocks_of_one_number_and_of_none() -> None:

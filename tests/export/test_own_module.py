@@ -27,7 +27,7 @@ from outrider_export.bundles.cached import cached_bundle
 from outrider_export.bundles.find_draft import find_draft
 from outrider_export.heads import own
 from outrider_export.heads.own import OwnModule, may_have_own
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import Located, locate
 from qwen_module import qwen_module, write_qwen
 from tiny import write_checkpoint

@@ -15,7 +15,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Sequence, Split
 
 from outrider.errors import ExportError
-from outrider_export.sources.gguf_file import GGUFHeader, read_header
+from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.tokenizers.gguf_pretokenizers import PRE_TOKENIZERS
 from outrider_export.tokenizers.gguf_tokenizer import write_tokenizer
 from outrider_export.tokenizers.ir import write_tokenizer_ir

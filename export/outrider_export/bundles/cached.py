@@ -20,10 +20,10 @@ from outrider.version import __version__
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
 from outrider_export.bundles.find_draft import AUTO, find_draft
 from outrider_export.describe.plan import DEFAULT_WEIGHTS, SMALL_DRAFT
-from outrider_export.forms.choice import machine_key
 from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.sources.source import NONE, Located, default_name, fetch, locate, nearly_gguf
+from outrider_export.weights_choice.choice import machine_key
 
 
 def cached_bundle(

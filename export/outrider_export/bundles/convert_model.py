@@ -139,11 +139,7 @@ def _cut(
     entry: ModelEntry, diet: Diet | AutomaticCut, tokenizer: str | None, target: Target, progress: Progress
 ) -> ModelEntry:
     """Cut a converted draft model's output matrix; `tokenizer` is the folder of its own tokenizer, if it has one."""
-    where = target.new / (tokenizer or "tokenizer")
-    if isinstance(diet, AutomaticCut):
-        token_ids = diet.choose(entry, target.new, where, progress)
-    else:
-        token_ids = diet.choose(where, progress)
+    token_ids = diet.choose(target.new / (tokenizer or "tokenizer"), progress)
     if token_ids is None:
         return entry
     progress.phase("cut")

@@ -142,7 +142,7 @@ class DraftModelPlan:
                 f"both together: outrider export {main.source.id} --draft {source.id}"
             )
         pairing = Pairing.same(vocabulary)
-        diet = plan_diet(plan, pairing, num_tokens, corpus, bundle.size_of(main.folder), progress)
+        diet = plan_diet(plan, pairing, num_tokens, corpus, progress)
         check_space(bundle.folder.parent, space_needed([plan]))
         return cls(plan, pairing, diet, progress)
 

@@ -34,10 +34,9 @@ from outrider_export.describe.plan import (
     space_needed,
 )
 from outrider_export.describe.special_tokens import eos_of
-from outrider_export.diet.diet import Diet, check_diet, costs_of, plan_diet
+from outrider_export.diet.diet import Diet, check_diet, plan_diet
 from outrider_export.diet.draft_cut import AutomaticCut
 from outrider_export.encoder_decoder import job as encoder_decoder
-from outrider_export.forms.choice import PORTABLE, choose_forms
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
@@ -48,6 +47,7 @@ from outrider_export.sources.source import NONE, Located, check_packages, fetch,
 from outrider_export.target import NoRoom, Target, check_space
 from outrider_export.text_encoders.checkpoint import kind_of_text_encoder
 from outrider_export.text_encoders.export import check_options, export_text_encoder
+from outrider_export.weights_choice.choice import PORTABLE, choose_weights
 
 
 def export_bundle(
@@ -75,9 +75,10 @@ def export_bundle(
 
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
     "int8"; draft_weights: by default "int4", or "int8" where there are fewer than 200 million; "keep" leaves a GGUF
-    file's weights unconverted. for_this_machine: a model without these options gets the form that is fastest here, if
-    it is not small; see `outrider_export.forms.choice`. False: the defaults above, in OpenVINO. draft_vocab: the number
-    of tokens that the draft model proposes, or "all"; by default as many as pay. draft_vocab_corpus: a file of typical
+    file's weights unconverted. for_this_machine: a model without these options gets the form that wins
+    on processors like this one, if it is not small; see `outrider_export.weights_choice.choice`. False: the defaults
+    above, in OpenVINO. draft_vocab: the number of tokens that the draft model proposes, or "all"; by default as many as
+    `configs/machines.toml` says, if that saves a tenth of a draft token. draft_vocab_corpus: a file of typical
     text to choose them by. See `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the
     main model.
 
@@ -138,9 +139,11 @@ def export_bundle(
             head = _plan_head(plans[0], drafter, draft_weights, num_tokens, corpus, progress, takes_own=takes_own)
             if draft is None and head is None:
                 check_diet(False, draft_vocab, draft_vocab_corpus)
+            if is_free:
+                plans = choose_weights(plans, draft_format, draft_weights, progress)
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets: list[Diet | AutomaticCut | None] = [None] + [
-                None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, plans[0].final_bytes, progress)
+                None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
                 for plan, pairing in zip(plans[1:], pairings, strict=True)
             ]
             check_space(target.output.parent, space_needed(plans))
@@ -151,16 +154,6 @@ def export_bundle(
             for plan, folder in zip(plans, folders, strict=True):
                 if folder is not None:  # before the weights, which take minutes
                     convert_tokenizer(plan, target.new / folder, trust_remote_code, ForModel(progress, plan.role))
-            if is_free:
-                tokenizers = [target.new / (folder or "tokenizer") for folder in folders]
-                plans = choose_forms(plans, tokenizers, draft_format, draft_weights, progress)
-                check_space(target.output.parent, space_needed(plans))
-                diets = [
-                    dataclasses.replace(diet, costs=costs_of(plan, plans[0].final_bytes))
-                    if isinstance(diet, AutomaticCut)
-                    else diet
-                    for plan, diet in zip(plans, diets, strict=True)
-                ]
             entries = [
                 convert_model(
                     plan,

@@ -25,7 +25,7 @@ from outrider_export.heads.formats import kind_of_head, read_head
 from outrider_export.heads.own import NAME as OWN
 from outrider_export.heads.own import find_own
 from outrider_export.progress import Progress
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.gguf_shards import models_in, shards_of
 from outrider_export.sources.source import Located, locate
 from outrider_export.text_encoders.checkpoint import kind_of_text_encoder

@@ -9,7 +9,8 @@ from typing import Any
 from outrider.errors import ExportError
 from outrider_export.describe.plan import make_plan, why_not_direct
 from outrider_export.describe.special_tokens import eos_of, infill_of
-from outrider_export.sources.gguf_file import GGUFHeader, is_array, read_header
+from outrider_export.sources.gguf_file import GGUFHeader, is_array
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.gguf_shards import shards_of
 from outrider_export.sources.source import locate
 from outrider_export.tokenizers.gguf_tokenizer import is_sentencepiece, name_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -27,8 +27,9 @@ from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.extras import check_extra
 from outrider_export.progress import Silent
 from outrider_export.sources.gguf_drafter import kind_of_file
-from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader, read_header
+from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader
 from outrider_export.sources.gguf_holes import check_holes
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.safetensors import count_weights
 from outrider_export.sources.source import (
     IMAGE_MODELS,
@@ -42,9 +43,6 @@ from outrider_export.sources.source import (
     text_part,
 )
 from outrider_export.tokenizers.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from outrider_export.describe.draft_costs import DraftCosts
 
 # GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
 # Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
@@ -92,8 +90,7 @@ class Plan:
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
-    chosen: str = ""  # why it has this form, where this machine chose it; see `outrider_export.forms.choice`
-    costs: DraftCosts | None = None  # of a draft model's tokens, where this machine measured them
+    chosen: str = ""  # why it has this form, where nobody asked for one; see `outrider_export.weights_choice.choice`
 
     @property
     def final_bytes(self) -> int:

@@ -22,15 +22,14 @@ from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, Format
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
+from outrider.models.tuning.machines import this_machine
 from outrider.system.core import new_core
 from outrider.system.files import reading
-from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.describe.pairing import Pairing
-from outrider_export.describe.plan import Plan, parallel_mask
+from outrider_export.describe.plan import Plan
 from outrider_export.describe.special_tokens import eos_of
 from outrider_export.diet import output_matrix
 from outrider_export.diet.draft_cut import AutomaticCut
-from outrider_export.diet.usual_tokens import TokenUsage
 from outrider_export.onnx import matrices as onnx_matrices
 from outrider_export.onnx.files import OnnxWeights, load
 from outrider_export.progress import Progress
@@ -98,12 +97,12 @@ def check_diet(
 
 
 def plan_diet(
-    plan: Plan, pairing: Pairing, num_tokens: int | None, corpus: list[str], main_bytes: int, progress: Progress
+    plan: Plan, pairing: Pairing, num_tokens: int | None, corpus: list[str], progress: Progress
 ) -> Diet | AutomaticCut | None:
     """Plan the tokens that a draft model proposes; None for all.
 
-    num_tokens: the option, `ALL`, or None for the default: those that it was trained to propose, if it says so, or as
-    many as pay. main_bytes: of the main model's weights.
+    num_tokens: the option, `ALL`, or None for the default: those that it was trained to propose, if it says so, or
+    those of `AutomaticCut`.
 
     Raises:
         ExportError: if its draft_vocab.json is damaged.
@@ -128,19 +127,16 @@ def plan_diet(
     candidates = np.flatnonzero(real).astype(np.int32)
     if is_automatic:
         always = _always(vocabulary, eos_of(plan), candidates)
-        return AutomaticCut(vocabulary, candidates, always, costs_of(plan, main_bytes))
+        return AutomaticCut(vocabulary, candidates, always, this_machine().draft_vocab, _row_share(plan))
     return _diet(vocabulary, eos_of(plan), candidates, asked, corpus)
 
 
-def costs_of(plan: Plan, main_bytes: int) -> DraftCosts:
-    """What a draft model's tokens cost: as measured on this machine, or by the bytes of its weights."""
-    if plan.costs is not None:
-        return plan.costs
-    geometry, per_weight = plan.geometry, {"fp16": 2.0, "fp32": 4.0}.get(plan.weights, 1.0)  # of an output matrix
+def _row_share(plan: Plan) -> float:
+    """The part of a draft model's bytes that each row of its output matrix has."""
+    per_weight = {"fp16": 2.0, "fp32": 4.0}.get(plan.weights, 1.0)  # in int8 and int4 one byte
     if plan.weights == "keep":
         per_weight = plan.final_bytes / max(plan.num_weights, 1)
-    row_bytes, at_once = per_weight * geometry.hidden_size, parallel_mask(plan) is not None
-    return DraftCosts.of_bytes(main_bytes, plan.final_bytes, geometry.logits_width, row_bytes, at_once=at_once)
+    return per_weight * plan.geometry.hidden_size / max(plan.final_bytes, 1)
 
 
 def choose_from(
@@ -151,12 +147,12 @@ def choose_from(
     tokenizer: Path,
     progress: Progress,
     trained: NDArray[np.int32] | None,
-    costs: DraftCosts,
+    row_share: float,
 ) -> NDArray[np.int32] | None:
     """The main model's tokens that a drafter with the main model's output matrix proposes, int32 [n]; None for all.
 
-    num_tokens, texts: the options, from `check_diet`. trained: see `read_trained`; without options it is these. costs:
-    of the drafter's tokens. By default it proposes as many as pay; they are chosen without running a model.
+    num_tokens, texts: the options, from `check_diet`. trained: see `read_trained`; without options it is these.
+    row_share: as in `AutomaticCut`, by which it proposes some tokens by default.
 
     Raises:
         OptionError: for fewer tokens than are always proposed.
@@ -165,8 +161,8 @@ def choose_from(
         return trained
     real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
     if num_tokens is None and not texts:
-        cut = AutomaticCut(vocabulary, real, _always(vocabulary, eos_token_ids, real), costs)
-        return cut.choose_by(lambda: TokenUsage.of_counts(vocabulary, Tokenizer(tokenizer).encode), progress)
+        always = _always(vocabulary, eos_token_ids, real)
+        return AutomaticCut(vocabulary, real, always, this_machine().draft_vocab, row_share).choose(tokenizer, progress)
     asked = DEFAULT_WITH_CORPUS if num_tokens is None else num_tokens
     if asked == ALL or asked >= len(vocabulary):
         return None

@@ -38,7 +38,7 @@ class CheckpointWeights(Weights):
     def stored(self, name: str) -> StoredMatrix | None:
         """See `Weights`. Norms have the architecture's offset."""
         stored = self.decoder.form.in_checkpoint(self.decoder.in_file(name))
-        is_ours = name in self._tensors  # a slice's, see `outrider_export.forms.cut`
+        is_ours = name in self._tensors  # a slice's, see `outrider_export.weights_choice.cut`
         if not is_ours and name.endswith((f"{GATE_UP}.weight", f"{DOWN}.weight")):
             if self.decoder.form.experts.clamped or self.decoder.form.experts.by_columns:
                 return self._by_columns(stored)

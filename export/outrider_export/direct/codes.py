@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider_export.sources.gguf_values import of_groups
+
 _LARGEST = 255  # code of 8 bits
 
 
@@ -50,7 +52,9 @@ def paired(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Codes of 4 bits [..., n], two a byte [..., ⌈n / 2⌉]."""
     if codes.shape[-1] % 2:
         codes = np.concatenate([codes, np.zeros_like(codes[..., :1])], -1)
-    return codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
+    pairs = np.ascontiguousarray(codes).view("<u2")  # the first code is in the lower byte
+    packed: NDArray[np.uint8] = (pairs | pairs >> 4).astype(np.uint8)
+    return packed
 
 
 def rounded(
@@ -61,8 +65,8 @@ def rounded(
     values: float32 [rows, columns], about scale · (code − zero point). group: columns that share a scale.
     """
     grouped = values.reshape(len(values), -1, group)
-    lowest = np.minimum(grouped.min(-1, keepdims=True), 0)
-    highest = np.maximum(grouped.max(-1, keepdims=True), 0)
+    lowest = np.minimum(of_groups(np.minimum, grouped), 0)[..., None]
+    highest = np.maximum(of_groups(np.maximum, grouped), 0)[..., None]
     scales = _rounded_up((highest - lowest) / np.float32(largest))
     steps = np.where(scales == 0, 1, scales).astype(np.float32)
     zero_points = np.clip(np.rint(-lowest / steps), 0, largest)

@@ -29,7 +29,7 @@ from outrider_export.direct.weights import HEAD, Weights
 from outrider_export.onnx.files import MODEL, import_onnx
 from outrider_export.onnx.inputs import add_extra_rows, add_rows
 from outrider_export.progress import Progress
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.peft_adapter import read_adapter
 from outrider_export.sources.source import architectures_of, configuring, read_config, read_json, text_part
 

@@ -38,7 +38,7 @@ from outrider_export.direct.weights import (
     flat,
 )
 from outrider_export.sources.gguf_file import GGUFHeader
-from outrider_export.sources.gguf_values import check_type, unpack
+from outrider_export.sources.gguf_values import blocks_of, check_type, unpack
 
 _MODULES = {
     EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output", LAYER_EMBEDDING: "per_layer_token_embd",
@@ -189,4 +189,5 @@ def stored_in(header: GGUFHeader, name: str) -> StoredMatrix:
         return read(slice(None)).reshape(-1)[part]
 
     of_rows = read if len(tensor.shape) > 1 else values
-    return StoredMatrix(flat(tensor.shape), tensor.num_bytes, of_rows, is_mxfp4=tensor.type == "MXFP4")
+    blocks = (lambda part: blocks_of(tensor, rows[part])) if tensor.type == "Q4_K" else None
+    return StoredMatrix(flat(tensor.shape), tensor.num_bytes, of_rows, tensor.type == "MXFP4", blocks)

@@ -28,11 +28,14 @@ from numpy.typing import NDArray
 
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import paired, rounded
-from outrider_export.direct.own_codes import GROUP, LARGEST, Codes, OwnForm, forms_of, keep, keep_minima, num_sums
+from outrider_export.direct.own_codes import GROUP, LARGEST, OwnForm, forms_of, keep, keep_minima, num_sums
 from outrider_export.direct.pack import allocate, matrices_of, read_all
 from outrider_export.direct.weights import EMBEDDING, HEAD, Rows, StoredMatrix, Weights, below_each_other, layer_name
 from outrider_export.onnx.files import alignment
 from outrider_export.onnx.matrices import BLOCK, in_blocks, quantise
+from outrider_export.sources.gguf_values import StoredBlocks
+
+Numbers = NDArray[Any]
 
 _WIDE_BLOCK = 64
 _PACKED = "self_attn.qkv_proj"  # queries, keys and values by one product
@@ -61,9 +64,13 @@ class OnnxMatrix:
         """Whether float32 weights are [rows, columns], as an embedding's; those of a square matrix are, too."""
         return self.arrays["weight"][0].shape == self.shape
 
-    def put(self, part: slice, values: Rows) -> None:
-        """Round some rows, float32 [n, columns]."""
+    def put(self, part: slice, matrix: StoredMatrix) -> None:
+        """Round some rows of a matrix."""
         weight = self.arrays["weight"][0]
+        if self.bits == 4 and self.has_codes and matrix.blocks is not None:
+            self._keep(part, matrix.blocks(part))
+            return
+        values = matrix.read(part)
         if not self.bits:
             if self.is_by_rows:
                 weight[part] = values
@@ -71,16 +78,24 @@ class OnnxMatrix:
                 weight[:, part] = values.T
         elif self.bits == 8:
             weight[part], self.arrays["scales"][0][part] = quantise(values, self.block)
-        elif "minima" in self.arrays:
-            codes, scales, minima = keep_minima(values)
-            weight[part] = paired(codes).reshape(len(values), *weight.shape[1:])
-            self.arrays["scales"][0][part], self.arrays["minima"][0][part] = scales, minima
+        elif self.has_codes:
+            self._keep(part, values)
         else:
             blocks = in_blocks(values, self.block).reshape(len(values), -1)
-            made: Codes = keep(values, self.sums) if self.has_codes else rounded(blocks, self.block, LARGEST)
-            codes, zero_points, scales = made
-            weight[part] = paired(codes).reshape(len(values), -1, self.block // 2)
-            self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales
+            self._put_codes(part, *rounded(blocks, self.block, LARGEST))
+
+    def _keep(self, part: slice, values: Rows | StoredBlocks) -> None:
+        """Store the codes that some rows have already."""
+        if "minima" not in self.arrays:
+            self._put_codes(part, *keep(values, self.sums))
+            return
+        weight = self.arrays["weight"][0]
+        codes, self.arrays["scales"][0][part], self.arrays["minima"][0][part] = keep_minima(values)
+        weight[part] = paired(codes).reshape(len(values), *weight.shape[1:])
+
+    def _put_codes(self, part: slice, codes: Numbers, zero_points: Numbers, scales: Numbers) -> None:
+        self.arrays["weight"][0][part] = paired(codes).reshape(len(codes), -1, self.block // 2)
+        self.arrays["zero_points"][0][part], self.arrays["scales"][0][part] = paired(zero_points), scales
 
 
 def pack(
@@ -118,7 +133,7 @@ def pack(
     placed = dict(zip(others, places, strict=True))
     for name, (array, _) in placed.items():
         array[...] = others[name]
-    read_all(found, lambda name, part, values: packed[name].put(part, values), advance)
+    read_all(found, lambda name, part: packed[name].put(part, found[name]), advance)
     return packed, placed
 
 

@@ -14,6 +14,7 @@ is multiplied. As `gguf_minima` does for weights that are not converted.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from outrider.models.backends.projections import ATTENTION
 from outrider_export.direct.codes import rounded
 from outrider_export.direct.weights import OUTPUT_GATE, Rows, StoredMatrix, layer_of
+from outrider_export.sources.gguf_values import StoredBlocks, of_groups
 
 # Codes, zero points, and scales in float32 or float16.
 Codes: TypeAlias = "tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any]]"
@@ -38,6 +40,8 @@ _PROBED = 4  # rows
 _HALF = 1e-5  # relative; scales that are as close to a float16 number are that number
 # Bits of a weight, scales included: Q5_1 has 6.0, Q6_K 6.6. Of the 5-bit types, 4 bits lose little.
 _MOST_FOR_4 = 6.25
+_EACH_BYTE = 0x0101010101010101
+TYPES_IN_4_BITS = ("Q4_0", "Q4_1", "Q4_K")  # of GGUF's tensors, whose codes these are
 _PRODUCTS = (*ATTENTION, OUTPUT_GATE, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 
@@ -45,14 +49,14 @@ _PRODUCTS = (*ATTENTION, OUTPUT_GATE, "mlp.gate_proj", "mlp.up_proj", "mlp.down_
 class OwnCodes:
     """The codes of n blocks.
 
-    codes: uint8 [n, 32]. zero_points: uint8, scales, leftovers: float32, known: bool, all [n]. A known block is scale ·
-    (code − zero point) + leftover. The others' values mean nothing.
+    A known block is scale · (code − zero point) + leftover. The others' values mean nothing, but for `lowest`.
     """
 
-    codes: NDArray[np.uint8]
+    codes: NDArray[np.uint8]  # [n, 32]; everything else [n]
     zero_points: NDArray[np.uint8]
     scales: Rows
     leftovers: Rows
+    lowest: Rows  # the smallest value
     known: NDArray[np.bool_]
 
 
@@ -74,16 +78,53 @@ class OwnForm:
         )
 
 
-def own_codes(blocks: Rows) -> OwnCodes:
-    """The codes of blocks, float32 [n, 32]."""
+def own_codes(values: Rows | StoredBlocks) -> OwnCodes:
+    """The codes of blocks of 32, float32 [n · 32] in any shape, or as a file has them."""
     with np.errstate(all="ignore"):  # what is no number has no codes
-        return _own_codes(blocks)
+        if isinstance(values, StoredBlocks):
+            return _stored_codes(values)
+        return _own_codes(values.reshape(-1, GROUP))
+
+
+def _stored_codes(stored: StoredBlocks) -> OwnCodes:
+    """The same without values, where codes reach from 0 to 15 or nearly so, as those of most blocks do."""
+    codes, scales = stored.in_order(np.uint8).reshape(-1, GROUP), stored.scales.reshape(-1)
+    shifts = np.zeros_like(scales) if stored.shifts is None else stored.shifts.reshape(-1)
+    first, steps = np.zeros(len(codes), np.uint8), np.full(len(codes), LARGEST, np.uint8)
+    shorter = np.flatnonzero(~(_have(0, codes) & _have(LARGEST, codes)))
+    rest = codes[shorter]
+    first[shorter] = of_groups(np.minimum, rest)
+    steps[shorter] = of_groups(np.maximum, rest) - first[shorter]
+    rest -= first[shorter, None]
+    codes[shorter] = rest
+    usual = np.isfinite(scales) & np.isfinite(shifts) & (scales > 0)
+    # Codes up to 14 that are all close to 0 or 14 are as close to codes up to 15.
+    off = np.minimum(rest, LARGEST - 1 - rest).astype(np.uint16)  # fourteenths of a step
+    far = of_groups(np.add, off * off) > _OFF * (LARGEST - 1) ** 2
+    usual[shorter] &= (steps[shorter] == LARGEST) | ((steps[shorter] == LARGEST - 1) & far)
+    lowest, highest = (scales * codes_of_ends + shifts for codes_of_ends in (first, first + steps))
+    of_steps = np.where(steps == LARGEST, np.float32(1 / LARGEST), np.float32(1 / (LARGEST - 1)))
+    made = _with_zero_points(codes, lowest, _as_half((highest - lowest) * of_steps), usual)
+    if len(others := np.flatnonzero(~usual)):
+        values = (codes[others] + first[others, None]) * scales[others, None] + shifts[others, None]
+        found = _own_codes(values)
+        for field in dataclasses.fields(OwnCodes):
+            getattr(made, field.name)[others] = getattr(found, field.name)
+    return made
+
+
+def _have(code: int, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Whether blocks uint8 [n, 32] have a code, eight at a time: the top bit of a byte is set where it was 0 before."""
+    words = codes.view(np.uint64) ^ np.uint64(code * _EACH_BYTE)
+    words -= np.uint64(_EACH_BYTE)
+    found: NDArray[np.bool_] = (of_groups(np.bitwise_or, words) & np.uint64(0x80 * _EACH_BYTE)) != 0
+    return found
 
 
 def _own_codes(blocks: Rows) -> OwnCodes:
-    lowest = blocks.min(-1)
+    lowest = of_groups(np.minimum, blocks)
     above = blocks - lowest[:, None]
-    spans = above.max(-1)
+    spans = of_groups(np.maximum, blocks) - lowest  # rounding does not change the order
     codes, scales, known = _fitting(above, spans, LARGEST)  # most blocks have the codes 0 and 15
     waiting = np.flatnonzero(~known & (spans > 0) & np.isfinite(spans))
     for steps in range(LARGEST - 1, 0, -1):
@@ -94,10 +135,15 @@ def _own_codes(blocks: Rows) -> OwnCodes:
         codes[those], scales[those], known[those] = found[fits], scale[fits], True
         waiting = waiting[~fits]
     known |= (spans == 0) & (lowest == 0)
+    return _with_zero_points(codes, lowest, scales, known)
+
+
+def _with_zero_points(codes: NDArray[np.uint8], lowest: Rows, scales: Rows, known: NDArray[np.bool_]) -> OwnCodes:
+    """Codes of blocks whose smallest values are `lowest`, float32 [n]."""
     steps_below = np.divide(-lowest, scales, out=np.zeros_like(lowest), where=known & (scales > 0))
     zero_points = np.clip(np.rint(steps_below), 0, LARGEST)
     leftovers = np.where(known, lowest + scales * zero_points, 0).astype(np.float32)
-    return OwnCodes(codes, zero_points.astype(np.uint8), scales, leftovers, known)
+    return OwnCodes(codes, zero_points.astype(np.uint8), scales, leftovers, lowest, known)
 
 
 def _fitting(above: Rows, spans: Rows, steps: int) -> tuple[NDArray[np.uint8], Rows, NDArray[np.bool_]]:
@@ -118,19 +164,17 @@ def _as_half(scales: Rows) -> Rows:
     return np.where(np.abs(half - scales) <= _HALF * scales, half, scales)
 
 
-def keep(values: Rows, sums: int = 0) -> Codes:
+def keep(values: Rows | StoredBlocks, sums: int = 0) -> Codes:
     """Codes uint8 [rows, columns + sums], zero points uint8 and scales float32 [rows, groups of 32].
 
-    values: float32 [rows, columns]; blocks without codes of their own are rounded. sums: a multiple of 32 that has room
-    for the leftovers of all blocks; 0 to leave them out.
+    values: float32 [rows, columns], or blocks of 32; those without codes of their own are rounded. sums: a multiple of
+    32 that has room for the leftovers of all blocks; 0 to leave them out.
     """
-    rows = len(values)
-    blocks = values.reshape(-1, GROUP)
-    own = own_codes(blocks)
+    rows, own = len(values), own_codes(values)
     codes, zero_points, scales = own.codes, own.zero_points, own.scales
     if not own.known.all():
         others = ~own.known
-        new_codes, new_zero_points, new_scales = rounded(blocks[others], GROUP, LARGEST)
+        new_codes, new_zero_points, new_scales = rounded(_values(values)[others], GROUP, LARGEST)
         codes[others], zero_points[others], scales[others] = new_codes, new_zero_points[:, 0], new_scales[:, 0]
     codes, zero_points, scales = codes.reshape(rows, -1), zero_points.reshape(rows, -1), scales.reshape(rows, -1)
     if not sums:
@@ -145,17 +189,22 @@ def keep(values: Rows, sums: int = 0) -> Codes:
     )
 
 
-def keep_minima(values: Rows) -> tuple[NDArray[np.uint8], Rows, Rows]:
+def keep_minima(values: Rows | StoredBlocks) -> tuple[NDArray[np.uint8], Rows, Rows]:
     """Codes uint8 [rows, columns], scales and minima float32 [rows, groups]: scale · code + minimum. For look-ups."""
-    blocks = values.reshape(-1, GROUP)
-    own = own_codes(blocks)
-    lowest = blocks.min(-1)
-    scales = np.where(own.known, own.scales, (blocks.max(-1) - lowest) / np.float32(LARGEST))
-    others = ~own.known
-    steps = np.where(scales == 0, 1, scales)[others, None]
-    own.codes[others] = np.rint((blocks[others] - lowest[others, None]) / steps)
-    shape = len(values), -1
-    return own.codes.reshape(values.shape), scales.reshape(shape), lowest.reshape(shape)
+    rows, own = len(values), own_codes(values)
+    scales, lowest = own.scales, own.lowest
+    if not own.known.all():
+        others = ~own.known
+        blocks = _values(values)[others]
+        scales[others] = (of_groups(np.maximum, blocks) - lowest[others]) / np.float32(LARGEST)
+        steps = np.where(scales == 0, 1, scales)[others, None]
+        own.codes[others] = np.rint((blocks - lowest[others, None]) / steps)
+    return own.codes.reshape(rows, -1), scales.reshape(rows, -1), lowest.reshape(rows, -1)
+
+
+def _values(values: Rows | StoredBlocks) -> Rows:
+    """As float32 [n, 32]."""
+    return (values.values() if isinstance(values, StoredBlocks) else values).reshape(-1, GROUP)
 
 
 def num_sums(columns: int) -> int:
@@ -179,7 +228,7 @@ def form_of(matrix: StoredMatrix) -> OwnForm:
     rows, columns = matrix.shape
     if columns % GROUP:
         return OwnForm()
-    own = own_codes(matrix.read(slice(0, min(_PROBED, rows))).reshape(-1, GROUP))
+    own = own_codes(matrix.read(slice(0, min(_PROBED, rows))))
     if own.known.mean() < _LEAST_KNOWN or not own.scales.any():
         return OwnForm()
     return OwnForm(has_codes=True, has_minima=bool((np.abs(own.leftovers) > _WHOLE * own.scales).any()))

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
     from outrider_export.direct.decoder import Decoder
     from outrider_export.direct.save import Stored
-    from outrider_export.direct.weights import Rows, Weights
     from outrider_export.direct.weights import StoredMatrix as Matrix
+    from outrider_export.direct.weights import Weights
 
     Numbers = NDArray[Any]
     _Form: TypeAlias = tuple[str, int, int | None]  # a matrix's kind of weights, group and further columns
@@ -153,25 +153,21 @@ def pack(
         first = next(iter(parts))
         found[first] = below_each_other([found.pop(name) for name in parts])
     packed = _allocate(path, {name: (matrix.shape, *wanted[name]) for name, matrix in found.items()})
-    read_all(found, lambda name, part, values: _round(values, packed[name], part), advance)
+    read_all(found, lambda name, part: _round(found[name], packed[name], part), advance)
     for parts in joined:
         packed |= dict.fromkeys(parts, replace(packed[next(iter(parts))], parts=parts))
     return packed
 
 
 def read_all(
-    matrices: Mapping[str, Matrix], take: Callable[[str, slice, Rows], None], advance: Callable[[int], None]
+    matrices: Mapping[str, Matrix], read: Callable[[str, slice], None], advance: Callable[[int], None]
 ) -> None:
-    """Read matrices some rows at a time, on all processors. take: is given a matrix's name, the rows, and their values.
+    """Read matrices some rows at a time, on all processors. read: is given a matrix's name and the rows.
 
     Raises:
         ExportError: when one is of a type that cannot be read.
         OSError: when the disk is full.
     """
-
-    def read(name: str, part: slice) -> None:
-        take(name, part, matrices[name].read(part))
-
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {
             pool.submit(read, name, part): size for name, matrix in matrices.items() for part, size in _parts(matrix)
@@ -291,7 +287,12 @@ def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
         yield slice(first, first + count), matrix.num_bytes * count // rows
 
 
-def _round(values: Rows, packed: PackedMatrix, part: slice) -> None:
+def _round(matrix: Matrix, packed: PackedMatrix, part: slice) -> None:
+    if packed.sums is not None and matrix.blocks is not None:
+        codes, zero_points, scales = keep(matrix.blocks(part), packed.sums)
+        packed.codes[part], packed.zero_points[part], packed.scales[part] = paired(codes), zero_points, scales
+        return
+    values = matrix.read(part)
     if packed.kind in _FLOATS:
         packed.codes[part] = values
         return

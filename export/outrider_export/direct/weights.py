@@ -20,6 +20,7 @@ from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import GATE_UP, ROUTER, Experts
 from outrider_export.direct.latent import K_B, V_B, Latent, rows_in_checkpoint
 from outrider_export.direct.states import GatedDeltaNet, State, rows_in_fused
+from outrider_export.sources.gguf_values import StoredBlocks
 from outrider_export.sources.peft_adapter import Change, LoraAdapter, check_fits
 from outrider_export.sources.source import name_in_text
 
@@ -65,20 +66,20 @@ def reading_alike(layer: Layer) -> list[str]:
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """Numbers in a file; of all experts' matrices, one below the other.
-
-    num_bytes: there. read: some rows as float32, by a slice or their numbers. is_mxfp4: whether they are of that type.
-    """
+    """Numbers in a file; of all experts' matrices, one below the other."""
 
     shape: tuple[int, ...]
-    num_bytes: int
-    read: Callable[[slice | Indices], Rows]
+    num_bytes: int  # in the file
+    read: Callable[[slice | Indices], Rows]  # some rows as float32, by a slice or their numbers
     is_mxfp4: bool = False
+    blocks: Callable[[slice | Indices], StoredBlocks] | None = None  # of some rows, of a file in 4 bits
 
     def of_rows(self, rows: Indices) -> StoredMatrix:
         """These of its rows, in this order."""
         num_bytes = self.num_bytes * len(rows) // self.shape[0]
-        return StoredMatrix((len(rows), *self.shape[1:]), num_bytes, lambda part: self.read(rows[part]))
+        blocks = self.blocks
+        chosen = None if blocks is None else lambda part: blocks(rows[part])
+        return StoredMatrix((len(rows), *self.shape[1:]), num_bytes, lambda part: self.read(rows[part]), blocks=chosen)
 
 
 def below_each_other(parts: Sequence[StoredMatrix]) -> StoredMatrix:

@@ -28,7 +28,8 @@ from outrider_export.heads import qwen
 from outrider_export.heads.formats import HeadCheckpoint, make_head
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_drafter import PARTS_OF_LAYER
-from outrider_export.sources.gguf_file import GGUFHeader, read_header
+from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.safetensors import tensors_of
 from outrider_export.sources.source import Located
 

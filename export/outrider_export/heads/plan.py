@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.bundle.manifest import DrafterEntry, ModelEntry
+from outrider.bundle.manifest import DrafterEntry, Geometry, ModelEntry
 from outrider.errors import OptionError
-from outrider_export.describe.draft_costs import DraftCosts
 from outrider_export.diet.diet import choose_from
 from outrider_export.heads.formats import EMBEDDING, HeadCheckpoint, kind_of_head
 from outrider_export.heads.write import write_head
@@ -79,20 +78,11 @@ class HeadPlan:
                 tokenizer,
                 self.progress,
                 self.head.proposed,
-                self._costs(target, main),
+                self._row_share(main.geometry),
             )
         return write_head(target.new, main, self.head, name, self.weights, tokens, self.source)
 
-    def _costs(self, target: Target, main: ModelEntry) -> DraftCosts:
-        """By the bytes of the main model that was written, and of the head's weights in 8 bits."""
-        head, geometry = self.head, main.geometry
-        main_bytes = sum(path.stat().st_size for path in (target.new / main.folder).iterdir())
-        own_bytes = sum(tensor.size for name, tensor in head.tensors.items() if EMBEDDING not in name)
-        matrix_bytes = geometry.logits_width * geometry.hidden_size
-        return DraftCosts.of_bytes(
-            main_bytes,
-            own_bytes + matrix_bytes,
-            geometry.logits_width,
-            geometry.hidden_size,
-            at_once=head.num_places is not None,
-        )
+    def _row_share(self, geometry: Geometry) -> float:
+        """The part of the head's bytes that each row of the output matrix has, all weights in 8 bits."""
+        own_bytes = sum(tensor.size for name, tensor in self.head.tensors.items() if EMBEDDING not in name)
+        return geometry.hidden_size / (own_bytes + geometry.logits_width * geometry.hidden_size)

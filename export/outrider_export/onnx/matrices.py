@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from outrider.errors import ExportError
 from outrider_export.onnx.files import PIECE, OnnxWeights
 from outrider_export.onnx.graph import find_head
+from outrider_export.sources.gguf_values import of_groups
 
 BLOCK = 32
 ZERO = 128  # the code of 0 in 8 bits
@@ -35,12 +36,24 @@ def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[n
     scales = np.empty((rows, blocks), dtype=np.float32)
     for piece in _pieces(matrix):
         given = in_blocks(matrix[piece], block)
-        largest = np.take_along_axis(given, np.abs(given).argmax(-1)[..., None], -1)
-        scale = largest / -ZERO
-        steps = np.divide(given, scale, out=np.zeros_like(given), where=scale != 0)
-        values[piece] = np.clip(np.rint(steps) + ZERO, 0, 255).astype(np.uint8)
-        scales[piece] = scale[..., 0]
+        scale = _largest(given) / -ZERO
+        steps = given / np.where(scale == 0, 1, scale)[..., None]
+        np.rint(steps, out=steps)
+        steps += ZERO
+        values[piece] = np.clip(steps, 0, 255, out=steps)
+        scales[piece] = scale
     return values, scales
+
+
+def _largest(groups: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Of each group [..., columns], the number with the largest magnitude; of two, the first one."""
+    low, high = of_groups(np.minimum, groups), of_groups(np.maximum, groups)
+    largest: NDArray[np.float32] = np.where(-low > high, low, high)
+    both = (low == -high) & (high > 0)
+    if both.any():
+        tied = groups[both]
+        largest[both] = np.take_along_axis(tied, np.abs(tied).argmax(-1)[:, None], -1)[:, 0]
+    return largest
 
 
 def dequantise(weights: OnnxWeights, product: Any, rows: NDArray[np.int32] | None = None) -> NDArray[np.float32]:
@@ -140,5 +153,5 @@ def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:
 
 def in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
     """float32 [rows, blocks, block], padded with zeros."""
-    missing = -rows.shape[1] % block
-    return np.pad(rows.astype(np.float32), ((0, 0), (0, missing))).reshape(len(rows), -1, block)
+    values, missing = rows.astype(np.float32, copy=False), -rows.shape[1] % block
+    return (np.pad(values, ((0, 0), (0, missing))) if missing else values).reshape(len(rows), -1, block)

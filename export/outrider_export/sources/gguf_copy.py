@@ -6,7 +6,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from outrider_export.sources.gguf_file import TENSOR_TYPES, GGUFHeader, aligned, is_array, read_header
+from outrider_export.sources.gguf_file import TENSOR_TYPES, GGUFHeader, is_array
+from outrider_export.sources.gguf_reader import aligned, read_header
 
 _UINT32 = 4
 _PIECE = 1 << 24  # bytes

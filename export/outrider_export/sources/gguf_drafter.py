@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader, read_header
+from outrider_export.sources.gguf_file import DIVISORS, GGUFHeader
+from outrider_export.sources.gguf_reader import read_header
 
 _EAGLE, _DFLASH = "eagle3", "dflash"
 _MARKOV, _SELECTOR, _CONFIDENCE, _D2T = "markov_w1.weight", "selector_hidden.weight", "conf_proj.weight", "d2t"

@@ -88,7 +88,7 @@ def write_files(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any])
     """Write tokenizer.json and tokenizer_config.json into a folder, which is made if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in ((TOKENIZER, tokenizer), (CONFIG, config)):
-        text = json.dumps(content, ensure_ascii=False, indent=1)
+        text = json.dumps(content, ensure_ascii=False)  # with an indent, vocabularies would take a second
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 

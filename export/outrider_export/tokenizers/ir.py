@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.inputs.text.special_tokens import text_of
 from outrider.inputs.text.token_bytes import BYTE_PIECE, SPACE
@@ -21,11 +21,15 @@ from outrider_export.sources.source import read_json, read_templates
 from outrider_export.tokenizers.files import read_tokenizer
 from outrider_export.tokenizers.steps import decoders, normalizer, prepends_first, splits, steps_of, texts_of
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-def write_tokenizer_ir(folder: Path, *, decodes_only: bool = False) -> bool:
+
+def write_tokenizer_ir(folder: Path, original: Tokenizer | None = None) -> bool:
     """Write openvino_tokenizer and openvino_detokenizer (.xml, .bin) into `folder`.
 
-    Returns False, and writes nothing, if `tokenizer.json` has parts that this module does not know.
+    original: its tokenizer, if it was read already. Returns False, and writes nothing, if `tokenizer.json` has parts
+    that this module does not know.
 
     Raises:
         ExportError: as `read_tokenizer`.
@@ -33,7 +37,7 @@ def write_tokenizer_ir(folder: Path, *, decodes_only: bool = False) -> bool:
     import openvino
     from openvino_tokenizers import utils
 
-    tokenizer = json.loads(read_tokenizer(folder, decodes_only=decodes_only).to_str())  # in today's spelling
+    tokenizer = json.loads((original or read_tokenizer(folder)).to_str())  # in today's spelling
     config = read_json(folder / "tokenizer_config.json")
     if not _is_known(tokenizer):
         return False

@@ -10,7 +10,7 @@ unless special tokens are read.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ExportError, one_line
 from outrider_export.child import limited
@@ -18,6 +18,9 @@ from outrider_export.extras import check_extra
 from outrider_export.progress import Progress, Silent
 from outrider_export.tokenizers.files import read_tokenizer
 from outrider_export.tokenizers.ir import write_tokenizer_ir
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Contractions, spaces before digits and line ends, scripts without spaces, composed and decomposed accents, emoji of
 # several code points, code, marks: pre-tokenizers and normalisers differ in these.
@@ -48,12 +51,13 @@ def add_tokenizer(job: dict[str, Any], progress: Progress | None = None) -> None
     """
     folder, decodes_only = Path(job["tokenizer"]), job.get("decodes_only", False)
     encodes_only = job.get("encodes_only", False)
-    if encodes_only or not write_tokenizer_ir(folder, decodes_only=decodes_only):
+    original = read_tokenizer(folder, decodes_only=decodes_only)
+    if encodes_only or not write_tokenizer_ir(folder, original):
         check_extra("This kind of tokenizer", "openvino")
         _convert_with_transformers(Path(job["model"]), folder, job.get("trust_remote_code", False))
     progress = progress or Silent()
     with limited(progress, "trying it on short texts", seconds=_TRIAL_SECONDS, memory=_TRIAL_BYTES):
-        different = check_tokenizer_ir(folder, decodes_only=decodes_only, encodes_only=encodes_only)
+        different = check_tokenizer_ir(folder, original, decodes_only=decodes_only, encodes_only=encodes_only)
     if different:
         progress.note(
             f"OpenVINO's tokenizer differs from tokenizer.json in {len(different)} of {len(PROBES)} trial texts with "
@@ -63,18 +67,20 @@ def add_tokenizer(job: dict[str, Any], progress: Progress | None = None) -> None
         check_pairs(folder)
 
 
-def check_tokenizer_ir(folder: Path, *, decodes_only: bool = False, encodes_only: bool = False) -> list[str]:
+def check_tokenizer_ir(
+    folder: Path, original: Tokenizer | None = None, *, decodes_only: bool = False, encodes_only: bool = False
+) -> list[str]:
     """Check that `folder`'s OpenVINO tokenizer gives the same tokens and texts as its `tokenizer.json`.
 
-    decodes_only: only texts have to be the same. encodes_only: only tokens, with the special ones around a text,
-    and the texts with rare characters on which these differ are returned.
+    original: that, if it was read already. decodes_only: only texts have to be the same. encodes_only: only tokens,
+    with the special ones around a text, and the texts with rare characters on which these differ are returned.
 
     Raises:
         ExportError: with the first text on which they differ.
     """
     import openvino_genai
 
-    original = read_tokenizer(folder, decodes_only=decodes_only)
+    original = original or read_tokenizer(folder, decodes_only=decodes_only)
     if encodes_only:  # files of sentence-transformers often say how texts are padded and cut
         original.no_padding()
         original.no_truncation()

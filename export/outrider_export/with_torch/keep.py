@@ -16,7 +16,8 @@ from outrider.system.core import new_core
 from outrider_export.direct.gguf_minima import has_minima, restore_minima
 from outrider_export.progress import Progress
 from outrider_export.sources.gguf_copy import write_whole_copy
-from outrider_export.sources.gguf_file import GGUFHeader, read_header
+from outrider_export.sources.gguf_file import GGUFHeader
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.gguf_shards import shards_of
 from outrider_export.target import link_or_copy
 

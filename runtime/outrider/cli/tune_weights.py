@@ -30,8 +30,16 @@ def tune_weights(model: str, draft: str | None, as_json: bool, **options: Any) -
     """
     with export_half():
         from outrider_export.describe.plan import make_plan
-        from outrider_export.forms.speed import ACCEPTANCE, CUTS, DRAFT_SHARE, FORMS, ROWS, FormSpeed, FormTrial
         from outrider_export.sources.source import fetch, locate
+        from outrider_export.weights_choice.speed import (
+            ACCEPTANCE,
+            CUTS,
+            DRAFT_SHARE,
+            FORMS,
+            ROWS,
+            FormSpeed,
+            FormTrial,
+        )
     config = read_options(options)
     if (folder := as_folder(model)).is_dir() and (folder / MANIFEST_NAME).is_file():
         raise OptionError(

@@ -31,7 +31,7 @@ from outrider_export.direct.weights import (
     layer_name,
     place_of,
 )
-from outrider_export.sources.gguf_file import read_header
+from outrider_export.sources.gguf_reader import read_header
 from outrider_export.sources.source import Located, read_config
 
 if TYPE_CHECKING:

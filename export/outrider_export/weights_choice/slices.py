@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from outrider.bundle.manifest import ModelEntry
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import SCHEMA_VERSION, FileEntry, Manifest, ModelEntry, TokenizerEntry
 from outrider.models.backends.columns import COLUMNS
 from outrider.models.tuning.measure import NEAR, estimate_padding, timer
 from outrider.models.tuning.measured import compile_for_trials
+from outrider.models.tuning.model_spec import ModelSpec
 from outrider.models.tuning.setting import settings_for
 from outrider.types import Exactness
 from outrider_export.describe.geometry import geometry_of_config
-from outrider_export.diet.expected_tokens import part_alone
 from outrider_export.direct.convert import convert
 from outrider_export.progress import Silent
 from outrider_export.sources.source import read_config
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import Format, Source
     from outrider.config import Config
-    from outrider.models.tuning.model_spec import ModelSpec
     from outrider.models.tuning.setting import Setting
     from outrider.types import CompiledModel
 
@@ -153,6 +153,14 @@ class FormSlices:
     def measured(self, rows: int) -> list[float]:
         """Seconds of a call of each slice."""
         return [self.share[rows] * _shortest(each[rows]) for each in self.processor]
+
+
+def part_alone(folder: Path, role: str, entry: ModelEntry) -> ModelSpec:
+    """A model that was written to the folder, as the only one of a bundle that has no tokenizer."""
+    paths = [path for path in (folder / entry.folder).rglob("*") if path.is_file()]
+    listed = tuple(FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, "0" * 64) for path in paths)
+    tokenizer = TokenizerEntry("tokenizer", ())
+    return ModelSpec(role, Bundle(folder, Manifest(SCHEMA_VERSION, "0", "slices", entry, (), tokenizer, listed)), entry)
 
 
 def _convert(

@@ -25,10 +25,10 @@ from outrider.errors import ExportError
 from outrider.models.tuning.reference import NUM_SAMPLED, SAMPLE, Reference
 from outrider.system.progress import report
 from outrider_export.describe.plan import check_route
-from outrider_export.forms.cut import describe_whole, write_slice
-from outrider_export.forms.slices import FormSlices, SliceCheckpoint, Whole, time_slices
 from outrider_export.tokenizers.copy import copy_tokenizer
 from outrider_export.tokenizers.files import read_tokenizer
+from outrider_export.weights_choice.cut import describe_whole, write_slice
+from outrider_export.weights_choice.slices import FormSlices, SliceCheckpoint, Whole, time_slices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
