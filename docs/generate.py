@@ -195,18 +195,6 @@ What was compared with Transformers in float32, with random weights (`tests/expo
 Each graph has as many paged operators of each kind as the model has layers of it. `outrider verify` compares states that
 are read in pieces, and drafts that are rejected at every place, on your machine.
 
-Random weights forget at once, so small models of 20 million weights were trained (`bench/scripts/train_small_hybrids.py`)
-and looked at (`bench/scripts/small_hybrids.py`): four texts of 512 tokens that no training saw, and a sampled text of 4,000
-tokens with each drafter, in int8 (–: not measured).
-
-| small model | int8: KL divergence from fp32, nats | int4 | tokens of a round, by drafter | long texts that differ from plain decoding's |
-|---|---|---|---|---|
-| LFM2 | 0.0013 | 0.186 | `auto` 1.18, `ngram` 1.20, `suffix` 2.12 | 0 of 3 |
-| Qwen3.5 | 0.0003 | – | `auto` 1.82, `mtp` 1.96, `ngram` 1.21, `suffix` 2.08 | 0 of 4 |
-| Granite 4.0-H | 0.0001 | 0.011 | `auto` 1.17, `ngram` 1.17, `suffix` 2.14 | 0 of 3 |
-
-None of them recalls a code that a prompt named 100 tokens before, in int8 or fp32, so they do not show a long memory.
-
 What calls cost, in int8 and f32, with random weights in published shapes, after 200 tokens, on two idle cores of an AMD EPYC
 with AVX-512 VNNI (`python bench/scripts/hybrid_costs.py FOLDER TOKENIZER`, OpenVINO 2026.4.1): as multiples of a call of one
 row, with the states after each row stored, and in brackets as multiples of the same rows of which only the last state is
