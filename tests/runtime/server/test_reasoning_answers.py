@@ -199,4 +199,8 @@ def test_a_conversation_has_the_template_s_variables(thinker: Live) -> None:
     assert not chat.send("Hi").thinks
     assert not chat.send("Hi").thinks
     assert chat.send("Hi", chat_template_kwargs={}).thinks
-    assert engine.chat(**asked).send("Hi").thinks
+    chat = engine.chat(**asked)
+    assert chat.send("Hi").thinks
+    for budget, thinks in ((None, True), (2, True), (None, False)):  # the budget ends the reasoning
+        *_, last = chat.go_on(reasoning_budget=budget)
+        assert last.thinks == thinks
