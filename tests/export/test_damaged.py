@@ -57,6 +57,8 @@ def folder(tmp_path: Path) -> Path:
         (b'{"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}', "Expected `array`, got `str`"),
         (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "Expected `int` >= 0"),
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', r"a has 4 bytes for F32 \[2\]"),
+        (b'{"a": {"dtype": "F4", "shape": [65], "data_offsets": [0, 8]}}', r"a has 8 bytes for F4 \[65\]"),
+        (b'{"a": {"dtype": "F32", "shape": [%s1], "data_offsets": [0, 4]}}' % (b"1," * 16), "length <= 16"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}', "it has .* bytes of"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 12]}}', "it has .* bytes of"),
         # A thousand tensors of the same megabyte are a gigabyte.

@@ -237,11 +237,16 @@ def test_other_containers(tmp_path: Path, name: str, codec: str, kind: str, rate
         assert "\n" not in said_of(tmp_path / name)
 
 
-def test_other_files_get_one_line(tmp_path: Path) -> None:
-    """A playlist names other files; they are not opened."""
+def test_other_files_get_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A playlist names other files; they are not opened. A megabyte of silence in FLAC may be gigabytes of samples."""
     pytest.importorskip("av")
     encode(tmp_path / "a.mp3", tone(0.2), "libmp3lame", "fltp", 44_100, "mono")
     (tmp_path / "a.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\na.mp3\n#EXT-X-ENDLIST\n")
+    monkeypatch.setattr("outrider.inputs.audio.ffmpeg.MOST_SAMPLES", 8_000)
+    with pytest.raises(
+        RequestError, match="has more than 8,000 samples. Cut it, or save it at the model's rate: ffmpeg"
+    ):
+        read_samples(tmp_path / "a.mp3", RATE)
     (tmp_path / "b.wav").write_bytes(b"RIFF nonsense")
     for name in ("a.m3u8", "b.wav"):
         with pytest.raises(RequestError, match="cannot be read: FFmpeg says") as error:

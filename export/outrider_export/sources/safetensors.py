@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint
 # What trainers put into names: torch.compile, FSDP and activation checkpoints anywhere; DDP and PEFT before all.
 _WRAPPERS = re.compile(r"^(?:module\.)+|^base_model\.model\.|_(?:orig_mod|(?:fsdp|checkpoint)_wrapped_module)\.")
 _UNMERGED = (".base_layer.", ".lora_A.", ".modules_to_save.")  # of a model that was saved with PEFT around it
+_MOST_DIMENSIONS = 16
+_MOST_HEADER_BYTES = 100_000_000  # by the format
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -84,7 +86,7 @@ class _Entry(msgspec.Struct):
     """A tensor in the header of a safetensors file. data_offsets: begin and end, in bytes after the header."""
 
     dtype: str
-    shape: tuple[NonNegative, ...]
+    shape: Annotated[tuple[NonNegative, ...], msgspec.Meta(max_length=_MOST_DIMENSIONS)]
     data_offsets: tuple[NonNegative, NonNegative]
 
 
@@ -134,6 +136,8 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
             start = 8 + struct.unpack("<Q", file.read(8))[0]
             if start > size:
                 raise ValueError("its header continues past its end")
+            if start - 8 > _MOST_HEADER_BYTES:
+                raise ValueError(f"its header has {start - 8:,} bytes, and has to have {_MOST_HEADER_BYTES:,} at most")
             header = msgspec.json.decode(file.read(start - 8), type=dict[str, Any])
         header.pop("__metadata__", None)
         found = {}
@@ -141,8 +145,8 @@ def tensors_in(path: Path) -> dict[str, Tensor]:
             begin, end = entry.data_offsets
             if not begin <= end <= size - start:
                 raise ValueError(f"it has {size:,} bytes of {start + max(begin, end):,}")
-            known = _TYPES.get(entry.dtype)
-            if known is not None and np.dtype(known).itemsize * prod(entry.shape) != end - begin:
+            known, count = _TYPES.get(entry.dtype), prod(entry.shape)
+            if 8 * (end - begin) < count if known is None else np.dtype(known).itemsize * count != end - begin:
                 raise ValueError(f"{shown(name)} has {end - begin:,} bytes for {entry.dtype} {list(entry.shape)}")
             found[name] = Tensor(path, entry.dtype, entry.shape, start + begin, end - begin)
         # Tensors that share bytes could take many times the file's size in memory.

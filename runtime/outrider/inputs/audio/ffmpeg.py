@@ -16,6 +16,7 @@ from outrider.errors import OptionError, RequestError, needs, one_line
 
 # Containers of one file. Playlists and the like would have FFmpeg open other files.
 _FORMATS = "aac,aiff,amr,asf,au,caf,flac,matroska,mov,mp3,mp4,ogg,w64,wav,webm"
+MOST_SAMPLES = 1 << 29  # three hours at 48 kHz: a small file may be decoded to any number
 _BLOCK = 1 << 20  # samples that are resampled at once
 
 
@@ -31,10 +32,10 @@ def read(path: Path, where: str) -> tuple[NDArray[np.float32], int]:
 
     Raises:
         OptionError: without PyAV.
-        RequestError: when it has no audio, or is damaged.
+        RequestError: when it has no audio, too much, or is damaged.
     """
     av = _av(f"{where} is no WAV file, and to read others")
-    parts: list[NDArray[np.float32]] = []
+    parts, left = list[NDArray[np.float32]](), MOST_SAMPLES
     options = {"format_whitelist": _FORMATS, "protocol_whitelist": ""}
     try:
         with path.open("rb") as file, av.open(file, options=options) as container:
@@ -44,6 +45,11 @@ def read(path: Path, where: str) -> tuple[NDArray[np.float32], int]:
             converter = av.AudioResampler(format="fltp")
             for frame in container.decode(stream):
                 parts += [each.to_ndarray().mean(axis=0, dtype=np.float32) for each in converter.resample(frame)]
+                if (left := left - frame.samples) < 0:
+                    raise RequestError(
+                        f"{where} has more than {MOST_SAMPLES:,} samples. Cut it, or save it at the model's rate: "
+                        "ffmpeg -i FILE -ar 16000 -ac 1 out.wav"
+                    )
             rate = int(stream.rate or 0)
     except av.FFmpegError as error:
         raise RequestError(f"{where} cannot be read: FFmpeg says '{_said(error)}'. Save it as a WAV file.") from error
