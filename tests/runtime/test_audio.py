@@ -243,9 +243,7 @@ def test_other_files_get_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     encode(tmp_path / "a.mp3", tone(0.2), "libmp3lame", "fltp", 44_100, "mono")
     (tmp_path / "a.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\na.mp3\n#EXT-X-ENDLIST\n")
     monkeypatch.setattr("outrider.inputs.audio.ffmpeg.MOST_SAMPLES", 8_000)
-    with pytest.raises(
-        RequestError, match="has more than 8,000 samples. Cut it, or save it at the model's rate: ffmpeg"
-    ):
+    with pytest.raises(RequestError, match="has more than 8,000 samples. Cut it, or save it"):
         read_samples(tmp_path / "a.mp3", RATE)
     (tmp_path / "b.wav").write_bytes(b"RIFF nonsense")
     for name in ("a.m3u8", "b.wav"):
