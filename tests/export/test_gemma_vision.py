@@ -13,7 +13,7 @@ import outrider
 from assistants import Assistant, config_of, write_assistant
 from calls import rows_of_call
 from gemma4_unified import unify
-from outrider.bundle import VisionEntry
+from outrider.bundle.vision import VisionEntry
 from outrider.drafters import AssistantModel
 from outrider.inputs.vision import VisionEncoder, cut_into_tiles, image_text, read_image
 from outrider.types import Chunk, Prompt

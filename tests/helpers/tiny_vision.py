@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import outrider
 from heads import tensors_of
-from outrider.bundle import Bundle, VisionEntry, list_files, read_bundle, write_manifest
+from outrider.bundle import Bundle, list_files, read_bundle, write_manifest
+from outrider.bundle.vision import Idefics3Entry
 from outrider.types import Span
 from tiny import SPECIAL, train_tokenizer
 
@@ -409,7 +410,7 @@ def add_toy_encoder(source: Path, folder: Path, *, splits: bool = True) -> Bundl
     ov.save_model(model, folder / "vision" / "openvino_model.xml", compress_to_fp16=False)
     tokenizer = json.loads((folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
     around: Any = {"image_token": TOY_PLACE, "around_token": "|", "global_token": "#"}
-    vision = VisionEntry(
+    vision = Idefics3Entry(
         folder="vision", weights="fp32", tile_size=SIDE, tokens_per_tile=4, longest_edge=ROWS * SIDE, splits=splits,
         image_token_id=next(each["id"] for each in tokenizer["added_tokens"] if each["content"] == TOY_PLACE),
         **around, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),

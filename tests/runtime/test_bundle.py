@@ -5,19 +5,21 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
 import outrider
 from outrider.bundle import Bundle, read_bundle, sha256_of
 from outrider.bundle import folder as bundle
+from outrider.bundle.vision import AnyVisionEntry, VisionEntry
 from outrider.cli import run
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 VISION: dict[str, Any] = {
-    "folder": "vision", "weights": "fp32", "tile_size": 16, "tokens_per_tile": 4, "longest_edge": 48, "splits": True,
+    "layout": "idefics3", "folder": "vision", "weights": "fp32", "tile_size": 16, "tokens_per_tile": 4, "longest_edge": 48, "splits": True,
     "image_token_id": 1, "image_token": "<image>", "around_token": "|", "global_token": "#", "mean": [0, 0, 0],
     "std": [1, 1, 1], "rescale_factor": 1.0, "resample": 1,
 }  # fmt: skip
@@ -229,3 +231,19 @@ def test_a_draft_models_own_tokenizer_is_missed_before_models_are_loaded(
     opened = save_toy_bundle(tmp_path / "bundle", draft_tokens=[b"a", b"b", b"c", b"<end>"])
     with pytest.raises(BundleError, match=r"The tokenizer in .*draft-tokenizer has no openvino_tokenizer\.xml"):
         outrider.Engine(opened, tokenizer=ToyTokenizer())
+
+
+ANY: Any = AnyVisionEntry
+
+
+@pytest.mark.parametrize("layout", [each.__struct_config__.tag for each in get_args(AnyVisionEntry)])
+def test_entries_of_vision_with_the_fields_of_all_layouts_are_read(layout: str) -> None:
+    """As manifests had them before each layout had an entry of its own."""
+    others = {
+        "row_token": "", "num_tiles": [1, 1], "sizes": [[8, 8]], "numbered": True, "tolerance": 1.0, "num_places": 3,
+        "num_pixels": [0, 64], "patches": 2, "window": 0, "num_parts": 1, "least_edge": 0, "both_ways": "none",
+        "soft_token": "s", "place_token_id": None,
+    }  # fmt: skip
+    entry: VisionEntry = msgspec.convert(VISION | others | {"layout": layout}, ANY)
+    assert (entry.layout, entry.folder, entry.numbered) == (layout, "vision", layout.startswith("minicpm"))
+    assert msgspec.json.decode(msgspec.json.encode(entry), type=type(entry)) == entry

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from outrider.bundle import Bundle
-from outrider.bundle.manifest import DrafterEntry, VisionEntry
+from outrider.bundle.manifest import DrafterEntry
+from outrider.bundle.vision import PatchesEntry
 from outrider.config import DeviceConfig
 from outrider.drafters.drafter_registry import records_of
 from outrider.models.backends.devices import Device
@@ -141,9 +142,10 @@ def test_the_cost_of_a_head_is_with_the_matrix_that_it_shares(part: ModelSpec) -
 
 def test_saved_prefixes_are_of_one_vision_encoder(part: ModelSpec) -> None:
     """An image's key is that of its pixels."""
-    around = {"image_token": "i", "around_token": "a", "global_token": "g", "mean": (0.0,) * 3, "std": (1.0,) * 3}
-    sizes = {"tile_size": 8, "tokens_per_tile": 1, "longest_edge": 8, "splits": False, "image_token_id": 0}
-    vision = VisionEntry("draft", "fp32", **sizes, **around, rescale_factor=1.0, resample=1)  # type: ignore[arg-type]
+    vision = PatchesEntry(
+        folder="draft", weights="fp32", tile_size=8, tokens_per_tile=1, image_token_id=0, image_token="i",  # noqa: S106
+        mean=(0.0,) * 3, std=(1.0,) * 3, rescale_factor=1.0, resample=1,
+    )  # fmt: skip
     seeing = replace(part, model=msgspec.structs.replace(part.model, vision=vision))
     other = replace(seeing, bundle=with_changed(part.bundle, "draft/openvino_model.bin"))
     choice = Choice(Setting("f32", "f32"))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.bundle import VisionEntry
+from outrider.bundle.vision import Gemma4Entry, QwenEntry
 from outrider.errors import RequestError
 from outrider.inputs.vision.gemma import largest
 from outrider.inputs.vision.grids import patches_of
@@ -13,12 +13,13 @@ from outrider.inputs.vision.qwen import inputs_of, resized_to
 from outrider.models.backends.embeds import given_grid, grid_offsets
 from outrider.types import Prompt, Span, TokenSequence, undivided
 
-TOKENS: Any = {"image_token": "<i>", "around_token": "", "global_token": ""}
-ENTRY = VisionEntry(
-    folder="vision", weights="fp32", tile_size=8, tokens_per_tile=1, longest_edge=64, splits=True, image_token_id=5,
-    **TOKENS, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
-    rescale_factor=1 / 255, resample=3, layout="qwen", num_pixels=(256, 4096), patches=2, window=4, num_places=5,
-)  # fmt: skip
+COMMON: Any = {
+    "folder": "vision", "weights": "fp32", "tile_size": 8, "tokens_per_tile": 1, "image_token_id": 5,
+    "image_token": "<i>", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "rescale_factor": 1 / 255, "resample": 3,
+    "num_pixels": (256, 4096), "patches": 2,
+}  # fmt: skip
+ENTRY = QwenEntry(**COMMON, window=4, num_places=5, num_parts=1)
+GEMMA = Gemma4Entry(**COMMON, both_ways="none", place_token_id=None)
 
 
 def span(begin: int, grid: tuple[int, int]) -> Span:
@@ -60,8 +61,8 @@ def test_an_image_gets_the_nearest_size_of_whole_tiles(size: tuple[int, int], ex
     ("size", "expected"), [((31, 40), (56, 72)), ((4, 4), (64, 64)), ((400, 100), (128, 32)), ((8000, 4), (512, 8))]
 )
 def test_an_image_gets_the_largest_size_of_whole_tiles(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert largest(*size, ENTRY) == expected  # by `get_aspect_ratio_preserving_size` of Transformers
-    assert largest(*size[::-1], ENTRY) == expected[::-1]
+    assert largest(*size, GEMMA) == expected  # by `get_aspect_ratio_preserving_size` of Transformers
+    assert largest(*size[::-1], GEMMA) == expected[::-1]
 
 
 def test_a_piece_of_a_prompt_divides_no_span_that_is_whole() -> None:

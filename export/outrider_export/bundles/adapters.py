@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.bundle.fields import NAME
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.kinds import RESERVED_NAMES
-from outrider.bundle.manifest import ADAPTER_NAMES, NAME, AdapterEntry, Source
+from outrider.bundle.manifest import ADAPTER_NAMES, AdapterEntry, Source
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.models.backends.adapters import check_matrices

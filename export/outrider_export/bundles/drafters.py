@@ -13,10 +13,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.bundle.fields import NAME
 from outrider.bundle.fit import check_writes
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.kinds import RESERVED_NAMES
-from outrider.bundle.manifest import NAME, DrafterEntry, ModelEntry
+from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, describe_drafter

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.bundle.manifest import ImageLayout, VisionEntry
+from outrider.bundle.vision import AnyVisionEntry, ImageLayout
 from outrider_export.describe.gemma_vision import gemma3_of, gemma4_of
 from outrider_export.describe.qwen_vision import qwen_of
 from outrider_export.describe.tower_vision import lfm2_of, llava_next_of, minicpm4_6_of, minicpm_of, pixtral_of
-from outrider_export.describe.vision import FOLDER, Config, Described, check_prepared, image_token_id_of
+from outrider_export.describe.vision import ENTRIES, FOLDER, Config, Described, check_prepared, image_token_id_of
 from outrider_export.direct.qwen_encoder import OF_VISION
 from outrider_export.direct.tower_encoders import tower_name
 from outrider_export.sources.safetensors import tensors_of
@@ -28,7 +28,7 @@ _LAYOUTS: dict[ImageLayout, Callable[[Config, Config, Config], Described]] = {
 }
 
 
-def direct_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> VisionEntry | None:
+def direct_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> AnyVisionEntry | None:
     """The vision encoder of such a checkpoint, and how images are laid out for it; None if it has none.
 
     weights: the option; the encoder is in 8 bits where the main model is in 4.
@@ -49,10 +49,9 @@ def direct_vision_of(folder: Path, weights: str, vocabulary: Vocabulary) -> Visi
     check_prepared(folder, images, checks, encoder)
     key = "image_token_index" if "image_token_index" in config else "image_token_id"
     token = fields.get("soft_token") or fields["image_token"]
-    return VisionEntry(
+    return ENTRIES[layout](
         folder=FOLDER,
         weights="int8" if weights == "int4" else weights,
-        layout=layout,
         image_token_id=image_token_id_of(folder, config, token, vocabulary, key),
         rescale_factor=images.get("rescale_factor", 1 / 255),
         **fields,

@@ -25,17 +25,14 @@ def gemma3_of(config: Config, images: Config, _: Config) -> Described:
     fields = {
         "tile_size": size,
         "tokens_per_tile": count,
-        "longest_edge": size,
         "splits": splits,
         "num_tiles": (2, images.get("pan_and_scan_max_num_crops") or 4) if splits else (1, 1),
         "least_edge": (images.get("pan_and_scan_min_crop_size") or 256) if splits else 0,
         "tolerance": float(images.get("pan_and_scan_min_ratio_to_activate") or 1.2),
-        "global_token": "",
         "image_token": begin,
         "soft_token": soft,
         "around_token": f"\n\n{begin}",
         "end_token": f"{end}\n\n",
-        "both_ways": "all",
     }
     return fields | colours_of(images, STANDARD, STANDARD, BILINEAR), checks, f"{size} pixels"
 
@@ -55,9 +52,6 @@ def gemma4_of(config: Config, images: Config, _: Config) -> Described:
     fields = {
         "tile_size": size,
         "tokens_per_tile": 1,
-        "longest_edge": most * size,
-        "splits": False,
-        "global_token": "",
         "image_token": place,
         "around_token": "<|image>",
         "end_token": "<image|>",

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
+from outrider.bundle.manifest import EncoderEntry, Format, Geometry
+from outrider.bundle.vision import AnyVisionEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export import extras
 from outrider_export.describe.architectures import ARCHITECTURES
@@ -88,7 +89,7 @@ class Plan:
     config: dict[str, Any]  # of a checkpoint; empty for a GGUF file
     num_weights: int
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
-    vision: VisionEntry | None = None  # of a main model that reads images
+    vision: AnyVisionEntry | None = None  # of a main model that reads images
     direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
     chosen: str = ""  # why it has this form, where nobody asked for one; see `outrider_export.weights_choice.choice`
 
@@ -272,7 +273,7 @@ def make_plan(
         ExportError: if it is damaged, cannot be exported, or does not support "keep".
     """
     path = source.fetched
-    vision: VisionEntry | None = None
+    vision: AnyVisionEntry | None = None
     if source.kind == "gguf":
         header = read_header(path)
         check_holes(header)

@@ -29,11 +29,7 @@ def qwen_of(config: Config, images: Config, _: Config) -> Described:
     fields = {
         "tile_size": size,
         "tokens_per_tile": 1,
-        "longest_edge": isqrt(most),
-        "splits": True,
         "image_token": "<|image_pad|>",
-        "around_token": "",
-        "global_token": "",
         "num_pixels": (fewest, most),
         "patches": merge,
         "window": int(encoder.get("window_size", 112)) // size * merge if "fullatt_block_indexes" in encoder else 0,

@@ -29,10 +29,7 @@ def pixtral_of(config: Config, images: Config, whole: Config) -> Described:
         "tile_size": size,
         "tokens_per_tile": 1,
         "longest_edge": min(longest, int(vision["image_size"]), isqrt(MOST_TOKENS) * size),
-        "splits": False,
         "image_token": whole.get("image_token", "[IMG]"),
-        "around_token": "",
-        "global_token": "",
         "row_token": whole.get("image_break_token", "[IMG_BREAK]"),
         "end_token": whole.get("image_end_token", "[IMG_END]"),
         "patches": merge,
@@ -54,11 +51,7 @@ def llava_next_of(config: Config, images: Config, whole: Config) -> Described:
     fields = {
         "tile_size": size,
         "tokens_per_tile": (size // patch) ** 2,
-        "longest_edge": max(map(max, pinpoints)),
-        "splits": True,
         "image_token": whole.get("image_token", "<image>"),
-        "around_token": "",
-        "global_token": "",
         "sizes": tuple((int(width), int(height)) for height, width in pinpoints),
     }
     given = images.get("size") or square
@@ -81,7 +74,6 @@ def lfm2_of(config: Config, images: Config, _: Config) -> Described:
     fields = {
         "tile_size": size,
         "tokens_per_tile": (size // token) ** 2,
-        "longest_edge": images.get("max_tiles", 10) * size,
         "splits": splits,
         "image_token": "<image>",
         "around_token": "<|image_start|>",
@@ -153,8 +145,6 @@ def _slices_of(config: Config, images: Config) -> tuple[Config, Checks]:
     patch = int(vision["patch_size"])
     fields = {
         "longest_edge": int(images.get("scale_resolution", 448)),
-        "splits": splits,
-        "global_token": "",
         "numbered": bool(images.get("use_image_id", True)),
         "num_tiles": (1, most if splits else 1),
         "num_places": int(vision["image_size"]) // patch,

@@ -11,16 +11,20 @@ text with plain positions:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from outrider.bundle.manifest import ImageLayout, VisionEntry
+from outrider.bundle.vision import AnyVisionEntry, ImageLayout
 from outrider.errors import ExportError
 from outrider.system.files import shown
 from outrider_export.sources.source import IMAGE_MODELS, architectures_of, read_json
 from outrider_export.tokenizers.vocabulary import Vocabulary
 
 FOLDER = "vision"
+ENTRIES: dict[str, Callable[..., AnyVisionEntry]] = {
+    str(each.__struct_config__.tag): each for each in get_args(AnyVisionEntry)
+}
 LANCZOS, BILINEAR, BICUBIC = 1, 2, 3  # Pillow's numbers
 STANDARD = (0.5, 0.5, 0.5)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -39,7 +43,7 @@ _TOKENS: dict[ImageLayout, dict[str, tuple[str, str]]] = {
 }
 
 
-def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vocabulary) -> VisionEntry | None:
+def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vocabulary) -> AnyVisionEntry | None:
     """The vision encoder of a checkpoint, and how images are laid out for it; None for a model of text.
 
     config: its config.json. weights: the option; the encoder is in 8 bits where the main model is in 4.
@@ -68,14 +72,12 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     fields = {
         "folder": FOLDER,
         "weights": "int8" if weights == "int4" else weights,
-        "layout": layout,
         "tile_size": tile_size,
         "image_token_id": image_token_id,
-        "global_token": "",
         "rescale_factor": images.get("rescale_factor", 1 / 255),
     }
     fields |= colours_of(images, usual_mean, usual_std, BICUBIC if is_internvl else LANCZOS)
-    return VisionEntry(**(fields | sizes | tokens))
+    return ENTRIES[layout](**(fields | sizes | tokens))
 
 
 Checks = list[tuple[str, Any, Any]]  # what the files say of images, and the one value that is known
@@ -139,7 +141,7 @@ def _of_internvl(
     count = int((tile_size // patch * config.get("downsample_ratio", 0.5)) ** 2)
     fewest, most = images.get("min_patches", 1), images.get("max_patches", 12)
     sizes = {
-        "tokens_per_tile": count, "longest_edge": most * tile_size, "splits": most > 1, "num_tiles": (fewest, most),
+        "tokens_per_tile": count, "num_tiles": (fewest, most),
     }  # fmt: skip
     square = {"height": tile_size, "width": tile_size}
     return sizes, [

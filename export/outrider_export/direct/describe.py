@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
+from outrider.bundle.fields import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.blocks import MLP, MOE, Blocks, block_kinds
 from outrider_export.direct.decoder import Decoder, Layer
 from outrider_export.direct.experts import experts_of

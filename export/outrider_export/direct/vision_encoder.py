@@ -11,7 +11,7 @@ from typing import Any
 
 import openvino as ov
 
-from outrider.bundle.manifest import ImageLayout
+from outrider.bundle.vision import ImageLayout
 from outrider_export.direct.gemma_encoder import Gemma3Encoder, gemma4_encoder
 from outrider_export.direct.minicpm_encoders import MiniCpm46Encoder, MiniCpmEncoder
 from outrider_export.direct.qwen_encoder import QwenEncoder

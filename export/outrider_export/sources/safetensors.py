@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import NonNegative
+from outrider.bundle.fields import NonNegative
 from outrider.errors import ExportError
 from outrider.system.files import FAULTS, shown, why
 from outrider_export.sources.source import AGAIN, NO_TEXT, configuring, read_json

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from outrider.bundle.manifest import ImageLayout
+from outrider.bundle.vision import ImageLayout
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError, install, is_installed
 from outrider.inputs.text.chat_template import TEMPLATE_FILE, TEMPLATE_FOLDER, ChatTemplates

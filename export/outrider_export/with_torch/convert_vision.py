@@ -16,7 +16,7 @@ from typing import Any
 
 import openvino
 
-from outrider.bundle.manifest import ImageLayout
+from outrider.bundle.vision import ImageLayout
 from outrider_export.progress import Progress
 from outrider_export.with_torch.convert import convert_loaded, load
 

@@ -56,9 +56,9 @@ from outrider.bundle.manifest import (
     ModelEntry,
     Source,
     TokenizerEntry,
-    VisionEntry,
     write_manifest,
 )
+from outrider.bundle.vision import VisionEntry
 
 __all__ = [
     "BYTES_NAME", "MANIFEST_NAME", "MAP_NAME", "MODEL_NAMES", "PROPOSED_NAME", "RESERVED_NAMES", "SCHEMA_VERSION",

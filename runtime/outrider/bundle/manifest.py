@@ -8,7 +8,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
+from outrider.bundle.fields import MOST_LAYERS, MOST_WIDTH, Name, NonNegative, Positive, Width
 from outrider.bundle.kinds import COPYING, KINDS, DrafterKind
+from outrider.bundle.vision import AnyVisionEntry
 from outrider.errors import BundleError
 from outrider.system.files import sealed, why, write_whole
 
@@ -26,30 +28,15 @@ ADAPTER_NAMES = ("adapter.xml", "adapter.bin")  # the file that a backend opens,
 # By format: the file of the weights.
 WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
 SCHEMA_VERSION = 1
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z"  # not $, which a line's end may follow
 VERSION = r"^\d{1,9}(\.\d{1,9})*\Z"
 
 StateKind: TypeAlias = Literal["", "short_convolution", "gated_delta_net", "selective_ssm"]
 Format: TypeAlias = Literal["openvino", "onnx"]
-ImageLayout: TypeAlias = Literal[
-    "gemma3", "gemma4", "idefics3", "internvl", "lfm2", "llava_next", "minicpm", "minicpm4_6", "pixtral", "qwen"
-]  # fmt: skip
-BothWays: TypeAlias = Literal["none", "windowed", "all"]  # layers in which an image's tokens attend to later ones, too
 TextEncoderKind: TypeAlias = Literal["embedding", "rerank"]
 Pooling: TypeAlias = Literal["cls", "mean", "last_token"]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
-# Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
-MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
-MOST_TILE = 4_096  # pixels along an edge of what a vision encoder reads
-MOST_TILES = 256  # of an image
-MOST_PARTS = 16  # hidden states that a token of an image is read as
 MOST_DRAFTERS = 64  # each is compiled
-Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
-TileCount = Annotated[int, msgspec.Meta(ge=1, le=MOST_TILES)]
 HeadCount = Annotated[int, msgspec.Meta(ge=0, le=MOST_WIDTH)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
 class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,44 +148,6 @@ class EncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     audio: AudioEntry | None = None  # if `kind` is "audio"
 
 
-class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A main model's vision encoder, and how images are laid out for it; see `outrider.inputs.vision`."""
-
-    folder: Name
-    weights: str  # "int8", "fp16" or "fp32"
-    tile_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_TILE)]  # pixels: the encoder reads squares of so many
-    tokens_per_tile: Width
-    longest_edge: Positive  # pixels: images are resized to it before they are cut into tiles
-    splits: bool  # whether they are cut; otherwise one tile is all
-    image_token_id: NonNegative  # stands where a tile's embeddings are read
-    image_token: Annotated[str, msgspec.Meta(min_length=1)]
-    around_token: str  # before and after the tokens of an image
-    global_token: str  # before the tile that shows the whole image
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    rescale_factor: float  # of a pixel's value, before `mean` is subtracted
-    resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
-    layout: ImageLayout = "idefics3"
-    end_token: str = ""  # after the tokens of an image, where `around_token` is only before them
-    row_token: str = ""  # after each row of Pixtral's, but the last
-    num_tiles: tuple[TileCount, TileCount] = (1, 1)  # the fewest and most, without the whole image
-    sizes: tuple[tuple[Positive, Positive], ...] = ()  # LLaVA-NeXT's, before it is cut: width and height
-    numbered: bool = False  # whether the number of an image in the prompt stands before it
-    # LFM2 cuts an image that has so many times the most pixels; Gemma 3 one whose edge is so many times the other
-    tolerance: float = 1.0
-    # Where images keep their form, and are whole rows and columns of tiles of one token each (LFM2: of tokens):
-    num_pixels: tuple[NonNegative, NonNegative] = (0, 0)  # an image's fewest and most; 0 in other layouts
-    patches: Annotated[int, msgspec.Meta(ge=1, le=16)] = 1  # along the edge of a token
-    window: NonNegative = 0  # patches along the edge of the windows within which some layers attend; 0: there are none
-    num_places: NonNegative = 0  # along an edge of the grid of learned positions; 0: there are none
-    num_parts: Annotated[int, msgspec.Meta(ge=1, le=MOST_PARTS)] = 1  # the embedding, and what later layers add
-    # Of Gemma's:
-    least_edge: NonNegative = 0  # pixels, of a crop
-    both_ways: BothWays = "none"
-    soft_token: str = ""  # stands where embeddings are read, if a message has another token for an image
-    place_token_id: NonNegative | None = None  # whose embeddings by layer are read there; None: there are none
-
-
 class TextEncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a model that writes nothing makes of a text: an embedding, or its relevance for a query.
 
@@ -222,7 +171,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_sha256: Sha256
     source: Source
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
-    vision: VisionEntry | None = None  # of a model that reads images
+    vision: AnyVisionEntry | None = None  # of a model that reads images
     text_encoder: TextEncoderEntry | None = None  # of an embedding model or a reranker, which no engine runs
 
 

@@ -9,37 +9,37 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import Gemma3Entry, Gemma4Entry
 from outrider.inputs.vision.grids import patches_of, positions_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized
 
 
-class Gemma3Processor(ImageProcessor):
+class Gemma3Processor(ImageProcessor[Gemma3Entry]):
     """One tile, and with pan and scan, the crops of an image that is much longer than wide."""
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: Gemma3Entry) -> Tiles:
         """See `ImageProcessor`."""
         size, parts = vision.tile_size, [image, *(_crops_of(image, vision) if vision.splits else [])]
         tiles = normalised([resized(part, size, size, vision) for part in parts], vision)
         return Tiles(tiles, 0, 0, (vision.tokens_per_tile,) * len(parts))
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+    def text(self, tiles: Tiles, vision: Gemma3Entry) -> str:
         """See `ImageProcessor`."""
         whole, *crops = (vision.around_token + vision.soft_token * count + vision.end_token for count in tiles.lengths)
         if not crops:
             return whole
         return f"Here is the original image {whole} and here are some crops to help you see better {' '.join(crops)}"
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: Gemma3Entry) -> str:
         """See `ImageProcessor`."""
         cut = f", and of {vision.num_tiles[1]} crops at most" if vision.splits else ""
         return f"{vision.tokens_per_tile} tokens of {vision.tile_size} × {vision.tile_size} pixels{cut}"
 
 
-class Gemma4Processor(ImageProcessor):
+class Gemma4Processor(ImageProcessor[Gemma4Entry]):
     """Rows and columns are of tokens, all of which are one run."""
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: Gemma4Entry) -> Tiles:
         """See `ImageProcessor`."""
         width, height = image.size
         width, height = largest(width, height, vision)
@@ -48,13 +48,13 @@ class Gemma4Processor(ImageProcessor):
         others = {"patch_positions": positions_of(rows, columns, vision.patches)}
         return Tiles(patches_of(pixels, vision, by_pixel=True), rows, columns, (rows * columns,), others)
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: Gemma4Entry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size
         return f"{vision.num_pixels[1] // size**2} tokens at most, each of {size} × {size} pixels"
 
 
-def _crops_of(image: Any, vision: VisionEntry) -> list[Any]:
+def _crops_of(image: Any, vision: Gemma3Entry) -> list[Any]:
     """Pieces along the longer edge of an image; none if it is nearly square, or they would be too small."""
     longer, shorter = max(image.size), min(image.size)
     if longer / shorter < vision.tolerance:
@@ -69,7 +69,7 @@ def _crops_of(image: Any, vision: VisionEntry) -> list[Any]:
     return [image.crop((begin, 0, end, shorter) if is_wide else (0, begin, shorter, end)) for begin, end in ends]
 
 
-def largest(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
+def largest(width: int, height: int, vision: Gemma4Entry) -> tuple[int, int]:
     """The largest size of whole tiles that has an image's form and at most its most pixels; (width, height)."""
     size, most = vision.tile_size, vision.num_pixels[1]
     factor = math.sqrt(most / (width * height))

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import PatchesEntry
 
 
 def patches_of(
-    pixels: NDArray[np.float32], vision: VisionEntry, num_frames: int = 1, *, by_pixel: bool = False
+    pixels: NDArray[np.float32], vision: PatchesEntry, num_frames: int = 1, *, by_pixel: bool = False
 ) -> NDArray[np.float32]:
     """An image's patches, tile by tile, float32 [n, 3 · frames · patch²]. pixels: float32 [3, height, width].
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import Idefics3Entry
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized, too_narrow
 
 _MOST_EDGE = 4_096  # pixels: no image is larger before it is cut
 
 
-class Idefics3Processor(ImageProcessor):
+class Idefics3Processor(ImageProcessor[Idefics3Entry]):
     """An image that is one tile has 0 rows and columns."""
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: Idefics3Entry) -> Tiles:
         """See `ImageProcessor`."""
         size, (width, height) = vision.tile_size, image.size
         width, height = _fitted(width, height, vision.longest_edge)
@@ -30,7 +30,7 @@ class Idefics3Processor(ImageProcessor):
         made = [*cut_up(image, rows, columns, size), whole]
         return Tiles(normalised(made, vision), rows, columns, (vision.tokens_per_tile,) * len(made))
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+    def text(self, tiles: Tiles, vision: Idefics3Entry) -> str:
         """See `ImageProcessor`."""
         around, seen = vision.around_token, vision.image_token * vision.tokens_per_tile
         lines = [
@@ -39,7 +39,7 @@ class Idefics3Processor(ImageProcessor):
         ]
         return "".join(lines) + "\n" * bool(lines) + f"{around}{vision.global_token}{seen}{around}"
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: Idefics3Entry) -> str:
         """See `ImageProcessor`."""
         cut = f"cut at {vision.longest_edge:,} pixels" if vision.splits else "not cut"
         return f"{cut}, tiles of {vision.tile_size}, {vision.tokens_per_tile} tokens each"

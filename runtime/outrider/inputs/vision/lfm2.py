@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import Lfm2Entry
 from outrider.inputs.vision.grids import by_tile, fitted, windows_of
 from outrider.inputs.vision.internvl import grid_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, resized
 
 
-class Lfm2Processor(ImageProcessor):
+class Lfm2Processor(ImageProcessor[Lfm2Entry]):
     """Tiles are of one size, and the whole image of another; each attends to itself."""
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: Lfm2Entry) -> Tiles:
         """See `ImageProcessor`."""
         size, token, (width, height) = vision.tile_size, _pixels_of_token(vision), image.size
         patch = token // vision.patches
         nearest = [max(patch, round(edge / token) * token) for edge in (width, height)]
         columns, rows = 1, 1
         if vision.splits and nearest[0] * nearest[1] > vision.num_pixels[1] * vision.tolerance:
-            columns, rows = grid_of(width, height, vision)
+            columns, rows = grid_of(width, height, size, vision.num_tiles)
         is_cut = rows * columns > 1
         parts = cut_up(resized(image, columns * size, rows * size, vision), rows, columns, size) if is_cut else []
         if not is_cut or vision.global_token:
@@ -38,7 +38,7 @@ class Lfm2Processor(ImageProcessor):
         lengths = tuple(height * width // vision.patches**2 for height, width in grids)
         return Tiles(pixels, rows, columns, lengths, _inputs(grids, vision))
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+    def text(self, tiles: Tiles, vision: Lfm2Entry) -> str:
         """See `ImageProcessor`."""
         runs = [vision.image_token * length for length in tiles.lengths]
         count = tiles.rows * tiles.columns
@@ -47,7 +47,7 @@ class Lfm2Processor(ImageProcessor):
             runs = [name + run for name, run in zip([*names, vision.global_token], runs, strict=False)]
         return vision.around_token + "".join(runs) + vision.end_token
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: Lfm2Entry) -> str:
         """See `ImageProcessor`."""
         fewest, most = (count // _pixels_of_token(vision) ** 2 for count in vision.num_pixels)
         whole = f"{fewest:,} to {most:,} tokens"
@@ -56,12 +56,12 @@ class Lfm2Processor(ImageProcessor):
         return f"{whole}, or cut into {vision.num_tiles[1]} tiles of {vision.tokens_per_tile} at most, and the whole"
 
 
-def _pixels_of_token(vision: VisionEntry) -> int:
+def _pixels_of_token(vision: Lfm2Entry) -> int:
     """Along the edge of what becomes one token."""
     return vision.tile_size // math.isqrt(vision.tokens_per_tile)
 
 
-def _patches(image: Any, edge: int, vision: VisionEntry) -> NDArray[np.float32]:
+def _patches(image: Any, edge: int, vision: Lfm2Entry) -> NDArray[np.float32]:
     """An image's patches, token by token, float32 [n, edge · edge · 3]: the three colours of a pixel stand together.
 
     Rescaling and normalising are one step, as in Transformers' processors with torchvision.
@@ -75,7 +75,7 @@ def _patches(image: Any, edge: int, vision: VisionEntry) -> NDArray[np.float32]:
     return made
 
 
-def _inputs(grids: list[tuple[int, int]], vision: VisionEntry) -> dict[str, NDArray[Any]]:
+def _inputs(grids: list[tuple[int, int]], vision: Lfm2Entry) -> dict[str, NDArray[Any]]:
     """The encoder's other inputs. grids: rows and columns of patches, of each part."""
     down, along, parts = [], [], []
     for i, (height, width) in enumerate(grids):

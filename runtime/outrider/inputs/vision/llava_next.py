@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import LlavaNextEntry
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized, too_narrow
 
 
-class LlavaNextProcessor(ImageProcessor):
+class LlavaNextProcessor(ImageProcessor[LlavaNextEntry]):
     """The encoder puts the tokens of tiles in the order that `places` says: a row ends with a token of its own."""
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: LlavaNextEntry) -> Tiles:
         """See `ImageProcessor`."""
         size, (width, height) = vision.tile_size, image.size
         target = _nearest(width, height, vision.sizes)
@@ -27,7 +27,7 @@ class LlavaNextProcessor(ImageProcessor):
         places = _places(rows, columns, width, height, math.isqrt(vision.tokens_per_tile))
         return Tiles(normalised(tiles, vision), rows, columns, (len(places),), {"places": places})
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: LlavaNextEntry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size
         most = max(width * height // size**2 for width, height in vision.sizes)
@@ -48,7 +48,7 @@ def _nearest(width: int, height: int, sizes: tuple[tuple[int, int], ...]) -> tup
     return best
 
 
-def _padded(image: Any, width: int, height: int, vision: VisionEntry) -> Any:
+def _padded(image: Any, width: int, height: int, vision: LlavaNextEntry) -> Any:
     """An image in its own form, in the middle of a black one of this size."""
     across, down = width / image.size[0], height / image.size[1]
     if across < down:

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import MiniCpmEntry
 from outrider.inputs.vision.grids import by_tile, patches_of, positions_of, windows_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, cut_up, normalised, resized
 
 
-class MiniCpmProcessor(ImageProcessor):
+class MiniCpmProcessor(ImageProcessor[MiniCpmEntry]):
     """Of 2.6 to 4.5: each part becomes the same number of tokens. An image that is not cut has 0 rows and columns."""
 
     joint = "\n"
     edge = 1  # of what a part has whole rows and columns of, in tiles
     patches_of_token = 0  # 0: a part has a fixed number of tokens
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: MiniCpmEntry) -> Tiles:
         """See `ImageProcessor`."""
         scale, unit, (width, height) = vision.longest_edge, vision.tile_size * self.edge, image.size
         columns, rows = _grid_of(width, height, vision)
@@ -48,7 +48,7 @@ class MiniCpmProcessor(ImageProcessor):
         """The patches of a part, as the encoder reads them. rows, columns: of tiles."""
         return np.arange(rows * columns)
 
-    def others(self, grids: list[tuple[int, int]], vision: VisionEntry) -> dict[str, NDArray[Any]]:
+    def others(self, grids: list[tuple[int, int]], vision: MiniCpmEntry) -> dict[str, NDArray[Any]]:
         """The encoder's inputs beside pixels, and which patches a part has. grids: rows and columns of tiles."""
         places = [positions_of(*grid, 1) for grid in grids]
         fractions = []
@@ -59,16 +59,16 @@ class MiniCpmProcessor(ImageProcessor):
             "patch_positions": np.concatenate(places), "learned_places": _learned(np.concatenate(fractions), vision),
         }  # fmt: skip
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+    def text(self, tiles: Tiles, vision: MiniCpmEntry) -> str:
         """See `ImageProcessor`."""
         whole, *slices = (vision.image_token * length for length in tiles.lengths)
         slices = [f"<slice>{each}</slice>" for each in slices]
         lines = ["".join(slices[row * tiles.columns :][: tiles.columns]) for row in range(tiles.rows)]
         return vision.around_token + whole + vision.end_token + "\n".join(lines)
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: MiniCpmEntry) -> str:
         """See `ImageProcessor`."""
-        cut = f" and {vision.num_tiles[1]} slices at most" if vision.splits else ""
+        cut = f" and {vision.num_tiles[1]} slices at most" if vision.num_tiles[1] > 1 else ""
         return f"the whole{cut}, some {vision.tokens_per_tile} tokens each"
 
 
@@ -85,7 +85,7 @@ class MiniCpm46Processor(MiniCpmProcessor):
         made: NDArray[np.int64] = (tiles[:, None] * 4 + np.arange(4)).reshape(-1)
         return made
 
-    def others(self, grids: list[tuple[int, int]], vision: VisionEntry) -> dict[str, NDArray[Any]]:
+    def others(self, grids: list[tuple[int, int]], vision: MiniCpmEntry) -> dict[str, NDArray[Any]]:
         """See `MiniCpmProcessor`. After the first four become one, a part has a quarter of the rows."""
         fractions = [
             positions_of(*grid, vision.patches)[self.order(*grid)].astype(np.float32) / np.float32(of_patches)
@@ -110,11 +110,11 @@ def _fitted(width: float, height: float, scale: int, unit: int, *, enlarges: boo
     return _divisible(width, unit), _divisible(height, unit)
 
 
-def _grid_of(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
+def _grid_of(width: int, height: int, vision: MiniCpmEntry) -> tuple[int, int]:
     """The grid of slices whose form is nearest to the image's, (columns, rows); zeros for an image that is not cut."""
     most = vision.num_tiles[1]
     wanted = min(math.ceil(width * height / vision.longest_edge**2), most)
-    if not vision.splits or wanted <= 1:
+    if wanted <= 1:
         return 0, 0
     counts = [count for count in (wanted - 1, wanted, wanted + 1) if 1 < count <= most]
     grids = [(columns, count // columns) for count in counts for columns in range(1, count + 1) if not count % columns]
@@ -130,7 +130,7 @@ def _steps(length: int) -> NDArray[np.float32]:
     return made
 
 
-def _learned(fractions: NDArray[np.float32], vision: VisionEntry) -> NDArray[np.int64]:
+def _learned(fractions: NDArray[np.float32], vision: MiniCpmEntry) -> NDArray[np.int64]:
     """The learned position of each patch. fractions: of the height and width, float32 [n, 2]."""
     side = vision.num_places
     borders = (np.arange(1, side) / side).astype(np.float32)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import PixtralEntry
 from outrider.inputs.vision.grids import patches_of, positions_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized, too_narrow
 
 
-class PixtralProcessor(ImageProcessor):
+class PixtralProcessor(ImageProcessor[PixtralEntry]):
     """Rows and columns are of tokens; each row is a run of them."""
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: PixtralEntry) -> Tiles:
         """See `ImageProcessor`."""
         size = vision.tile_size
         width, height = image.size
@@ -29,11 +29,11 @@ class PixtralProcessor(ImageProcessor):
         others = {"patch_positions": positions_of(rows, columns, vision.patches)}
         return Tiles(patches_of(pixels, vision), rows, columns, (columns,) * rows, others)
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+    def text(self, tiles: Tiles, vision: PixtralEntry) -> str:
         """See `ImageProcessor`."""
         return vision.row_token.join([vision.image_token * tiles.columns] * tiles.rows) + vision.end_token
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: PixtralEntry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size
         most = math.ceil(vision.longest_edge / size)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import VisionEntry
 from outrider.errors import RequestError
 
 
@@ -29,8 +29,11 @@ class Tiles:
     others: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
-class ImageProcessor(ABC):
-    """One layout; the manifest's `VisionEntry.layout` names it.
+Entry = TypeVar("Entry", bound=VisionEntry)
+
+
+class ImageProcessor(ABC, Generic[Entry]):
+    """One layout, which an entry of the manifest has.
 
     has_grid: tokens have positions in rows and columns. joint: between the parts of a message, where the template takes
     a text.
@@ -40,15 +43,15 @@ class ImageProcessor(ABC):
     joint = ""
 
     @abstractmethod
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: Entry) -> Tiles:
         """An image of Pillow's in RGB, resized, cut and normalised. Raises RequestError when it is too narrow."""
 
-    def text(self, tiles: Tiles, vision: VisionEntry) -> str:
+    def text(self, tiles: Tiles, vision: Entry) -> str:
         """The tokens that stand for an image in a prompt, as text: here one run of them."""
         return vision.around_token + vision.image_token * sum(tiles.lengths) + vision.end_token
 
     @abstractmethod
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: Entry) -> str:
         """How images are cut, for `outrider inspect`."""
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.bundle.folder import Bundle
-from outrider.bundle.manifest import MODEL_NAMES, VisionEntry
+from outrider.bundle.manifest import MODEL_NAMES
+from outrider.bundle.vision import VisionEntry
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.vision.encoder import VisionEncoder
 from outrider.inputs.vision.images import MEMORY, is_data_url, read_image

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.bundle.manifest import VisionEntry
+from outrider.bundle.vision import QwenEntry
 from outrider.errors import RequestError
 from outrider.inputs.vision.grids import fitted, patches_of, positions_of, windows_of
 from outrider.inputs.vision.processor import ImageProcessor, Tiles, normalised, resized
@@ -20,12 +20,12 @@ _FRAMES = 2  # of a video that are read together; an image is both
 _MOST_RATIO = 200  # of an image's edges
 
 
-class QwenProcessor(ImageProcessor):
+class QwenProcessor(ImageProcessor[QwenEntry]):
     """Rows and columns are of tokens, all of which are one run."""
 
     has_grid = True
 
-    def cut(self, image: Any, vision: VisionEntry) -> Tiles:
+    def cut(self, image: Any, vision: QwenEntry) -> Tiles:
         """See `ImageProcessor`."""
         width, height = image.size
         width, height = resized_to(width, height, vision)
@@ -34,14 +34,14 @@ class QwenProcessor(ImageProcessor):
         others = inputs_of(rows, columns, vision)
         return Tiles(patches_of(pixels, vision, _FRAMES), rows, columns, (rows * columns,), others)
 
-    def described(self, vision: VisionEntry) -> str:
+    def described(self, vision: QwenEntry) -> str:
         """See `ImageProcessor`."""
         size = vision.tile_size
         fewest, most = (count // size**2 for count in vision.num_pixels)
         return f"{fewest:,} to {most:,} tokens, each of {size} × {size} pixels"
 
 
-def resized_to(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
+def resized_to(width: int, height: int, vision: QwenEntry) -> tuple[int, int]:
     """The size in which an image is read; (width, height).
 
     Raises:
@@ -55,7 +55,7 @@ def resized_to(width: int, height: int, vision: VisionEntry) -> tuple[int, int]:
     return fitted(width, height, vision.tile_size, vision.num_pixels)
 
 
-def inputs_of(rows: int, columns: int, vision: VisionEntry) -> dict[str, NDArray[Any]]:
+def inputs_of(rows: int, columns: int, vision: QwenEntry) -> dict[str, NDArray[Any]]:
     """The encoder's inputs that depend on an image's size alone. rows, columns: of tiles."""
     height, width = rows * vision.patches, columns * vision.patches
     positions = positions_of(rows, columns, vision.patches)

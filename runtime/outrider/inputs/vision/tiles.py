@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.bundle.manifest import ImageLayout, VisionEntry
+from outrider.bundle.vision import ImageLayout, VisionEntry
 from outrider.inputs.vision.gemma import Gemma3Processor, Gemma4Processor
 from outrider.inputs.vision.idefics3 import Idefics3Processor
 from outrider.inputs.vision.internvl import InternVLProcessor
@@ -15,7 +15,7 @@ from outrider.inputs.vision.pixtral import PixtralProcessor
 from outrider.inputs.vision.processor import ImageProcessor, Tiles
 from outrider.inputs.vision.qwen import QwenProcessor
 
-PROCESSORS: dict[ImageLayout, ImageProcessor] = {
+PROCESSORS: dict[ImageLayout, ImageProcessor[Any]] = {
     "gemma3": Gemma3Processor(),
     "gemma4": Gemma4Processor(),
     "idefics3": Idefics3Processor(),

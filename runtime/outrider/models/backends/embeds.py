@@ -19,7 +19,7 @@ import openvino as ov
 from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.bundle.manifest import BothWays
+from outrider.bundle.vision import BothWays
 from outrider.errors import BundleError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.nodes import floats, integer, ints, parameter

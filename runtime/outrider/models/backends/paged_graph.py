@@ -13,7 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from outrider.bundle.manifest import BothWays
+from outrider.bundle.vision import BothWays
 from outrider.errors import BundleError, one_line
 from outrider.models.backends.adapters import Adapters, add_adapters
 from outrider.models.backends.attention import check_kinds, check_paged, check_recognised, check_windows, wrongly_stored
