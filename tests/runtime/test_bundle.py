@@ -19,7 +19,8 @@ from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 VISION: dict[str, Any] = {
-    "layout": "idefics3", "folder": "vision", "weights": "fp32", "tile_size": 16, "tokens_per_tile": 4, "longest_edge": 48, "splits": True,
+    "layout": "idefics3", "folder": "vision", "weights": "fp32",
+    "tile_size": 16, "tokens_per_tile": 4, "longest_edge": 48, "splits": True,
     "image_token_id": 1, "image_token": "<image>", "around_token": "|", "global_token": "#", "mean": [0, 0, 0],
     "std": [1, 1, 1], "rescale_factor": 1.0, "resample": 1,
 }  # fmt: skip
