@@ -24,6 +24,7 @@ from outrider.decoding.slots import admit, release
 from outrider.errors import EngineClosed, NoTokenLeft, OptionError
 from outrider.testing import FakeBackend
 from outrider.tokens.grammar import GrammarLimits, Grammars, GrammarSource, trials
+from outrider.tokens.grammar.state import Pace
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled
 from outrider.types import Draft, Drafter, Noise
@@ -295,7 +296,7 @@ def test_answers_with_late_masks_are_the_same(make: Callable[..., Grammars]) -> 
             make_request(slow, source, max_new_tokens=most),
             make_request(slow, source, max_new_tokens=most, drafter=Proposes()),
         ]
-        state_of(late[0]).is_slow = True
+        state_of(late[0]).pace = Pace.SLOW
         (expected,) = answer(plain)
         assert answer(*late) == [expected, expected]
         assert {each.finish_reason for each in late} == {plain.finish_reason}
@@ -313,7 +314,7 @@ def test_an_answer_beyond_the_limit_of_its_masks_fails_alone(
     (expected,) = answer(make_request(make(), GrammarSource("regex", "[a-c]{20}")))
     source = GrammarSource("regex", "(a|b){30}")
     failing = make_request(make(limits), source)
-    state_of(failing).is_slow = limits.slow_seconds < 0
+    state_of(failing).pace = Pace.SLOW if limits.slow_seconds < 0 else Pace.QUICK
     main = FakeBackend(VOCAB_SIZE, seed=1)
     run(main, other, failing, rows=64, spared=(NoTokenLeft,))
     assert other.sequence.generated_token_ids == expected
@@ -349,7 +350,7 @@ def test_others_go_on_while_a_mask_is_late(make: Callable[..., Grammars]) -> Non
     (expected,) = answer(make_request(make(), source))
     late = make_request(make(GrammarLimits(mask_seconds=60, slow_seconds=-1)), source)
     state = state_of(late)
-    state.is_slow, state.matcher = True, Blocked(state.matcher, goes_on)
+    state.pace, state.matcher = Pace.SLOW, Blocked(state.matcher, goes_on)
     bystander = new_request([7, 8], max_new_tokens=15)
     begun(main, late, bystander)
     rounds = 0
@@ -374,7 +375,7 @@ def test_a_mask_without_end_ends_its_answer(make: Callable[..., Grammars]) -> No
     late = make_request(make(ALL_SLOW), source)
     states = [state_of(lost), state_of(late)]
     for state in states:
-        state.is_slow = True
+        state.pace = Pace.SLOW
     states[0].matcher = Blocked(states[0].matcher, goes_on)
     begun(main, lost, late)
     try:
@@ -392,6 +393,6 @@ def test_an_answer_is_slow_only_while_its_masks_are(make: Callable[..., Grammars
     """One slow mask, as of a busy machine, does not take an answer's drafts for good."""
     request = make_request(make(), GrammarSource("regex", "[a-c]{9}"))
     state = state_of(request)
-    state.is_slow = True
+    state.pace = Pace.SLOW
     answer(request)
     assert not state.is_slow

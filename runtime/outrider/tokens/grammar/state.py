@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from contextlib import contextmanager, suppress
+from enum import Enum, auto
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,15 @@ def first_line(message: str) -> str:
 log = logging.getLogger("outrider")
 
 
+class Pace(Enum):
+    """How an answer's masks are computed."""
+
+    QUICK = auto()  # with those of others, in the round
+    SUSPECT = auto()  # in the round, but one by one and timed: it may be slow
+    SLOW = auto()  # in another thread
+    GIVEN_UP = auto()  # not any more: a limit is passed
+
+
 class GrammarState:
     """Masks the rows of one answer, and knows the tokens that its grammar forces. A processor of logits.
 
@@ -64,10 +74,9 @@ class GrammarState:
         limits: GrammarLimits | None = None,
         is_slow: bool = False,
     ) -> None:
-        self.is_slow, self._limits = is_slow, limits or GrammarLimits()
-        self.is_suspect = False  # it may be slow: its masks are timed, one by one
+        self.pace, self._limits = Pace.SLOW if is_slow else Pace.QUICK, limits or GrammarLimits()
         self._seconds = 0.0  # of processor time, for its masks
-        self._given_up = ""  # why: which limit it has passed
+        self._limit = ""  # the one that it has passed
         self._job: LateJob | None = None  # puts a slow state after the committed tokens
         self._uncommitted: list[int] = []  # tokens that the job is to commit
         self._num_quick = 0
@@ -77,6 +86,11 @@ class GrammarState:
         self._committed: list[int] = []
         self._ahead: list[int] = []  # tokens after the committed ones that the matcher has consumed
         self._masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}  # by the tokens after the committed ones
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks are computed in another thread: `is_ready` says when."""
+        return self.pace is Pace.SLOW
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Move after committed tokens. Rejected ones leave no trace."""
@@ -93,6 +107,7 @@ class GrammarState:
             NoTokenLeft: when the masks passed a limit, or the grammar is too complex to be followed here.
         """
         if not self.is_slow:
+            self._check_limits(0)
             return True
         if self._job is None:
             self._job = LATE.submit(self._catch_up)
@@ -106,7 +121,7 @@ class GrammarState:
             raise job.error
         if not job.is_lost:
             self._num_quick = 0 if job.seconds > self._limits.slow_seconds else self._num_quick + 1
-            self.is_slow = self._num_quick < _NUM_QUICK
+            self.pace = Pace.SLOW if self._num_quick < _NUM_QUICK else Pace.QUICK
         return True
 
     def _catch_up(self) -> None:
@@ -123,22 +138,26 @@ class GrammarState:
         if seconds > self._limits.mask_seconds:
             self._exceed(seconds, row)
         if self._seconds > self._limits.answer_seconds:
-            self._given_up = (
+            self._give_up(
                 f"finding the tokens that may come next took {self._seconds:.1f} seconds in all, and the limit of an "
                 f"answer is {self._limits.answer_seconds:g}"
             )
         self._check_limits(row)
 
     def _exceed(self, seconds: float, row: int = 0) -> None:
-        self._given_up = (
+        self._give_up(
             f"finding the tokens that may come next took {seconds:.1f} seconds, and the limit of a token is "
             f"{self._limits.mask_seconds:g}"
         )
         self._check_limits(row)
 
     def _check_limits(self, row: int) -> None:
-        if self._given_up:
-            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._given_up}. Simplify it.", row=row)
+        if self.pace is Pace.GIVEN_UP:
+            raise NoTokenLeft(f"{self._option} cannot be followed further: {self._limit}. Simplify it.", row=row)
+
+    def _give_up(self, limit: str) -> None:
+        """Let nothing more be asked of the matcher."""
+        self.pace, self._limit = Pace.GIVEN_UP, limit
 
     def _commit(self, token_ids: Sequence[int]) -> None:
         count, new = self._move(token_ids), tuple(token_ids)
@@ -146,7 +165,7 @@ class GrammarState:
         self._ahead = []
         is_kept = count == len(new)  # else the answer has ended, or the matcher has failed
         if self.matcher.is_error():
-            self._give_up()
+            self._give_up(self._error())
         masks = self._masks.items() if is_kept else ()
         self._masks = {prefix[count:]: mask for prefix, mask in masks if prefix[:count] == new}
 
@@ -203,7 +222,7 @@ class GrammarState:
     def time_masks(self, draft: Draft) -> None:
         """Compute the masks for a draft's first chain one by one, in this thread, until one is found to be slow."""
         token_ids = self.missing(draft) or []
-        self.is_suspect = False
+        self.pace = Pace.QUICK
         for count in range(len(token_ids) + 1):
             if self.is_slow:
                 return
@@ -233,7 +252,8 @@ class GrammarState:
                     row=len(prefix),
                 )
             self._masks[key] = mask
-            self.is_slow = self.is_slow or seconds > self._limits.slow_seconds
+            if seconds > self._limits.slow_seconds:
+                self.pace = Pace.SLOW
             self._charge(seconds, len(prefix))
         return self._masks[key]
 
@@ -270,11 +290,11 @@ class GrammarState:
         self.matcher, self._ahead = self._base.deep_copy(), []
         self.matcher.try_consume_tokens(self._committed)
         if self.matcher.is_error():
-            self._give_up()
+            self._give_up(self._error())
 
-    def _give_up(self) -> None:
-        """Let nothing more be asked of a matcher that cannot go on after the committed tokens."""
-        self._given_up = f"it is too complex ({first_line(self.matcher.get_error())})"
+    def _error(self) -> str:
+        """Why the matcher cannot go on after the committed tokens."""
+        return f"it is too complex ({first_line(self.matcher.get_error())})"
 
 
 def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
@@ -286,7 +306,7 @@ def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
     quick = [(state, draft) for state, draft in drafts if not state.is_slow]
     began = time.perf_counter()
     try:
-        _fill_masks([(state, draft) for state, draft in quick if not state.is_suspect])
+        _fill_masks([(state, draft) for state, draft in quick if state.pace is Pace.QUICK])
     except BaseException as error:  # a panic in llguidance is no Exception
         if is_interrupt(error):
             raise
@@ -296,12 +316,13 @@ def fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
                 state.restart()
         return
     for state, draft in quick:
-        if state.is_suspect:
+        if state.pace is Pace.SUSPECT:
             with suppress(BaseException):  # it fails again where its request is alone
                 state.time_masks(draft)
     late = time.perf_counter() - began
     for state, _ in quick:  # one of them is slow, or the machine is busy
-        state.is_suspect = state.is_suspect or late > state.slow_seconds * len(quick)
+        if state.pace is Pace.QUICK and late > state.slow_seconds * len(quick):
+            state.pace = Pace.SUSPECT
 
 
 def _fill_masks(drafts: Sequence[tuple[GrammarState, Draft]]) -> None:
