@@ -174,7 +174,9 @@ def test_compiled_grammars_are_kept_up_to_their_memory(make: Callable[..., Gramm
     grammars = make()
     for source in DEAR[:3]:
         grammars.new_state(source)
-        grammars._entries[source].memory = 300 << 20
+        entry = grammars._entries[source]
+        assert entry.compiled
+        entry.compiled = entry.compiled._replace(memory=300 << 20)
     grammars.new_state(DEAR[2])
     assert [*map(grammars.is_quick, DEAR[:3])] == [False, False, True]
 

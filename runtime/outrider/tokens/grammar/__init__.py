@@ -10,7 +10,7 @@ A mask is a function of the answer's tokens alone, so texts do not depend on dra
 Source: Moskal et al. 2025, llguidance (https://github.com/guidance-ai/llguidance).
 """
 
-from outrider.tokens.grammar.compiler import Grammars
+from outrider.tokens.grammar.cache import Grammars
 from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.kinds import JSON_STYLE
 from outrider.tokens.grammar.late import LATE
