@@ -41,3 +41,17 @@ def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.Mo
     assert progress.MOST_WAITING <= len(lines) <= progress.MOST_WAITING + 1
     assert lines[: progress.MOST_WAITING] == list(range(progress.MOST_WAITING))
     assert lines == sorted(lines)  # the last one found room when the thread had taken the first
+
+
+def test_what_others_have_chosen_stays_on_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.Logger("others")
+    log.addHandler(progress._handler)
+    log.warning("No field %s.", "a\n2026 CRITICAL \x1b[31m\x9b31m\u202e")
+    try:
+        raise ValueError("b\r\n2026 CRITICAL \x1b[31m")
+    except ValueError:
+        log.exception("It failed.")
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == r"No field a\n2026 CRITICAL \x1b[31m\x9b31m\u202e."
+    assert others[:2] == ["It failed.", "  Traceback (most recent call last):"]
+    assert others[-2:] == ["  ValueError: b", r"  2026 CRITICAL \x1b[31m"]

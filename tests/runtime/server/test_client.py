@@ -222,6 +222,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"temperature": -1}, 400, "temperature", "invalid_type", ">= 0"),
     ({"seed": "x"}, 400, "seed", "invalid_type", "'seed': expected `int | null`"),
     ({"extra_body": {"temprature": 1}}, 400, "temprature", "unknown_field", "Did you mean 'temperature'?"),
+    ({"extra_body": {f"q{i}": 1 for i in range(101)}}, 400, None, "unknown_field", "101 of the fields are none"),
     ({"extra_body": {"drafter": "nobody"}}, 400, None, "invalid_value", "There is no drafter 'nobody'"),
     ({"extra_body": {"draft_model": "suffix", "drafter": "ngram"}}, 400, "draft_model", "invalid_value", "two names"),
     ({"extra_body": {"web_search_options": {}}}, 400, "web_search_options", "unsupported_field", "not supported"),
