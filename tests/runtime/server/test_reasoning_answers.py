@@ -202,5 +202,5 @@ def test_a_conversation_has_the_template_s_variables(thinker: Live) -> None:
     chat = engine.chat(**asked)
     assert chat.send("Hi").thinks
     for budget, thinks in ((None, True), (2, True), (None, False)):  # the budget ends the reasoning
-        *_, last = chat.go_on(reasoning_budget=budget)
+        *_, last = chat.go_on(reasoning_budget=budget, max_new_tokens=24)
         assert last.thinks == thinks
