@@ -298,53 +298,16 @@ the second set from its first token on. Each row of a call says which set it has
 - GGUF files need both sets of factors for this. Without the second, with PyTorch, in ONNX and on an NPU, the context
   ends at the first length.
 
-## Sizes and first starts
+## Sizes
 
-All of this is with random weights in the shapes of published models (`bench/scripts/published_shapes.toml`), by
-`python bench/scripts/family_sizes.py FOLDER TOKENIZER`, OpenVINO 2026.4.1, from checkpoints in bf16.
-
-**Calculated**: the bytes of matrices as the conversion lays them out; of the keys and values of a token in f32, half of
-that in bf16; and of the states of a text in f32, where layers keep one. Of each architecture the smallest model, and
-one of some 8 billion weights if there is one. {num_measured} bundles were measured beside, and are {least_gap} to
-{largest_gap} % larger, by norms, biases and the graph. Loaded models count the same bytes for a token, and those with
-states more, for [states that are kept](cache.md#models-with-states): 28 kB in LFM2 350M, 49 kB in Qwen3.5 0.8B.
+Calculated by `python bench/scripts/family_sizes.py FOLDER TOKENIZER` for published shapes: the bytes of matrices as the
+conversion lays them out; of the keys and values of a token in f32 (half of that in bf16); of the states of a text in f32,
+where layers keep one. Measured bundles are 0.1 to 0.8 % larger. Of each architecture the smallest model, and one of some 8
+billion weights if there is one:
 
 | architecture | model | weights, billion | int8, GB | int4, GB | a token, kB | a text's states, MB |
 |---|---|---|---|---|---|---|
 {calculated}
-
-{lacking}
-
-**Measured: first starts**, on two cores of an AMD EPYC with AVX-512 VNNI and 23 GB. The first start is a process with
-empty caches that loads the checkpoint, from its start to the first token of an answer: it chooses the form of the
-weights, converts, compiles and measures the model. The second start finds that. Memory is the most of each start over
-all its processes, without and with mapped files, and at last that of the model after 64 tokens. Tokens per second are
-those of 64 tokens with the default options. Other programs took what the last column says of both cores meanwhile. With
-half of both cores taken, first starts took twice as long.
-
-| family | model | form | disk, GB | first start, s | memory, GB | second start, s | memory, GB | after 64 tokens, GB | tokens per second | others |
-|---|---|---|---|---|---|---|---|---|---|---|
-{started}
-
-On two cores of an Intel Xeon with AMX, idle, the first and the second start took 26 and 3.9 s with Qwen3 0.6B, 38 and
-5.6 s with Granite 3.1 1B-A400M, 33 and 4.0 s with LFM2.5 1.2B, 39 and 12.3 s with Youtu-LLM 2B.
-
-**Measured: exactness and drafts** of these models there, in the setting that an earlier load chose (Qwen3 in ONNX): 32 tokens (Qwen3, Qwen3.5: 48) from
-two prompts, greedy and with a seed at temperature 0.8, in chains of three. A cell shows how many texts are those of plain
-decoding, and how many of the drafted tokens were accepted; random weights repeat little. The slow tests compare draft
-models and heads of small models, see the table above.
-
-| family | model | setting | {drafters} |
-|---|---|---|{rule}
-{drafted}
-
-**Measured: exports and loads** in f32. Memory of an export is its own, over all its processes, without the mapped
-checkpoint; of a load, the most with mapped files, and that after 64 tokens. A model of 8 billion weights is exported
-from zeros.
-
-| model | weights | disk, GB | export, GB | load, GB | after 64 tokens, GB |
-|---|---|---|---|---|---|
-{measured}
 
 ## Mixtures of experts
 
@@ -518,83 +481,27 @@ def models_page() -> str:
         + "\n".join(rows)
         + "\n"
         + MODELS_TAIL.format(
-            refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), **named, **_figures()
+            refused=refused, layouts=of_layouts, num_layouts=len(layouts.LAYOUTS), calculated=_sizes(), **named
         )
     )
 
 
-def _figures() -> dict[str, str]:
-    """The tables of sizes and first starts, of what `bench/scripts/family_sizes.py` wrote."""
-    scripts = DOCS.parent / "bench" / "scripts"
-    figures: dict[str, dict[str, Any]] = json.loads((scripts / "family_figures.json").read_text(encoding="utf-8"))
-    of_step = {
-        step: {name: each[step] for name, each in figures.items() if step in each}
-        for step in ("calculate", "sizes", "starts", "drafts")
-    }
-    calculated, sizes = of_step["calculate"], of_step["sizes"]
-    bundles = [(name, form, each[form]) for name, each in sizes.items() for form in ("int8", "int4") if form in each]
-    disks = [(name, form, each["disk"]) for name, form, each in bundles]
-    disks += [
-        (name, each["form"].split()[0], each["disk"])
-        for name, each in of_step["starts"].items()
-        if "openvino" in each["form"]
-    ]
-    gaps = [100 * (disk / calculated[name][form] - 1) for name, form, disk in disks]
-    drafters = [*dict.fromkeys(drafter for each in of_step["drafts"].values() for drafter in each["drafts"])]
-    rows: dict[str, list[tuple[str, ...]]] = {
-        "calculated": [
-            (
-                f"`{figures[name]['kind']}`", name, *map(_gigabytes, (each["weights"], each["int8"], each["int4"])),
-                f"{each['token']:,.0f}", f"{each['states']:.1f}" if each["states"] else "–",
-            )
-            for name, each in sorted(calculated.items(), key=lambda item: figures[item[0]]["kind"])
-        ],
-        "measured": [
-            (
-                name, form, f"{each['disk']:.2f}", f"{each['export']:.2f}", f"{each['peak']:.2f}",
-                f"{each['memory']:.2f}",
-            )
-            for name, form, each in bundles
-        ],
-        "started": [
-            (
-                figures[name]["family"], name, each["form"].replace("openvino", "OpenVINO").replace("onnx", "ONNX"),
-                f"{each['disk']:.2f}", f"{each['first']:.0f}", f"{each['first_own']:.1f}, {each['first_all']:.1f}",
-                f"{each['second']:.1f}", f"{each['second_own']:.1f}, {each['second_all']:.1f}",
-                f"{each['memory']:.1f}", f"{each['speed']:.0f}", f"{each['others']:.0%}",
-            )
-            for name, each in of_step["starts"].items()
-        ],
-        "drafted": [
-            (figures[name]["family"], name, _rows(each["setting"]), *(_drafted(each["drafts"][it]) for it in drafters))
-            for name, each in of_step["drafts"].items()
-        ],
-    }  # fmt: skip
-    kinds = {each["kind"] for each in figures.values()}
-    lacking = ", ".join(f"`{name}`" for name in FORMS if name in ARCHITECTURES and name not in kinds)
-    return {name: "\n".join(f"| {' | '.join(row)} |" for row in of_table) for name, of_table in rows.items()} | {
-        "num_measured": str(len(gaps)),
-        "least_gap": f"{min(gaps):.1f}",
-        "largest_gap": f"{max(gaps):.1f}",
-        "drafters": " | ".join(f"`{each}`" for each in drafters),
-        "rule": "---|" * len(drafters),
-        "lacking": f"Not calculated: {lacking}, whose published shapes Transformers 5.5 or we do not know.",
-    }
+def _sizes() -> str:
+    """The rows of sizes, of what `bench/scripts/family_sizes.py` wrote."""
+    path = DOCS.parent / "bench" / "scripts" / "family_figures.json"
+    figures: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    rows = (
+        (
+            f"`{each['kind']}`", name, *map(_gigabytes, (each["weights"], each["int8"], each["int4"])),
+            f"{each['token']:,.0f}", f"{each['states']:.1f}" if each["states"] else "–",
+        )
+        for name, each in sorted(figures.items(), key=lambda item: str(item[1]["kind"]))
+    )  # fmt: skip
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _gigabytes(value: float) -> str:
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def _rows(setting: str) -> str:
-    """What a setting says of precision and rows."""
-    return setting.split(", cache")[0].removeprefix("CPU ")
-
-
-def _drafted(found: list[int]) -> str:
-    """The cell of a drafter."""
-    same, runs, drafted, accepted = found
-    return f"{same} of {runs}, {accepted} of {drafted}"
 
 
 def _layouts() -> Any:
