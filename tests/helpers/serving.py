@@ -21,15 +21,16 @@ from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.reasoning import ReasoningFormat
 from outrider.inputs.tools import ToolFormat
 from outrider.server import Settings, make_app
-from outrider.server.answers import AnswerHead
 from outrider.server.connections import limited
 from outrider.server.conversations import Conversations
+from outrider.server.dialect import AnswerHead, Dialect, ServedAnswer
 from outrider.server.logprobs import TokenTexts
+from outrider.server.options import AnswerChoice
 from outrider.server.run import listen
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from starlette.applications import Starlette
@@ -120,9 +121,35 @@ def result_of(text: str, reason: Any = "stop") -> Result:
     return Result(text, [], reason, Stats(), None, lossless=True)
 
 
-def chunks_of(text: str) -> list[TextChunk]:
-    """An answer in pieces of three characters, and its end."""
-    pieces = [TextChunk(text[i : i + 3], Stats()) for i in range(0, len(text), 3)]
+def answer_of(
+    dialect: Dialect, template: str = "", conversations: Conversations | None = None, /, **fields: Any
+) -> ServedAnswer:
+    """An answer that has not begun, to a body with these fields. template: of the model."""
+    head = head_of(template, conversations)
+    wanted = dialect.to_chat(json.dumps({"model": "m"} | fields).encode(), head.conversations)
+    return dialect.answer(wanted, head, dialect.choices(wanted))
+
+
+def choice_of(dialect: Dialect, /, **fields: Any) -> AnswerChoice:
+    """The first choice that a body with these fields asks for."""
+    return answer_of(dialect, **fields).choices[0].choice
+
+
+def body_of(dialect: Dialect, answer: ServedAnswer, text: str, reason: str = "stop") -> Any:
+    return dialect.whole(answer, [result_of(text, reason)])
+
+
+def streamed(dialect: Dialect, answer: ServedAnswer, chunks: Iterable[TextChunk]) -> list[Any]:
+    """The events of a stream."""
+    events = [*dialect.begin(answer)]
+    for chunk in chunks:
+        events += dialect.events(answer, answer.read(0, chunk))
+    return events
+
+
+def chunks_of(text: str, size: int = 3) -> list[TextChunk]:
+    """An answer in pieces of so many characters, and its end."""
+    pieces = [TextChunk(text[i : i + size], Stats()) for i in range(0, len(text), size)]
     return [*pieces, TextChunk("", Stats(), result_of(text))]
 
 

@@ -10,6 +10,7 @@ import click
 from outrider.cli.console import out, print_json, table
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
+from outrider.cli.progress import reading_shown
 from outrider.cli.words import Words, visible
 from outrider.config.files import user_path
 from outrider.system.files import reading
@@ -100,7 +101,10 @@ def generate(
         warm_up(engine, request, config.generation.drafter, max_new_tokens=few, min_new_tokens=0, **arguments)
 
     with tracing(engine, trace):
-        result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
+        if as_json:
+            result = engine.generate(request, **arguments)
+        else:
+            result = print_stream(reading_shown(engine.stream(request, prompt_progress=True, **arguments)))
         plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None
     if as_json:
         print_json(result.as_dict() | ({"compare": compare_as_dict(result, plain)} if plain else {}))

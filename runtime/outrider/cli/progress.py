@@ -6,15 +6,17 @@ import logging
 import queue
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.status import Status
+
+    from outrider.decoding.results import TextChunk
 
 
 MOST_WAITING = 1000  # messages
@@ -91,6 +93,22 @@ def shown_in_background() -> Iterator[None]:
         with suppress(queue.Full):
             waiting.records.put_nowait(None)
         thread.join(_LAST_WRITES)
+
+
+def reading_shown(chunks: Iterable[TextChunk]) -> Iterator[TextChunk]:
+    """The chunks of an answer. Those that say how far its prompt is read are a line on a terminal until the others."""
+    from outrider.cli.console import err
+
+    with ExitStack() as shown:
+        line: Status | None = None
+        for chunk in chunks:
+            if not chunk.is_progress:
+                shown.close()
+                yield chunk
+            elif line is not None:
+                line.update(chunk.stats.progress)
+            elif err.is_terminal:
+                line = shown.enter_context(err.status(chunk.stats.progress, spinner="dots"))
 
 
 @contextmanager

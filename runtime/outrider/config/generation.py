@@ -82,7 +82,11 @@ class GenerationConfig(Section):
     """
 
     max_new_tokens: int | None = option(
-        None, integer(1), "longest answer, in tokens", means=f"{DEFAULT_MAX_NEW_TOKENS}, or as many as still fit"
+        None,
+        integer(1),
+        "longest answer, in tokens",
+        means=f"{DEFAULT_MAX_NEW_TOKENS}, or as many as still fit",
+        aliases=("n_predict", "num_predict"),
     )
     drafter: str | None = option(
         "auto",
@@ -174,7 +178,13 @@ class GenerationConfig(Section):
         peers=("genai", "llamacpp", "transformers"),
     )
     typical_p: float = option(
-        1.0, _share, "locally typical sampling, as in Transformers", means="off", server=True, peers=()
+        1.0,
+        _share,
+        "locally typical sampling, as in Transformers",
+        means="off",
+        server=True,
+        peers=(),
+        aliases=("typ_p", "typical"),
     )
     repetition_penalty: float = option(
         1.0,
@@ -183,6 +193,7 @@ class GenerationConfig(Section):
         means="off",
         server=True,
         peers=("genai", "transformers"),
+        aliases=("rep_pen", "repeat_penalty"),
     )
     presence_penalty: float = option(
         0.0,
@@ -226,6 +237,7 @@ class GenerationConfig(Section):
         means="off",
         server=True,
         peers=("genai",),
+        aliases=("min_tokens",),
     )
     seed: int | None = option(
         None,
@@ -233,9 +245,16 @@ class GenerationConfig(Section):
         "seed of sampling",
         means="a seed is drawn, and reported as `result.seed`",
         server=True,
+        aliases=("random_seed",),
     )
     stop: tuple[str, ...] = option(
-        (), texts, "strings that end the answer; cut from the text", metavar="TEXT", server=True, peers=("genai",)
+        (),
+        texts,
+        "strings that end the answer; cut from the text",
+        metavar="TEXT",
+        server=True,
+        peers=("genai",),
+        aliases=("stop_sequences", "stop_strings"),
     )
     stop_token_ids: tuple[int, ...] = option(
         (), token_ids, "token ids that end the answer, besides the model's own", metavar="ID", server=True
@@ -261,6 +280,7 @@ class GenerationConfig(Section):
         flag="",
         server=True,
         peers=(),
+        aliases=("guided_regex",),
     )
     grammar: str | None = option(
         None,
@@ -269,6 +289,7 @@ class GenerationConfig(Section):
         flag="",
         server=True,
         peers=(),
+        aliases=("ebnf", "grammar_string", "guided_grammar"),
     )
     tools: tuple[Mapping[str, Any], ...] = option(
         (),
@@ -304,8 +325,11 @@ class GenerationConfig(Section):
         means="no limit",
         server=True,
         peers=(),
+        aliases=("reasoning_budget_tokens", "thinking_budget", "thinking_budget_tokens", "thinking_token_budget"),
     )
-    ignore_eos: bool = option(False, switch, "decode past the end of the answer, for benchmarks", server=True)
+    ignore_eos: bool = option(
+        False, switch, "decode past the end of the answer, for benchmarks", server=True, aliases=("ban_eos_token",)
+    )
     logprobs: int | None = option(  # openvino-genai has those of one token per position
         None,
         integer(0, 20),

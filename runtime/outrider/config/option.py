@@ -102,8 +102,8 @@ class Option:
     meaning: a phrase, and sentences after it. means: what the default stands for. none_word: None is allowed, and
     written "none" where there is no null: in TOML, on the command line, in requests. flag: its name on the command
     line; None: the option's own; empty: it is not offered there. metavar: of its value there. server: whether requests
-    have this field. peers: modules of `outrider_bench.modes.peers` that follow it; None: the text does not depend on it
-    alone.
+    have this field. aliases: its names in other servers' requests. peers: modules of `outrider_bench.modes.peers` that
+    follow it; None: the text does not depend on it alone.
     """
 
     default: Any
@@ -114,6 +114,7 @@ class Option:
     flag: str | None = None
     metavar: str | None = None
     server: bool = False
+    aliases: tuple[str, ...] = ()
     peers: tuple[str, ...] | None = None
 
     @property

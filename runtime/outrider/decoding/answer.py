@@ -134,6 +134,11 @@ class Answer:
             delivery.sink.put(self.error)
         delivery.done = self.ended
 
+    def note_progress(self) -> None:
+        """A piece of the prompt is in the cache, or was found there."""
+        self.stats.num_read_tokens = min(self.slot.length, self.stats.num_prompt_tokens)
+        self.delivery.send_progress(self.stats)
+
     def fail(self, error: BaseException) -> None:
         """End it with an error, which is sent to its reader."""
         if is_interrupt(error):
@@ -167,6 +172,7 @@ class Answer:
         """
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
+            self.stats.num_read_tokens = self.stats.num_prompt_tokens
             if self.request.reuse:
                 self.slot.publish(self.sequence.token_ids)  # for requests that begin with the same prompt
         draft, draft_token_ids = rows.draft, rows.draft.token_ids

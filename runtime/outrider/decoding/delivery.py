@@ -37,6 +37,7 @@ class Delivery:
     sink: Sink = field(default_factory=SimpleQueue[TextChunk | BaseException])
     abandoned: bool = False  # set by the reader: the answer is not read any more
     done: bool = False  # the result or the error was sent
+    prompt_progress: bool = False  # whether a chunk without text follows each piece of the prompt that was read
     num_sent_characters: int = 0
     num_sent_tokens: int = 0
 
@@ -61,6 +62,11 @@ class Delivery:
         what = f"cancel.is_set(), of a {type(self.cancel).__name__},"
         with Guard(what, RequestError, "Fix it, or pass a threading.Event."):
             return bool(self.cancel.is_set())
+
+    def send_progress(self, stats: Stats) -> None:
+        """Tell a reader that asked for it how far the prompt is read, unless it has news that it did not read yet."""
+        if self.prompt_progress and not self.sink.qsize():
+            self.sink.put(TextChunk("", stats, thinks=self.thinks))
 
     def send(
         self,

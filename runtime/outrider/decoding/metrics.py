@@ -19,6 +19,7 @@ class Stats:
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens taken from the main model's prefix cache
+    num_read_tokens: int = 0  # prompt tokens that are in the main model's cache so far, cached ones included
     num_generated_tokens: int = 0
     num_rounds: int = 0  # calls of the main model after the prompt was read
     num_drafts: int = 0
@@ -53,6 +54,11 @@ class Stats:
     def tokens_per_second(self) -> float:
         """Decoded tokens per second after the first token; 0 for a single token."""
         return (self.num_generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def progress(self) -> str:
+        """How far the prompt is read, for people."""
+        return f"{self.num_read_tokens:,} of {self.num_prompt_tokens:,} prompt tokens read"
 
     def __str__(self) -> str:
         """In one line, for people."""

@@ -48,6 +48,8 @@ class Reading:
         """Verify the draft, commit what the answer gets, drop the rest from the cache, and tell the drafters."""
         answer = self.answer
         path = self._verify(target, observer) if self.chunk.num_rows else []
+        if not self.chunk.num_rows:
+            answer.note_progress()
         if (policy := answer.request.policy) is not None:
             committed = self._committed(target, path, beside_prompts=beside_prompts)
             for drafter in policy.drafters:

@@ -85,7 +85,8 @@ class Result:
 class TextChunk:
     """The text that one or more rounds added to an answer.
 
-    stats: of the request so far. result: None until the last chunk, whose text may be empty. tokens: those whose text
+    stats: of the request so far; with `prompt_progress`, chunks before the first text say how much of the prompt is
+    read: `stats.num_read_tokens`. result: None until the last chunk, whose text may be empty. tokens: those whose text
     this chunk completes, with their sources; the tokens of all chunks are those of the result. logprobs: one for each
     of them; None unless requested. thinks: as of the result.
     """
@@ -96,6 +97,11 @@ class TextChunk:
     tokens: list[AnswerToken] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     thinks: bool = False
+
+    @property
+    def is_progress(self) -> bool:
+        """Whether it only says how far the prompt is read."""
+        return not self.text and self.result is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def admit(answer: Answer, main: Backend) -> bool:
         raise
     answer.slot, answer.status = slot, Status.READING
     answer.stats.num_cached_tokens = slot.length
+    answer.note_progress()
     return True
 
 

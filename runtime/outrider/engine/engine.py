@@ -30,7 +30,8 @@ from outrider.inputs.vision import has_images
 from outrider.system.progress import listener
 from outrider.types import TokenLogprobs
 
-_OF_REQUESTS = ("chat_template", "cancel", "at_once", "fits")  # options of `prepare` beside those of generation
+# Options of `prepare` beside those of generation.
+_OF_REQUESTS = ("chat_template", "cancel", "at_once", "prompt_progress", "compiles", "fits")
 
 
 def load(
@@ -173,10 +174,16 @@ class Engine(CompiledBundle):
         *,
         chat_template: bool = True,
         cancel: Event | None = None,
+        prompt_progress: bool = False,
         **options: Unpack[GenerationOptions],
     ) -> Generator[TextChunk, None, None]:
-        """Answer a prompt piece by piece; as `generate`. Closing or dropping the stream ends the answer."""
-        return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
+        """Answer a prompt piece by piece; as `generate`. Closing or dropping the stream ends the answer.
+
+        prompt_progress: chunks without text say how far a long prompt is read, in `chunk.stats.num_read_tokens` of
+        `num_prompt_tokens`.
+        """
+        how = {"chat_template": chat_template, "cancel": cancel, "prompt_progress": prompt_progress}
+        return self._queue.run(self.prepare(prompt, config, **how, **options))
 
     def submit(
         self,
@@ -210,6 +217,7 @@ class Engine(CompiledBundle):
         chat_template: bool = True,
         cancel: Event | None = None,
         at_once: bool = False,
+        prompt_progress: bool = False,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[TextChunk, None]:
         """Answer a prompt piece by piece, in an event loop of asyncio; as `stream`.
@@ -220,12 +228,15 @@ class Engine(CompiledBundle):
         Closing the generator, or cancelling the task that reads it, ends the answer. at_once: the text comes at
         the end.
         """
-        answer = await self._aprepare(
-            prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, **options
-        )
-        async with aclosing(event_loop.run(self._queue, answer)) as chunks:
+        how = {"chat_template": chat_template, "cancel": cancel, "at_once": at_once, "prompt_progress": prompt_progress}
+        answer = await self.aprepare(prompt, config, **how, **options)
+        async with aclosing(self.arun(answer)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    def arun(self, answer: Answer) -> AsyncGenerator[TextChunk, None]:
+        """The pieces of an answer that `aprepare` made; as `astream`."""
+        return event_loop.run(self._queue, answer)
 
     async def agenerate(
         self,
@@ -237,14 +248,14 @@ class Engine(CompiledBundle):
         **options: Unpack[GenerationOptions],
     ) -> Result:
         """Answer a prompt, in an event loop of asyncio; as `generate`. Cancelling the task ends the answer."""
-        answer = await self._aprepare(
+        answer = await self.aprepare(
             prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options
         )
-        async with aclosing(event_loop.run(self._queue, answer)) as chunks:
+        async with aclosing(self.arun(answer)) as chunks:
             *_, last = [chunk async for chunk in chunks]
         return last.result or answer.result()
 
-    async def _aprepare(self, prompt: AnyPrompt, config: GenerationConfig | None, **options: Any) -> Answer:
+    async def aprepare(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Answer:
         """`prepare` in threads: a long prompt takes a while to tokenize, and a grammar may take seconds to compile."""
         prompt = await self.aread_images(prompt, config, **options)
         make = functools.partial(self.prepare, prompt, config, **options)
@@ -355,37 +366,16 @@ class Engine(CompiledBundle):
         self.config.generation.replace(**options)
         return Chat.load(self, path, same_model=same_model, **options)
 
-    def prepare(
-        self,
-        prompt: AnyPrompt,
-        config: GenerationConfig | None = None,
-        *,
-        chat_template: bool = True,
-        cancel: Event | None = None,
-        at_once: bool = False,
-        compiles: bool = True,
-        fits: bool = False,
-        **options: Any,
-    ) -> Answer:
-        """The answer of `generate`, checked and ready for the loop. at_once: its text is only read at the end.
-
-        fits: an answer for which there is less room than max_new_tokens gets as many as there are.
+    def prepare(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Answer:
+        """The answer of `generate`, checked and ready for the loop. options: also those of `Preparation.answer`.
 
         Raises as `generate`, and Uncompiled as `Preparation.answer`.
         """
         self._queue.check_open()
+        of_request = {name: options.pop(name) for name in _OF_REQUESTS if name in options}
         config = self._config_of(config, options)
         try:
-            answer = self._preparation.answer(
-                prompt,
-                config,
-                chat_template=chat_template,
-                cancel=cancel,
-                at_once=at_once,
-                overlaps=self.overlaps,
-                compiles=compiles,
-                fits=fits,
-            )
+            answer = self._preparation.answer(prompt, config, overlaps=self.overlaps, **of_request)
         except Exception:
             self._queue.check_open()  # another thread may have closed the engine meanwhile, and dropped what this needs
             raise

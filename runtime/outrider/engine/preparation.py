@@ -85,11 +85,14 @@ class Preparation:
         chat_template: bool = True,
         cancel: Event | None = None,
         at_once: bool = False,
+        prompt_progress: bool = False,
         overlaps: bool = False,
         compiles: bool = True,
         fits: bool = False,
     ) -> Answer:
         """Make an answer. at_once: its text is only read at the end. overlaps: draft models draft ahead.
+
+        prompt_progress: its reader is told how far the prompt is read.
 
         fits: an answer for which there is less room than max_new_tokens gets as many as there are.
 
@@ -183,6 +186,7 @@ class Preparation:
                 cancel,
                 thinks=reasoning is not None and reasoning.is_open,
                 save=self.store.add_soon if self.store else None,
+                prompt_progress=prompt_progress,
             ),
             grammar,
             logprobs=None if config.logprobs is None else [],

@@ -22,28 +22,29 @@ from outrider.config import Config
 from outrider.errors import OutriderError
 from outrider.server.addresses import nearest_address
 from outrider.server.bodies import Bodies
-from outrider.server.chat import ChatAnswer
-from outrider.server.completions import Completions
+from outrider.server.chat import CHAT
+from outrider.server.completions import COMPLETIONS
 from outrider.server.conversations import Conversations
 from outrider.server.encoding import encoding_routes
 from outrider.server.endpoint import Endpoint, Service, as_json, read_json
 from outrider.server.errors import ApiError, as_api_error
 from outrider.server.limits import Queue
-from outrider.server.llamacpp import LlamaCompletion, LlamaInfill
-from outrider.server.messages import Messages
+from outrider.server.llamacpp import COMPLETION, INFILL
+from outrider.server.messages import MESSAGES
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
-from outrider.server.ollama import OllamaChat, OllamaText, running, shown, tag_of
+from outrider.server.ollama import OLLAMA_CHAT, OLLAMA_TEXT, running, shown, tag_of
 from outrider.server.openapi import describe
 from outrider.server.protocol.reading import as_text
 from outrider.server.protocol.responses import Health, ModelList
-from outrider.server.responses import Responses
+from outrider.server.responses import RESPONSES
 from outrider.server.security import AccessGuard
 from outrider.server.settings import Settings
 from outrider.server.stored import stored_routes
 from outrider.server.tokenizing import tokenizing_routes
 from outrider.version import __version__
 
+DIALECTS = (CHAT, RESPONSES, COMPLETIONS, COMPLETION, INFILL, MESSAGES, OLLAMA_CHAT, OLLAMA_TEXT)
 _OLLAMA = "0.12.0"  # whose API below /api is spoken here
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -74,19 +75,12 @@ def make_app(
             Route("/openapi.json", partial(_openapi, service)),
             Route("/v1/models", partial(_list_models, service)),
             Route("/v1/models/{name:path}", partial(_model, service)),
-            Route("/v1/chat/completions", Endpoint(service, ChatAnswer), methods=["POST"]),
-            Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
+            *(Route(each.path, Endpoint(service, each), methods=["POST"]) for each in DIALECTS),
             *stored_routes(service),
-            Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
-            Route("/completion", Endpoint(service, LlamaCompletion), methods=["POST"]),
-            Route("/infill", Endpoint(service, LlamaInfill), methods=["POST"]),
-            Route("/v1/messages", Endpoint(service, Messages), methods=["POST"]),
             Route("/api/version", partial(_version, _OLLAMA)),
             Route("/api/tags", partial(_tags, service)),
             Route("/api/ps", partial(_running, service)),
             Route("/api/show", partial(_show, service), methods=["POST"]),
-            Route("/api/chat", Endpoint(service, OllamaChat), methods=["POST"]),
-            Route("/api/generate", Endpoint(service, OllamaText), methods=["POST"]),
             *encoding_routes(service),
             *tokenizing_routes(service),
             Route("/load", partial(_load, service)),

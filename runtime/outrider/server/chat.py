@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
+from msgspec import UNSET
 
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.reasoning import Thought, split
-from outrider.inputs.tools import ToolCallDelta
-from outrider.inputs.tools.stream import joined
-from outrider.server.answers import AnswerChoices, AnswerHead, finish_reason
 from outrider.server.conversations import Conversations
-from outrider.server.logprobs import chat_logprobs
-from outrider.server.options import AnswerChoice, choices_of_chat
+from outrider.server.dialect import ChoicePiece, Dialect, News, Part, ServedAnswer, ServedChoice, Wanted
+from outrider.server.logprobs import TokenTexts, chat_logprobs
+from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest
 from outrider.server.protocol.responses import (
     ChatChoice,
@@ -24,110 +19,88 @@ from outrider.server.protocol.responses import (
     ChatCompletion,
     ChatLogprobs,
     Delta,
-    FinishReason,
     FunctionCall,
     FunctionPart,
     Message,
+    PromptProgress,
     ServedToolCall,
     ToolCallPart,
 )
-from outrider.server.reader import AnswerReading, Piece, Reader
 from outrider.types import TokenLogprobs
 
 
-class ChatAnswer(AnswerChoices[ChatRequest]):
-    """The answer to a chat."""
-
-    kind = ChatRequest
-    prefix = "chatcmpl-"
-
-    def __init__(self, request: ChatRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request, head, choices)
-        self._reading = reading_of(request, head)
-        self._readers: dict[int, Reader] = {}  # of the choices that are streamed
-
-    @staticmethod
-    def choices(request: ChatRequest, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
-        """The n answers."""
-        return choices_of_chat(request)
-
-    def whole(self, results: Sequence[Result]) -> ChatCompletion:
-        """All choices in one body."""
-        choices = [self._choice(i, result) for i, result in enumerate(results)]
-        return ChatCompletion(choices=choices, **self.head.fields, **self._totals(results))
-
-    def begin(self) -> Iterator[ChatChunk]:
-        """Each choice's first event says whose turn it is."""
-        for i in range(len(self._results)):
-            yield self._event([ChatChunkChoice(i, Delta(role="assistant", content=""))])
-
-    def _choice(self, number: int, result: Result) -> ChatChoice:
-        reader = self._reading.reader(thinks=result.thinks)
-        pieces = reader.read(result.text, result)
-        reasoning, content = split(piece for piece in pieces if not isinstance(piece, ToolCallDelta))
-        _, calls = joined(piece for piece in pieces if isinstance(piece, ToolCallDelta))
-        if calls and reader.is_cut and result.finish_reason == "stop":  # by a stop string
-            calls.pop()
-        made = [ServedToolCall(_new_id(), FunctionCall(call.name, call.arguments)) for call in calls]
-        thoughts: Any = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
-        message = Message(content or None, tool_calls=made, **thoughts) if made else Message(content, **thoughts)
-        reason = _finish_reason(reader, result)
-        tokens, logprobs = self._tokens(result.tokens), self._logprobs(result.logprobs)
-        return ChatChoice(number, message, reason, logprobs, result.seed, **tokens)
-
-    def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[ChatChunk]:
-        logprobs, tokens = self._logprobs(chunk.logprobs), self._tokens(chunk.tokens)
-        for delta in self._deltas(number, chunk) or ([Delta(content="")] if chunk.tokens else []):
-            yield self._event([ChatChunkChoice(number, delta, logprobs=logprobs, **tokens)])
-            logprobs, tokens = None, {}  # they come with the first of these events
-        if result := chunk.result:
-            reason = _finish_reason(self._readers[number], result)
-            yield self._event([ChatChunkChoice(number, Delta(), reason, seed=result.seed)], **last)
-
-    def _deltas(self, number: int, chunk: TextChunk) -> list[Delta]:
-        """What a piece of text adds to the message: text, and calls of functions."""
-        reader = self._readers.get(number)
-        if reader is None:
-            reader = self._readers[number] = self._reading.reader(thinks=chunk.thinks)
-        return [_delta(piece) for piece in reader.read(chunk.text, chunk.result)]
-
-    def _event(self, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
-        return ChatChunk(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)
-
-    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
-        return None if tokens is None else chat_logprobs(tokens, self.head.texts)
+def _to_chat(body: bytes, _: Conversations) -> Wanted:
+    return Wanted(read_request(body, ChatRequest))
 
 
-def _finish_reason(reader: Reader, result: Result) -> FinishReason:
-    """A call that a stop string has cut is none."""
-    reason = finish_reason(result)
-    return "tool_calls" if reason == "stop" and reader.has_called and not reader.is_cut else reason
+def _body(answer: ServedAnswer) -> ChatCompletion:
+    choices = [_choice(answer, said) for said in answer.choices]
+    return ChatCompletion(choices=choices, **answer.head.fields, **answer.totals)
 
 
-def _delta(piece: Piece) -> Delta:
-    if isinstance(piece, Thought):
-        return Delta(reasoning_content=piece.text, reasoning=piece.text)
-    if isinstance(piece, str):
-        return Delta(content=piece)
-    if piece.name is None:
-        return Delta(tool_calls=[ToolCallPart(piece.index, FunctionPart(piece.arguments))])
-    begun = ToolCallPart(piece.index, FunctionPart(piece.arguments, piece.name), _new_id(), "function")
-    return Delta(tool_calls=[begun])
+def _choice(answer: ServedAnswer, said: ServedChoice) -> ChatChoice:
+    result: Any = said.result
+    made = [ServedToolCall(f"call_{call.id}", FunctionCall(call.name, call.text)) for call in said.calls]
+    content, reasoning = said.text, said.thoughts
+    thoughts: Any = {"reasoning_content": reasoning, "reasoning": reasoning} if reasoning else {}
+    message = Message(content or None, tool_calls=made, **thoughts) if made else Message(content, **thoughts)
+    logprobs = _logprobs(result.logprobs, answer.head.texts)
+    return ChatChoice(said.number, message, said.finish_reason, logprobs, result.seed, **answer.tokens(result.tokens))
 
 
-def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[ChatChunk]:
+    """What a piece adds. The first event of a choice says whose turn it is."""
+    number, chunk = step.said.number, step.chunk
+    if step.is_first:
+        yield _chunk(answer, [_empty(number)])
+    more = {"logprobs": _logprobs(chunk.logprobs, answer.head.texts), **answer.tokens(chunk.tokens)}
+    deltas = [delta for news in step.news if (delta := _delta(news))]
+    for delta in deltas or ([Delta(content="")] if chunk.tokens else []):
+        yield _chunk(answer, [ChatChunkChoice(number, delta, **more)])
+        more = {}  # they come with the first of these events
+    if chunk.result:
+        ended = ChatChunkChoice(number, Delta(), step.said.finish_reason, seed=chunk.result.seed)
+        yield _chunk(answer, [ended], **(answer.timings if step.is_last and not answer.wants_usage else {}))
+    if step.is_last and answer.wants_usage:
+        yield _chunk(answer, [], **answer.totals)
 
 
-def reading_of(request: ChatRequest, head: AnswerHead) -> AnswerReading:
-    """How a chat's answers are read."""
-    excluded = request.include_reasoning is False or bool(request.reasoning and request.reasoning.exclude)
-    return AnswerReading(
-        reasoning=head.reasoning_format if request.reasoning_format != "none" else None,
-        calls=head.tool_format if request.tools and request.tool_choice != "none" else None,
-        max_calls=1 if request.parallel_tool_calls is False else None,
-        tools=msgspec.to_builtins(request.tools or []),
-        loose=head.loose_calls,
-        once=request.tool_choice == "required",
-        shows=not excluded,
-    )
+def _empty(number: int) -> ChatChunkChoice:
+    return ChatChunkChoice(number, Delta(role="assistant", content=""))
+
+
+def _progress(answer: ServedAnswer, number: int, progress: PromptProgress) -> ChatChunk:
+    return _chunk(answer, [_empty(number)], prompt_progress=progress)
+
+
+def _chunk(answer: ServedAnswer, choices: Sequence[ChatChunkChoice], **fields: Any) -> ChatChunk:
+    usage = None if answer.wants_usage else UNSET
+    return ChatChunk(choices=list(choices), **{"usage": usage} | answer.head.fields | fields)
+
+
+def _logprobs(tokens: Sequence[TokenLogprobs] | None, texts: TokenTexts) -> ChatLogprobs | None:
+    return None if tokens is None else chat_logprobs(tokens, texts)
+
+
+def _delta(news: News) -> Delta | None:
+    """What news of a part add to the message: text, and calls of functions."""
+    part = news.part
+    if part.kind == "call":
+        return _call(news, part)
+    if news.kind != "grown":
+        return None
+    if part.kind == "thought":
+        return Delta(reasoning_content=news.text, reasoning=news.text)
+    return Delta(content=news.text)
+
+
+def _call(news: News, part: Part) -> Delta | None:
+    if news.kind == "begun":
+        begun = ToolCallPart(part.call_index, FunctionPart("", part.name), f"call_{part.id}", "function")
+        return Delta(tool_calls=[begun])
+    return Delta(tool_calls=[ToolCallPart(part.call_index, FunctionPart(news.text))]) if news.kind == "grown" else None
+
+
+CHAT = Dialect(
+    "/v1/chat/completions", "chatcmpl-", _to_chat, _events, _body, progress=_progress, last="[DONE]"
+)  # fmt: skip

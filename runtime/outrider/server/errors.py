@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from outrider.errors import EngineClosed, OptionError, OutriderError, RequestError, TooLong, one_line
 from outrider.server.protocol.responses import ErrorBody, ErrorResponse
+from outrider.server.protocol.writing import to_json
 
 log = logging.getLogger("outrider.server")
 
@@ -49,7 +50,7 @@ class ApiError(Exception):
 
     def response(self, path: str = "") -> Response:
         """The HTTP response. path: of the request, whose API says the shape."""
-        body = msgspec.json.encode(shaped(self, path))
+        body = to_json(shaped(self, path))
         return Response(body, self.status, self.headers, media_type="application/json")
 
 

@@ -6,18 +6,37 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from outrider.server.errors import ApiError, overloaded
 
 _LONGEST_RETRY = 60  # seconds
 
 
+class QueueEntry:
+    """A request in the queue. count: its places. since: time.monotonic of its admission; None while it waits."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.since: float | None = None
+        self._admitted = asyncio.Event()
+
+    def let_in(self) -> None:
+        """It has its places."""
+        self.since = time.monotonic()
+        self._admitted.set()
+
+    async def admitted(self) -> None:
+        """Wait for the places."""
+        await self._admitted.wait()
+
+
 class Queue:
     """Lets so many answers run at a time, and so many more wait, first come, first served.
 
-        async with queue.places(request.n or 1):
+        with queue.entry(request.n or 1) as entry:      # or an error at once
+            await entry.admitted()
             ...
 
     Belongs to one event loop.
@@ -26,61 +45,56 @@ class Queue:
     def __init__(self, max_running: int, max_waiting: int) -> None:
         self.max_running, self._max_waiting = max_running, max_waiting
         self.running = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[QueueEntry] = deque()
         self._seconds = 1.0  # that a request has held its places, on average
 
     @property
     def waiting(self) -> int:
         """Answers in the queue."""
-        return sum(count for count, _ in self._waiting)
+        return sum(entry.count for entry in self._waiting)
 
-    @asynccontextmanager
-    async def places(self, count: int) -> AsyncIterator[None]:
-        """Wait for `count` places, and hold them in the block.
+    @contextmanager
+    def entry(self, count: int) -> Iterator[QueueEntry]:
+        """A request with `count` answers, which waits for its places, and gives them up at the end of the block.
 
         Raises:
             ApiError: with status 429 when the queue is full, and 400 for more places than there are.
         """
-        await self._enter(count)
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds += 0.2 * (time.monotonic() - began - self._seconds)
-            self._leave(count)
-
-    async def _enter(self, count: int) -> None:
         if count > self.max_running:
             message = f"{count} answers are more than this server generates at a time, {self.max_running}."
             message += " Lower n, or send fewer prompts."
             raise ApiError(400, message, param="n", code="invalid_value")
+        entry = QueueEntry(count)
         if not self._waiting and self.running + count <= self.max_running:
-            self.running += count
-            return
-        if self.waiting + count > self._max_waiting:
+            self._let_in(entry)
+        elif self.waiting + count > self._max_waiting:
             raise overloaded(self._retry_after)
-        place = (count, asyncio.get_running_loop().create_future())
-        self._waiting.append(place)
+        else:
+            self._waiting.append(entry)
         try:
-            await place[1]
-        except asyncio.CancelledError:
-            if not place[1].cancelled():  # it was admitted at the same time
-                self._leave(count)
-            elif place in self._waiting:
-                self._waiting.remove(place)
-                self._admit()  # a smaller request after it may fit
-            raise
+            yield entry
+        finally:
+            if entry.since is not None:
+                self._seconds += 0.2 * (time.monotonic() - entry.since - self._seconds)
+                self.running -= count
+            else:
+                self._waiting.remove(entry)
+            self._admit()  # a smaller request after it may fit
 
-    def _leave(self, count: int) -> None:
-        self.running -= count
-        self._admit()
+    @asynccontextmanager
+    async def places(self, count: int) -> AsyncIterator[None]:
+        """Wait for `count` places, and hold them in the block. Raises as `entry`."""
+        with self.entry(count) as entry:
+            await entry.admitted()
+            yield
 
     def _admit(self) -> None:
-        while self._waiting and self.running + self._waiting[0][0] <= self.max_running:
-            count, admitted = self._waiting.popleft()
-            if not admitted.cancelled():
-                self.running += count
-                admitted.set_result(None)
+        while self._waiting and self.running + self._waiting[0].count <= self.max_running:
+            self._let_in(self._waiting.popleft())
+
+    def _let_in(self, entry: QueueEntry) -> None:
+        self.running += entry.count
+        entry.let_in()
 
     @property
     def _retry_after(self) -> int:

@@ -8,19 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from outrider.decoding.results import AnswerToken, Result, TextChunk
-from outrider.server.answers import AnswerHead, ServedAnswer, WrappedRequest
+from outrider.decoding.results import AnswerToken, Result
 from outrider.server.conversations import Conversations
+from outrider.server.dialect import ChoicePiece, Dialect, ServedAnswer, ServedChoice, Wanted, choices_of
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
-from outrider.server.options import AnswerChoice, choices_of_completion
+from outrider.server.options import AnswerChoice
 from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.reading import as_text, read_fields, read_object
 from outrider.server.protocol.requests import CompletionRequest
+from outrider.server.protocol.responses import PromptProgress
 from outrider.server.usage import timings_of
 
 # Samplers that do not change which token is the likeliest; penalties are options of their own.
@@ -64,122 +65,102 @@ class Limit:
         return text
 
 
-class LlamaCompletion(ServedAnswer[CompletionRequest]):
-    """The answers to /completion: one, or a list for several prompts."""
-
-    kind = CompletionRequest
-    prefix = "llama-"
-    last = ""
-    fills_in: ClassVar[bool] = False
-
-    def __init__(self, request: Any, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request.own, head, choices)
-        self._asked: Mapping[str, Any] = request.others
-        self._choices = choices
-
-    @classmethod
-    def read(cls, body: bytes) -> Any:
-        """The completion that a body asks for."""
-        return cls._read(read_object(body))
-
-    @classmethod
-    def _read(cls, fields: dict[str, Any]) -> WrappedRequest[CompletionRequest]:
-        others = {name: fields.pop(name, None) for name in _OWN}
-        for name in ("n_probs", "logprobs"):
-            if fields.pop(name, None):
-                message = f"'{name}' is not supported here. Send logprobs to /v1/completions."
-                raise ApiError(400, message, param=name, code="unsupported_field")
-        if "n_cmpl" in fields:
-            fields["n"] = fields.pop("n_cmpl")
-        fields["prompt"] = _prompt(fields.get("prompt", "" if cls.fills_in else None))
-        _check_samplers(fields)
-        return WrappedRequest(read_fields(fields, CompletionRequest), others)
-
-    @staticmethod
-    def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
-        """The answers to each prompt."""
-        milliseconds, indent = (_number(request.others, name) for name in ("t_max_predict_ms", "n_indent"))
-        if indent > 0 and request.stream:
-            message = "n_indent is not supported in a stream. Set stream to false, or leave it out."
-            raise ApiError(400, message, param="n_indent", code="unsupported_field")
-        choices = choices_of_completion(request.own)
-        if milliseconds <= 0 and indent <= 0:
-            return choices
-        return [replace(choice, limit=Limit(milliseconds, int(indent))) for choice in choices]
-
-    def whole(self, results: Sequence[Result]) -> Any:
-        """The answer in one body, or a list of them."""
-        bodies = [self._ended(i, result, result.text) for i, result in enumerate(results)]
-        return bodies[0] if len(bodies) == 1 else bodies
-
-    def begin(self) -> Iterator[Any]:
-        """Nothing comes before the text."""
-        yield from ()
-
-    def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:
-        """What a piece adds."""
-        if chunk.text or chunk.tokens:
-            yield self._piece(number, chunk.text, chunk.tokens)
-        if chunk.result:
-            yield self._ended(number, chunk.result, "")
-
-    def _piece(self, number: int, text: str, tokens: Sequence[AnswerToken]) -> dict[str, Any]:
-        return {"index": number, "content": text, "tokens": [token.token_id for token in tokens], "stop": False}
-
-    def _ended(self, number: int, result: Result, text: str) -> dict[str, Any]:
-        """The last event, or the whole answer."""
-        limit, prompt = self._choices[number].limit, self._choices[number].prompt
-        stats, request = result.stats, self.request
-        text = limit.cut(text) if limit else text
-        tokens = result.tokens if self._asked["return_tokens"] and not request.stream else []
-        kind = "word" if result.stop_string else "eos"
-        kind = kind if result.finish_reason == "stop" else "limit"
-        made = self._piece(number, text, tokens) | {
-            "id_slot": 0,
-            "stop": True,
-            "model": self.head.model,
-            "tokens_predicted": stats.num_generated_tokens,
-            "tokens_evaluated": stats.num_prompt_tokens,
-            "tokens_cached": stats.num_prompt_tokens + stats.num_generated_tokens,
-            "generation_settings": _settings(request) | {"seed": result.seed},
-            "prompt": self._shown(prompt),
-            "has_new_line": "\n" in result.text,
-            "truncated": False,  # a prompt that does not fit is refused
-            "stop_type": kind,
-            "stopping_word": result.stop_string or "",
-            "timings": msgspec.to_builtins(timings_of([stats])),
-        }
-        return _only(made, self._asked["response_fields"])
-
-    def _shown(self, prompt: Any) -> str:
-        if isinstance(prompt, Infill):
-            return prompt.before
-        return prompt if isinstance(prompt, str) else self.head.texts.spelled(prompt)
+def _to_chat(body: bytes, _: Conversations) -> Wanted:
+    """The completion that a body of /completion asks for."""
+    return _completion_of(read_object(body))
 
 
-class LlamaInfill(LlamaCompletion):
-    """The answer to /infill: what is between a prefix and a suffix."""
+def _completion_of(fields: dict[str, Any]) -> Wanted:
+    others = {name: fields.pop(name, None) for name in _OWN}
+    for name in ("n_probs", "logprobs"):
+        if fields.pop(name, None):
+            message = f"'{name}' is not supported here. Send logprobs to /v1/completions."
+            raise ApiError(400, message, param=name, code="unsupported_field")
+    if "n_cmpl" in fields:
+        fields["n"] = fields.pop("n_cmpl")
+    fields["prompt"] = _prompt(fields.get("prompt"))
+    _check_samplers(fields)
+    return Wanted(read_fields(fields, CompletionRequest), others)
 
-    fills_in = True
 
-    @classmethod
-    def read(cls, body: bytes) -> Any:
-        """The completion that a body asks for."""
-        fields = read_object(body)
-        given = {name: fields.pop(name, None) for name in ("input_prefix", "input_suffix", "input_extra")}
-        before, after = (as_text(given[name] or "", name) for name in ("input_prefix", "input_suffix"))
-        files = _files(given["input_extra"] or [])
-        asked = cls._read(fields)
-        if not isinstance(asked.own.prompt, str):
-            raise ApiError(400, "The prompt of /infill is not a text.", param="prompt", code="invalid_type")
-        infill = Infill(before, after, begun=asked.own.prompt, files=files, field="input_suffix")
-        return WrappedRequest(asked.own, {**asked.others, "infill": infill})
+def _infill_to_chat(body: bytes, _: Conversations) -> Wanted:
+    """The completion that a body of /infill asks for: what is between a prefix and a suffix."""
+    fields = read_object(body)
+    given = {name: fields.pop(name, None) for name in ("input_prefix", "input_suffix", "input_extra")}
+    before, after = (as_text(given[name] or "", name) for name in ("input_prefix", "input_suffix"))
+    files = _files(given["input_extra"] or [])
+    wanted = _completion_of({"prompt": "", **fields})
+    prompt = wanted.request.prompt if isinstance(wanted.request, CompletionRequest) else ""
+    if not isinstance(prompt, str):
+        raise ApiError(400, "The prompt of /infill is not a text.", param="prompt", code="invalid_type")
+    infill = Infill(before, after, begun=prompt, files=files, field="input_suffix")
+    return replace(wanted, own={**wanted.own, "infill": infill})
 
-    @staticmethod
-    def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:
-        """The one answer."""
-        made = LlamaCompletion.choices(request, conversations)
-        return [replace(choice, prompt=request.others["infill"]) for choice in made]
+
+def _choices(wanted: Wanted) -> list[AnswerChoice]:
+    """The answers to each prompt."""
+    milliseconds, indent = (_number(wanted.own, name) for name in ("t_max_predict_ms", "n_indent"))
+    if indent > 0 and wanted.request.stream:
+        message = "n_indent is not supported in a stream. Set stream to false, or leave it out."
+        raise ApiError(400, message, param="n_indent", code="unsupported_field")
+    choices = choices_of(wanted)
+    if (infill := wanted.own.get("infill")) is not None:
+        choices = [replace(choice, prompt=infill) for choice in choices]
+    if milliseconds <= 0 and indent <= 0:
+        return choices
+    return [replace(choice, limit=Limit(milliseconds, int(indent))) for choice in choices]
+
+
+def _body(answer: ServedAnswer) -> Any:
+    """The answer in one body, or a list of them for several prompts."""
+    bodies = [_ended(answer, said, said.result, said.result.text) for said in answer.choices if said.result]
+    return bodies[0] if len(bodies) == 1 else bodies
+
+
+def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]:
+    said, chunk = step.said, step.chunk
+    if chunk.text or chunk.tokens:
+        yield _piece(said.number, chunk.text, chunk.tokens)
+    if chunk.result:
+        yield _ended(answer, said, chunk.result, "")
+
+
+def _progress(_: ServedAnswer, number: int, progress: PromptProgress) -> dict[str, Any]:
+    return _piece(number, "", ()) | {"prompt_progress": progress}
+
+
+def _piece(number: int, text: str, tokens: Sequence[AnswerToken]) -> dict[str, Any]:
+    return {"index": number, "content": text, "tokens": [token.token_id for token in tokens], "stop": False}
+
+
+def _ended(answer: ServedAnswer, said: ServedChoice, result: Result, text: str) -> dict[str, Any]:
+    """The last event, or the whole answer."""
+    limit, prompt = said.choice.limit, said.choice.prompt
+    stats, request, own = result.stats, answer.request, answer.own
+    tokens = result.tokens if own["return_tokens"] and not request.stream else []
+    kind = "word" if result.stop_string else "eos"
+    made = _piece(said.number, limit.cut(text) if limit else text, tokens) | {
+        "id_slot": 0,
+        "stop": True,
+        "model": answer.head.model,
+        "tokens_predicted": stats.num_generated_tokens,
+        "tokens_evaluated": stats.num_prompt_tokens,
+        "tokens_cached": stats.num_prompt_tokens + stats.num_generated_tokens,
+        "generation_settings": _settings(request) | {"seed": result.seed},
+        "prompt": _shown(prompt, answer),
+        "has_new_line": "\n" in result.text,
+        "truncated": False,  # a prompt that does not fit is refused
+        "stop_type": kind if result.finish_reason == "stop" else "limit",
+        "stopping_word": result.stop_string or "",
+        "timings": msgspec.to_builtins(timings_of([stats])),
+    }
+    return _only(made, own["response_fields"])
+
+
+def _shown(prompt: Any, answer: ServedAnswer) -> str:
+    if isinstance(prompt, Infill):
+        return prompt.before
+    return prompt if isinstance(prompt, str) else answer.head.texts.spelled(prompt)
 
 
 def _prompt(prompt: Any) -> Any:
@@ -241,3 +222,7 @@ def _only(body: dict[str, Any], names: Any) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     return found
+
+
+COMPLETION = Dialect("/completion", "llama-", _to_chat, _events, _body, progress=_progress, choices=_choices)
+INFILL = replace(COMPLETION, path="/infill", to_chat=_infill_to_chat)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.reasoning import Thought
-from outrider.server.answers import AnswerHead, SingleAnswer
-from outrider.server.chat import reading_of
+from outrider.decoding.results import Result
 from outrider.server.conversations import Conversations
+from outrider.server.dialect import ChoicePiece, Dialect, News, Part, ServedAnswer, ServedChoice, Wanted, first_choice
 from outrider.server.errors import ApiError, in_anthropic_s_words
-from outrider.server.options import BETWEEN_PARTS, AnswerChoice, choices_of_chat
+from outrider.server.options import BETWEEN_PARTS
 from outrider.server.protocol.loose import IGNORED
 from outrider.server.protocol.messages import (
     DocumentBlock,
@@ -33,8 +30,6 @@ from outrider.server.protocol.messages import (
 )
 from outrider.server.protocol.reading import as_request, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, TextPart
-from outrider.server.reader import Piece
-from outrider.server.usage import timings_of
 
 # Blocks of hosted tools, of which there are none here.
 _HOSTED = re.compile("server_tool_use|mcp_tool_use|container_upload|(?:.+_)?tool_result$")
@@ -177,116 +172,88 @@ def _url(source: MediaSource) -> str:
     return source.url or f"data:{source.media_type or 'image/png'};base64,{source.data or ''}"
 
 
-class Messages(SingleAnswer[ChatRequest]):
-    """The answer to a chat, as a message of blocks."""
+def _to_chat(body: bytes, _: Conversations) -> Wanted:
+    return Wanted(read_messages(body))
 
-    kind = ChatRequest
-    prefix = "msg_"
 
-    def __init__(self, request: ChatRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        super().__init__(request, head, choices, reading_of(request, head))
-        self._content: list[dict[str, Any]] = []  # the last one may grow still
-        self._has_begun = False
+def _begin(answer: ServedAnswer) -> Iterator[MessageEvent]:
+    """How many of the prompt's tokens were in the prefix cache is said at the end."""
+    usage = _usage(answer.head.num_prompt_tokens, 0, 0)
+    begun = MessageObject(id=answer.head.id, model=answer.head.model, content=[], usage=usage)
+    yield MessageEvent(type="message_start", message=begun)
 
-    @classmethod
-    def read(cls, body: bytes) -> ChatRequest:
-        """The chat that a body asks for."""
-        return read_messages(body)
 
-    @staticmethod
-    def choices(request: ChatRequest, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
-        """The one answer."""
-        return choices_of_chat(request)[:1]
+def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[MessageEvent]:
+    for news in step.news:
+        yield _of_news(news)
+    if step.chunk.result:
+        whole = _message(answer, [])
+        ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
+        yield MessageEvent(type="message_delta", delta=ended, usage=whole.usage)
+        yield MessageEvent(type="message_stop")
 
-    def whole(self, results: Sequence[Result]) -> MessageObject:
-        """The answer in one body."""
-        result = results[0]
-        for _ in self._read(result.text, result, thinks=result.thinks):
-            pass
-        content = [block | {"input": _input(block["input"])} if "input" in block else block for block in self._content]
-        return self._message(content, result, timings=timings_of([result.stats]))
 
-    def begin(self) -> Iterator[MessageEvent]:
-        """Nothing comes before the prompt's tokens are counted, with the first piece."""
-        return iter(())
+# Of a kind of part: the type of its deltas, and their key.
+_DELTAS = {
+    "thought": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
-    def events(self, number: int, chunk: TextChunk) -> Iterator[MessageEvent]:  # noqa: ARG002
-        """What a piece adds."""
-        if not self._has_begun:
-            self._has_begun = True
-            usage = _usage(chunk.stats.num_prompt_tokens, chunk.stats.num_cached_tokens, 0)
-            begun = MessageObject(id=self.head.id, model=self.head.model, content=[], usage=usage)
-            yield MessageEvent(type="message_start", message=begun)
-        yield from self._read(chunk.text, chunk.result, thinks=chunk.thinks)
-        if result := chunk.result:
-            whole = self._message([], result)
-            ended = {"stop_reason": whole.stop_reason, "stop_sequence": whole.stop_sequence}
-            yield MessageEvent(type="message_delta", delta=ended, usage=whole.usage)
-            yield MessageEvent(type="message_stop")
 
-    def failure(self, error: ApiError) -> MessageEvent:
-        """The event that ends a stream which fails."""
-        return MessageEvent(type="error", error=in_anthropic_s_words(error))
+def _of_news(news: News) -> MessageEvent:
+    """The event of a part, which is a block of the content."""
+    part, index = news.part, news.part.index
+    if news.kind == "begun":
+        return MessageEvent(type="content_block_start", index=index, content_block=_block(part))
+    if news.kind == "ended":
+        return MessageEvent(type="content_block_stop", index=index)
+    kind, key = _DELTAS[part.kind]
+    return MessageEvent(type="content_block_delta", index=index, delta={"type": kind, key: news.text})
 
-    def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[MessageEvent]:
-        for piece in self._pieces(text, result, thinks=thinks):
-            yield from self._add(piece)
-        if result:
-            if not self._content:
-                yield from self._begin({"type": "text", "text": ""})
-            yield from self._end()
 
-    def _add(self, piece: Piece) -> Iterator[MessageEvent]:
-        if isinstance(piece, Thought):
-            yield from self._grow("thinking", "thinking", piece.text, "thinking_delta", "thinking")
-        elif isinstance(piece, str):
-            yield from self._grow("text", "text", piece, "text_delta", "text")
-        else:
-            if piece.name is not None:
-                call = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": piece.name, "input": ""}
-                yield from self._begin(call)
-            if piece.arguments:
-                yield from self._grow("tool_use", "input", piece.arguments, "input_json_delta", "partial_json")
+def _block(part: Part) -> dict[str, Any]:
+    """A part as a block; the arguments of a call that has begun are an empty object."""
+    if part.kind == "thought":
+        return {"type": "thinking", "thinking": part.text, "signature": ""}
+    if part.kind == "text":
+        return {"type": "text", "text": part.text}
+    return {"type": "tool_use", "id": f"toolu_{part.id}", "name": part.name, "input": _input(part.text)}
 
-    def _grow(self, kind: str, key: str, text: str, delta: str, name: str) -> Iterator[MessageEvent]:
-        """Add text to the last block, which is begun if it is of another kind."""
-        if not self._content or self._content[-1]["type"] != kind:
-            signature = {"signature": ""} if kind == "thinking" else {}
-            yield from self._begin({"type": kind, key: "", **signature})
-        self._content[-1][key] += text
-        yield self._of_block("content_block_delta", delta={"type": delta, name: text})
 
-    def _begin(self, block: dict[str, Any]) -> Iterator[MessageEvent]:
-        yield from self._end()
-        self._content.append(block)
-        shown = block | ({"input": {}} if "input" in block else {})
-        yield self._of_block("content_block_start", content_block=shown)
+def _body(answer: ServedAnswer) -> MessageObject:
+    (said,) = answer.choices
+    return _message(answer, [_block(part) for part in said.parts], **answer.timings)
 
-    def _end(self) -> Iterator[MessageEvent]:
-        if self._content:
-            yield self._of_block("content_block_stop")
 
-    def _of_block(self, kind: Any, **fields: Any) -> MessageEvent:
-        return MessageEvent(type=kind, index=len(self._content) - 1, **fields)
+def _message(answer: ServedAnswer, content: list[dict[str, Any]], **more: Any) -> MessageObject:
+    (said,), (result,) = answer.choices, answer.results
+    stats = result.stats
+    return MessageObject(
+        id=answer.head.id,
+        model=answer.head.model,
+        content=content,
+        usage=_usage(stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens),
+        stop_reason=_stop_reason(said, result),
+        stop_sequence=result.stop_string,
+        **more,
+    )
 
-    def _message(self, content: list[dict[str, Any]], result: Result, **more: Any) -> MessageObject:
-        stats = result.stats
-        return MessageObject(
-            id=self.head.id,
-            model=self.head.model,
-            content=content,
-            usage=_usage(stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_generated_tokens),
-            stop_reason=self._stop_reason(result),
-            stop_sequence=result.stop_string,
-            **more,
-        )
 
-    def _stop_reason(self, result: Result) -> StopReason:
-        if result.stop_string is not None:
-            return "stop_sequence"
-        if result.finish_reason == "length":
-            return "max_tokens"
-        return "tool_use" if self._reader is not None and self._reader.has_called else "end_turn"
+def _stop_reason(said: ServedChoice, result: Result) -> StopReason:
+    if result.stop_string is not None:
+        return "stop_sequence"
+    if result.finish_reason == "length":
+        return "max_tokens"
+    return "tool_use" if said.has_called else "end_turn"
+
+
+def _ping(_: str) -> MessageEvent:
+    return MessageEvent(type="ping")
+
+
+def _failure(error: ApiError, _: int) -> MessageEvent:
+    return MessageEvent(type="error", error=in_anthropic_s_words(error))
 
 
 def _usage(num_prompt: int, num_cached: int, num_generated: int) -> MessageUsage:
@@ -299,3 +266,8 @@ def _input(written: str) -> Any:
         return msgspec.json.decode(written)
     except msgspec.DecodeError:
         return {}
+
+
+MESSAGES = Dialect(
+    "/v1/messages", "msg_", _to_chat, _events, _body, begin=_begin, failure=_failure, ping=_ping, choices=first_choice
+)  # fmt: skip

@@ -15,7 +15,7 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 _REST = 0.5  # seconds
 # Counters: name, meaning, and the field of `Stats` that they add up.
 _COUNTERS = (
-    ("prompt_tokens", "Prompt tokens.", "num_prompt_tokens"),
+    ("prompt_tokens", "Prompt tokens, as they are read or found in the prefix cache.", "num_read_tokens"),
     ("generation_tokens", "Generated tokens.", "num_generated_tokens"),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "num_prompt_tokens"),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", "num_cached_tokens"),
@@ -40,6 +40,7 @@ class Metrics:
         self.running = self._gauge("num_requests_running", "Answers being generated.")
         self.waiting = self._gauge("num_requests_waiting", "Answers that wait in the queue.")
         self.cache_use = self._gauge("kv_cache_usage_perc", "Fraction of the KV cache that running requests use.")
+        self.unread = self._gauge("num_prompt_tokens_unread", "Tokens of running prompts that are yet to be read.")
         self.counters = [(self._counter(name, what), field) for name, what, field in _COUNTERS]
         self.accepted = self._counter(
             "spec_decode_num_accepted_tokens_per_pos",
@@ -62,6 +63,7 @@ class Metrics:
             for each in (
                 self.running,
                 self.waiting,
+                self.unread,
                 self.cache_use,
                 *(counter for counter, _ in self.counters),
                 *histograms,
@@ -96,13 +98,19 @@ class Meter:
         self._accepted: list[int] = []
         self._stats: Stats | None = None  # what is not counted yet
         self._read = 0.0
+        self._unread = 0
+        self._has_begun = False  # there is a token
         metrics.running.labels(model).inc()
 
     def read(self, chunk: TextChunk) -> None:
         """Count what a piece of the answer adds."""
         metrics, model, stats = self._metrics, self._model, chunk.stats
         now, self._stats = time.monotonic(), stats
-        if not any(self._counted):
+        if chunk.is_progress:
+            self._count(stats)
+            return
+        if not self._has_begun:
+            self._has_begun = True
             metrics.first_token.labels(model).observe(now - self._began - stats.decode_seconds)
             metrics.prompts.labels(model).observe(stats.num_prompt_tokens)
         elif not chunk.result and now - self._read < _REST:
@@ -125,14 +133,20 @@ class Meter:
             now = getattr(stats, field)
             counter.labels(model).inc(now - self._counted[i])
             self._counted[i] = now
+        self._set_unread(stats.num_prompt_tokens - stats.num_read_tokens)
         accepted = [*stats.num_accepted_tokens_per_position]
         self._accepted += [0] * (len(accepted) - len(self._accepted))
         for position, now in enumerate(accepted):
             metrics.accepted.labels(model, str(position)).inc(now - self._accepted[position])
         self._accepted = accepted
 
+    def _set_unread(self, num_tokens: int) -> None:
+        self._metrics.unread.labels(self._model).inc(num_tokens - self._unread)
+        self._unread = num_tokens
+
     def close(self) -> None:
         """The answer has ended, in whatever way."""
         if self._stats is not None:
             self._count(self._stats)
+        self._set_unread(0)
         self._metrics.running.labels(self._model).dec()

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.reasoning import Thought
+from outrider.decoding.results import Result
 from outrider.inputs.vision.images import from_base64
-from outrider.server.answers import AnswerHead, SingleAnswer
-from outrider.server.chat import reading_of
 from outrider.server.conversations import Conversations
+from outrider.server.dialect import ChoicePiece, Dialect, News, Part, ServedAnswer, Wanted, first_choice
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.models import Model
-from outrider.server.options import AnswerChoice, choices_of_chat, choices_of_completion
 from outrider.server.protocol.reading import as_request, as_text, read_fields, read_object
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest, LoadRequest
-from outrider.server.reader import AnswerReading, Piece
 from outrider.server.text_encoders import TextEncoder
 from outrider.types import TokenLogprobs
 
@@ -109,147 +106,129 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-class OllamaChat(SingleAnswer[Any]):
-    """The answer to /api/chat, as lines of JSON."""
-
-    kind = ChatRequest
-    prefix = "ollama-"
-    lines = True
-
-    def __init__(self, request: Any, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        reading = reading_of(request, head) if isinstance(request, ChatRequest) else AnswerReading()
-        super().__init__(request, head, choices, reading)
-        self._call: dict[str, Any] | None = None  # one whose arguments are coming
-
-    @classmethod
-    def read(cls, body: bytes) -> Any:
-        """The chat that a body asks for."""
-        fields, made = _read(body, _CHAT)
-        if "unload" in made:
-            return as_request(made, LoadRequest)
-        messages = fields.get("messages")
-        turns = [_turn(message, i) for i, message in enumerate(messages)] if isinstance(messages, list) else messages
-        return read_fields(made | {"messages": turns, "tools": fields.get("tools")}, ChatRequest)
-
-    @staticmethod
-    def loaded(request: LoadRequest, name: str) -> Any:
-        """What Ollama answers to a request without a prompt."""
-        return {
-            "model": name, "created_at": _now(), "message": {"role": "assistant", "content": ""}, "response": "",
-            "done": True, "done_reason": "unload" if request.unload else "load",
-        }  # fmt: skip
-
-    @staticmethod
-    def choices(request: Any, conversations: Conversations) -> list[AnswerChoice]:  # noqa: ARG004
-        """The one answer."""
-        if isinstance(request, ChatRequest):
-            return choices_of_chat(request)[:1]
-        return choices_of_completion(request)[:1]
-
-    def whole(self, results: Sequence[Result]) -> Any:
-        """The answer in one body."""
-        result = results[0]
-        said = [self._shown(piece) for piece in self._whole_pieces(result.text, result, thinks=result.thinks)]
-        message: dict[str, Any] = {"role": "assistant", "content": ""}
-        for part in filter(None, said):
-            for key, value in part.items():
-                message[key] = message.get(key, type(value)()) + value
-        return self._body(message) | self._ended(result) | self._logprobs(result.logprobs)
-
-    def begin(self) -> Iterator[Any]:
-        """Nothing comes before the text."""
-        return iter(())
-
-    def events(self, number: int, chunk: TextChunk) -> Iterator[Any]:  # noqa: ARG002
-        """What a piece adds."""
-        logprobs = self._logprobs(chunk.logprobs)
-        shown = [self._shown(piece) for piece in self._whole_pieces(chunk.text, chunk.result, thinks=chunk.thinks)]
-        for part in [each for each in shown if each] or ([{}] if logprobs else []):
-            yield self._body({"role": "assistant", "content": "", **part}) | {"done": False} | logprobs
-            logprobs = {}  # they come with the first of these lines
-        if chunk.result:
-            yield self._body({"role": "assistant", "content": ""}) | self._ended(chunk.result)
-
-    def failure(self, error: ApiError) -> Any:
-        """The line that ends a stream which fails."""
-        return {"error": error.body.error.message}
-
-    def _whole_pieces(self, text: str, result: Result | None, *, thinks: bool) -> list[Piece | dict[str, Any]]:
-        """What comes next; calls are given out when they are complete."""
-        made: list[Piece | dict[str, Any]] = []
-        for piece in self._pieces(text, result, thinks=thinks):
-            if isinstance(piece, Thought | str):
-                made += [*self._whole_call(), piece]
-            elif piece.name is not None:
-                made += self._whole_call()
-                self._call = {"name": piece.name, "arguments": piece.arguments}
-            elif self._call is not None:
-                self._call["arguments"] += piece.arguments
-        return made + (self._whole_call() if result else [])
-
-    def _whole_call(self) -> list[dict[str, Any]]:
-        call, self._call = self._call, None
-        if call is None:
-            return []
-        try:
-            return [{"function": call | {"arguments": msgspec.json.decode(call["arguments"] or "{}")}}]
-        except msgspec.DecodeError:
-            return []  # it was cut
-
-    def _shown(self, piece: Any) -> dict[str, Any]:
-        if isinstance(piece, Thought):
-            return {"thinking": piece.text}
-        return {"content": piece} if isinstance(piece, str) else {"tool_calls": [piece]}
-
-    def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        return {"logprobs": chat_logprobs(tokens, self.head.texts).content} if tokens else {}
-
-    def _body(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"model": self.head.model, "created_at": _now(), "message": message}
-
-    def _ended(self, result: Result) -> dict[str, Any]:
-        stats = result.stats
-        prompt, answer = int(stats.time_to_first_token * 1e9), int(stats.decode_seconds * 1e9)
-        return {
-            "done": True,
-            "done_reason": "length" if result.finish_reason == "length" else "stop",
-            "total_duration": prompt + answer,
-            "load_duration": 0,
-            "prompt_eval_count": stats.num_prompt_tokens,
-            "prompt_eval_duration": prompt,
-            "eval_count": stats.num_generated_tokens,
-            "eval_duration": answer,
-        }
+def _to_chat(body: bytes, _: Conversations) -> Wanted:
+    """What a body of /api/chat asks for."""
+    fields, made = _read(body, _CHAT)
+    if "unload" in made:
+        return Wanted(as_request(made, LoadRequest))
+    messages = fields.get("messages")
+    turns = [_turn(message, i) for i, message in enumerate(messages)] if isinstance(messages, list) else messages
+    return Wanted(read_fields(made | {"messages": turns, "tools": fields.get("tools")}, ChatRequest))
 
 
-class OllamaText(OllamaChat):
-    """The answer to /api/generate: to a prompt through the chat template, or without it if it is raw."""
+def _text_to_chat(body: bytes, _: Conversations) -> Wanted:
+    """What a body of /api/generate asks for: a chat of its prompt, or a completion if it is raw."""
+    fields, made = _read(body, _TEXT)
+    if "unload" in made:
+        return Wanted(as_request(made, LoadRequest))
+    if fields.get("template"):
+        message = "'template' is not supported: the model's own is used. Leave it out, or set raw to true."
+        raise ApiError(400, message, param="template", code="unsupported_field")
+    prompt = as_text(fields.get("prompt") or "", "prompt")
+    if fields.get("raw") or fields.get("suffix"):
+        made.pop("enable_thinking", None)
+        made.pop("reasoning_effort", None)
+        if made.get("logprobs"):
+            made["logprobs"] = made.pop("top_logprobs", 0)
+        return Wanted(read_fields(made | {"prompt": prompt, "suffix": fields.get("suffix")}, CompletionRequest))
+    system = fields.get("system")
+    content = _parts(prompt, fields["images"], "images") if fields.get("images") else prompt
+    turns = [{"role": "system", "content": system}] if system else []
+    return Wanted(read_fields(made | {"messages": [*turns, {"role": "user", "content": content}]}, ChatRequest))
 
-    @classmethod
-    def read(cls, body: bytes) -> Any:
-        """The chat or the completion that a body asks for."""
-        fields, made = _read(body, _TEXT)
-        if "unload" in made:
-            return as_request(made, LoadRequest)
-        if fields.get("template"):
-            message = "'template' is not supported: the model's own is used. Leave it out, or set raw to true."
-            raise ApiError(400, message, param="template", code="unsupported_field")
-        prompt = as_text(fields.get("prompt") or "", "prompt")
-        if fields.get("raw") or fields.get("suffix"):
-            made.pop("enable_thinking", None)
-            made.pop("reasoning_effort", None)
-            if made.get("logprobs"):
-                made["logprobs"] = made.pop("top_logprobs", 0)
-            return read_fields(made | {"prompt": prompt, "suffix": fields.get("suffix")}, CompletionRequest)
-        system = fields.get("system")
-        content = _parts(prompt, fields["images"], "images") if fields.get("images") else prompt
-        turns = [{"role": "system", "content": system}] if system else []
-        return read_fields(made | {"messages": [*turns, {"role": "user", "content": content}]}, ChatRequest)
 
-    def _body(self, message: dict[str, Any]) -> dict[str, Any]:
-        made = super()._body({}) | {"response": message.get("content", "")}
-        del made["message"]
-        return made | ({"thinking": message["thinking"]} if message.get("thinking") else {})
+def _message(model: str, **said: Any) -> dict[str, Any]:
+    """A line of /api/chat."""
+    return {"model": model, "created_at": _now(), "message": {"role": "assistant", "content": "", **said}}
+
+
+def _response(model: str, content: str = "", thinking: str = "", **_: Any) -> dict[str, Any]:
+    """A line of /api/generate."""
+    thoughts = {"thinking": thinking} if thinking else {}
+    return {"model": model, "created_at": _now(), "response": content, **thoughts}
+
+
+Line: TypeAlias = Callable[..., dict[str, Any]]
+
+
+def _loaded(request: LoadRequest, name: str) -> dict[str, Any]:
+    """What Ollama answers to a request without a prompt."""
+    reason = "unload" if request.unload else "load"
+    return _message(name) | {"response": "", "done": True, "done_reason": reason}
+
+
+def _body(line: Line, answer: ServedAnswer) -> dict[str, Any]:
+    (said,), (result,) = answer.choices, answer.results
+    calls = [call for part in said.parts for call in _call(part)]
+    fields: dict[str, Any] = {"content": said.text, "thinking": said.thoughts, "tool_calls": calls}
+    message = line(answer.head.model, **{name: value for name, value in fields.items() if value})
+    return message | _ended(result) | _logprobs(answer, result.logprobs)
+
+
+def _events(line: Line, answer: ServedAnswer, step: ChoicePiece) -> Iterator[dict[str, Any]]:
+    """What a piece adds; calls are given out when they are complete."""
+    model, logprobs = answer.head.model, _logprobs(answer, step.chunk.logprobs)
+    said = [fields for news in step.news if (fields := _said(news))]
+    for fields in said or ([{}] if logprobs else []):
+        yield line(model, **fields) | {"done": False} | logprobs
+        logprobs = {}  # they come with the first of these lines
+    if step.chunk.result:
+        yield line(model) | _ended(step.chunk.result)
+
+
+def _said(news: News) -> dict[str, Any]:
+    if news.kind == "grown" and news.part.kind != "call":
+        return {"thinking" if news.part.kind == "thought" else "content": news.text}
+    calls = _call(news.part) if news.kind == "ended" else []
+    return {"tool_calls": calls} if calls else {}
+
+
+def _call(part: Part) -> list[dict[str, Any]]:
+    """A call with its arguments as an object; none of one that was cut."""
+    if part.kind != "call":
+        return []
+    try:
+        return [{"function": {"name": part.name, "arguments": msgspec.json.decode(part.text or "{}")}}]
+    except msgspec.DecodeError:
+        return []
+
+
+def _logprobs(answer: ServedAnswer, tokens: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+    return {"logprobs": chat_logprobs(tokens, answer.head.texts).content} if tokens else {}
+
+
+def _ended(result: Result) -> dict[str, Any]:
+    stats = result.stats
+    prompt, answer = int(stats.time_to_first_token * 1e9), int(stats.decode_seconds * 1e9)
+    return {
+        "done": True,
+        "done_reason": "length" if result.finish_reason == "length" else "stop",
+        "total_duration": prompt + answer,
+        "load_duration": 0,
+        "prompt_eval_count": stats.num_prompt_tokens,
+        "prompt_eval_duration": prompt,
+        "eval_count": stats.num_generated_tokens,
+        "eval_duration": answer,
+    }
+
+
+def _ping(line: Line, model: str) -> dict[str, Any]:
+    return line(model) | {"done": False}
+
+
+def _failure(error: ApiError, _: int) -> dict[str, str]:
+    return {"error": error.body.error.message}
+
+
+def _dialect(path: str, to_chat: Callable[[bytes, Conversations], Wanted], line: Line) -> Dialect:
+    return Dialect(
+        path, "ollama-", to_chat, partial(_events, line), partial(_body, line), failure=_failure,
+        ping=partial(_ping, line), choices=first_choice, loaded=_loaded, lines=True,
+    )  # fmt: skip
+
+
+OLLAMA_CHAT = _dialect("/api/chat", _to_chat, _message)
+OLLAMA_TEXT = _dialect("/api/generate", _text_to_chat, _response)
 
 
 def tag_of(model: Model | TextEncoder) -> dict[str, Any]:

@@ -64,6 +64,8 @@ def describe(models: Sequence[str], *, encoders: Mapping[str, Sequence[str]], ne
     parts = next(kind["items"] for kind in message["content"]["anyOf"] if "items" in kind)
     parts["anyOf"].append({"type": "string"})
     message["function_call"] = {"description": "A call from before there were tools."}
+    # Reasoning that is no text is ignored, and numbers are ids, too.
+    message |= {name: {} for name in ("reasoning", "reasoning_content", "thinking", "tool_call_id")}
     for encoding, name in ((EmbeddingRequest, "embedding"), (RerankRequest, "rerank")):
         schemas[encoding.__name__]["properties"]["model"] = {"type": "string", "examples": list(encoders[name])}
     described: dict[str, Any] = {

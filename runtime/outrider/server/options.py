@@ -10,7 +10,6 @@ from outrider.config import without_word
 from outrider.errors import quoted
 from outrider.server.errors import ApiError
 from outrider.server.infill import Infill
-from outrider.server.protocol.items import ResponseRequest, SchemaFormat
 from outrider.server.protocol.requests import (
     MOST_CHOICES,
     SERVED,
@@ -55,7 +54,7 @@ class AnswerLimit(Protocol):
 class AnswerChoice:
     """One answer to generate: a prompt as `Engine.submit` takes it, and its options.
 
-    turns, given: are stored with it. limit: is told its text as it comes, and asked whether it ends there. is_empty:
+    limit: is told its text as it comes, and asked whether it ends there. is_empty:
     whether only the prompt is to be read. echoed: how many of
     the likeliest tokens are wanted in place of each of the prompt's; None: those have no log-probabilities. scored: the
     prompt's tokens, and the log-probabilities of all but the first.
@@ -63,8 +62,6 @@ class AnswerChoice:
 
     prompt: Any
     options: dict[str, Any]
-    turns: Sequence[Any] = ()
-    given: Sequence[Any] = ()
     limit: AnswerLimit | None = None
     is_empty: bool = False
     echoed: int | None = None
@@ -92,7 +89,7 @@ def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
     """
     options = _options(request)
     _set(options, "max_new_tokens", _one_of(request, "max_tokens", "max_completion_tokens"))
-    set_reasoning(options, request)
+    _set_reasoning(options, request)
     if request.reasoning_format == "none":  # all is content
         options.setdefault("stop_in_reasoning", True)
     if request.logprobs:
@@ -106,7 +103,7 @@ def choices_of_chat(request: ChatRequest) -> list[AnswerChoice]:
         options |= _tools(request.tools or [], request.tool_choice)
         _set(options, "parallel_tool_calls", request.parallel_tool_calls)
     messages = [_turn(message, i) for i, message in enumerate(request.messages)]
-    messages = continued(messages, options, request.continue_final_message, request.add_generation_prompt)
+    messages = _continued(messages, options, request.continue_final_message, request.add_generation_prompt)
     return _repeat([(messages, True)], request, options)
 
 
@@ -160,7 +157,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return made
 
 
-def options_of(request: Asked) -> dict[str, Any]:
+def _options_of_all(request: Asked) -> dict[str, Any]:
     """The engine's options that all requests have.
 
     Raises:
@@ -175,18 +172,18 @@ def options_of(request: Asked) -> dict[str, Any]:
 
 
 def _options(request: Generation) -> dict[str, Any]:
-    options = options_of(request)
+    options = _options_of_all(request)
     _set(options, "logprobs_of", request.logprobs_of)
     form = request.response_format
     if isinstance(form, JsonSchema):
-        options["json_schema"] = schema_of(form.json_schema, "response_format.json_schema.schema")
+        options["json_schema"] = _schema_of(form.json_schema, "response_format.json_schema.schema")
     elif isinstance(form, JsonObject):
         named = None if form.schema is None else NamedSchema(form.schema)
-        options["json_schema"] = True if named is None else schema_of(named, "response_format.schema")
+        options["json_schema"] = True if named is None else _schema_of(named, "response_format.schema")
     return options
 
 
-def schema_of(named: NamedSchema | SchemaFormat, place: str) -> Any:
+def _schema_of(named: NamedSchema, place: str) -> Any:
     """A JSON schema that can be followed: what cannot is left out, and listed in the log, unless it is strict.
 
     Raises:
@@ -227,15 +224,12 @@ def _tools(tools: list[Tool], choice: str | ToolChoice | None) -> dict[str, Any]
     return {"tools": described, "tool_choice": chosen}  # write them, and models know them
 
 
-def set_reasoning(options: dict[str, Any], request: ChatRequest | ResponseRequest) -> None:
+def _set_reasoning(options: dict[str, Any], request: ChatRequest) -> None:
     """Add the variables of the chat template that a request names, and its limit of reasoning."""
     variables: dict[str, Any] = {}
-    efforts = [request.reasoning, request.thinking]
-    if isinstance(request, ChatRequest):
-        for name in ("documents", "verbosity", "enable_thinking"):
-            _set(variables, name, getattr(request, name))
-        efforts.insert(0, Effort(request.reasoning_effort))
-    for effort in filter(None, efforts):
+    for name in ("documents", "verbosity", "enable_thinking"):
+        _set(variables, name, getattr(request, name))
+    for effort in filter(None, (Effort(request.reasoning_effort), request.reasoning, request.thinking)):
         _set(variables, "reasoning_effort", effort.effort)
         if effort.enabled is not None or effort.type in ("enabled", "disabled"):
             variables["enable_thinking"] = bool(effort.enabled) or effort.type == "enabled"
@@ -251,7 +245,7 @@ def set_reasoning(options: dict[str, Any], request: ChatRequest | ResponseReques
         options["chat_template_kwargs"] = variables
 
 
-def continued(
+def _continued(
     messages: list[dict[str, Any]], options: dict[str, Any], asked: bool | None, begins: bool | None
 ) -> list[dict[str, Any]]:
     """The messages, the last of which is gone on with if it is the assistant's, as in llama.cpp and Anthropic's API.
@@ -288,7 +282,7 @@ def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
             {
                 "id": call.id or f"call_{place}_{i}",
                 "type": "function",
-                "function": called(call.function.name, call.function.arguments),
+                "function": _called(call.function.name, call.function.arguments),
             }
             for i, call in enumerate(message.tool_calls)
         ]
@@ -304,7 +298,7 @@ def _thoughts(content: str | list[Part] | None) -> str:
     return "".join(each if isinstance(each, str) else _text(each) for each in given)
 
 
-def called(name: str | None, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+def _called(name: str, arguments: str | dict[str, Any] | None) -> dict[str, Any]:
     """A call for the chat template, which writes its arguments as JSON itself; a text that is cut, as it is."""
     given = arguments or {}
     return {"name": name, "arguments": value_of_json(given) if isinstance(given, str) else given}

@@ -21,7 +21,7 @@ class AnswerReading:
     """How a request's answers are read.
 
     reasoning: the model's form; None to leave it in the text. calls: how the model writes calls; None to leave them
-    there. shows: whether the reasoning is part of the answer. loose: whether JSON without a marker may be a call.
+    there. loose: whether JSON without a marker may be a call.
     once: leave out calls that repeat an earlier one, which small models make where calls are required.
     """
 
@@ -29,7 +29,6 @@ class AnswerReading:
     calls: ToolFormat | None = None
     max_calls: int | None = None
     tools: Sequence[Mapping[str, Any]] = ()
-    shows: bool = True
     loose: bool = True
     once: bool = False
 
@@ -67,7 +66,7 @@ class Reader:
         self._calls = (
             reading.calls.stream(reading.max_calls, reading.tools, loose=reading.loose) if reading.calls else None
         )
-        self._shows, self._once = reading.shows, reading.once
+        self._once = reading.once
         self._held: list[ToolCallDelta] = []  # a call that may repeat an earlier one
         self._made: list[ToolCall] = []
         self._num_begun = 0
@@ -98,9 +97,7 @@ class Reader:
     def _read(self, given: Sequence[Thought | str]) -> list[Piece]:
         pieces: list[Piece] = []
         for piece in given:
-            if isinstance(piece, Thought):
-                pieces += [piece] if self._shows else []
-            elif self._calls is None:
+            if isinstance(piece, Thought) or self._calls is None:
                 pieces.append(piece)
             else:
                 pieces += self._found(self._calls.push(piece))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
-from outrider.decoding.results import Result, TextChunk
-from outrider.inputs.reasoning import Thought
-from outrider.server.answers import AnswerHead, SingleAnswer
+from outrider.decoding.results import Result
 from outrider.server.conversations import Conversations
+from outrider.server.dialect import ChoicePiece, Dialect, News, Part, ServedAnswer, ServedChoice, Wanted, first_choice
 from outrider.server.errors import ApiError
-from outrider.server.logprobs import LocatedLogprobs
-from outrider.server.options import BETWEEN_PARTS, AnswerChoice, called, continued, options_of, schema_of, set_reasoning
+from outrider.server.options import BETWEEN_PARTS, AnswerChoice
 from outrider.server.protocol.items import (
     IncompleteDetails,
     InputImagePart,
@@ -35,216 +34,194 @@ from outrider.server.protocol.items import (
     Status,
     listed,
 )
-from outrider.server.protocol.requests import Function, JsonObject
-from outrider.server.protocol.responses import TokenLogprob
-from outrider.server.reader import AnswerReading
-from outrider.server.usage import response_usage_of, timings_of
-from outrider.types import TokenLogprobs
+from outrider.server.protocol.reading import read_request
+from outrider.server.protocol.requests import (
+    Asked,
+    ChatMessage,
+    ChatRequest,
+    Function,
+    FunctionName,
+    JsonSchema,
+    NamedSchema,
+    Tool,
+    ToolChoice,
+)
+from outrider.server.usage import response_usage_of
 
 Output: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
+Turn: TypeAlias = dict[str, Any]
 
-class Responses(SingleAnswer[ResponseRequest]):
-    """The answer to a text or to items: a message, and calls of functions."""
 
-    kind = ResponseRequest
-    prefix = "resp_"
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What an answer repeats and stores of its request."""
 
-    def __init__(self, request: ResponseRequest, head: AnswerHead, choices: Sequence[AnswerChoice]) -> None:
-        tools = _tools(request)
-        reading = AnswerReading(
-            reasoning=head.reasoning_format,
-            calls=head.tool_format if tools and request.tool_choice != "none" else None,
-            max_calls=1 if request.parallel_tool_calls is False else None,
-            tools=tools,
-            loose=head.loose_calls,
-            once=request.tool_choice == "required",
-        )
-        self._hides_thoughts = bool(request.reasoning and request.reasoning.exclude)
-        super().__init__(request, head, choices, reading)
-        self._output: list[Output] = []  # the last one may grow still
-        self._num_events = 0
-        self._turns, self._given = choices[0].turns, choices[0].given
-        self._logprobs = LocatedLogprobs(head.texts, reading.markers(head.texts)) if _wants_logprobs(request) else None
+    request: ResponseRequest
+    turns: Sequence[Turn]  # of the conversation up to the answer, without instructions
+    given: Sequence[dict[str, Any]]  # items of this request's input
 
-    @staticmethod
-    def choices(request: ResponseRequest, conversations: Conversations) -> list[AnswerChoice]:
-        """The one answer."""
-        options = options_of(request) | {"chat_template": True}
-        set_reasoning(options, request)
-        if request.max_output_tokens is not None:
-            options["max_new_tokens"] = request.max_output_tokens
-        if _wants_logprobs(request):
-            options["logprobs"] = request.top_logprobs or 0
-        form = request.text.format if request.text else None
-        if isinstance(form, SchemaFormat):
-            options["json_schema"] = schema_of(form, "text.format.schema")
-        elif isinstance(form, JsonObject):
-            options["json_schema"] = True
-        tools, choice = _tools(request), request.tool_choice or "auto"
-        if tools or request.tool_choice is not None:
-            options |= {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.name}
-            options["parallel_tool_calls"] = request.parallel_tool_calls is not False
-        system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
-        turns, given = _turns(request, conversations)
-        prompt = continued(_with_one_system([*system, *turns]), options, None, None)
-        return [AnswerChoice(prompt, options, turns, given)]
 
-    def whole(self, results: Sequence[Result]) -> ResponseObject:
-        """The answer in one body."""
-        (result,) = results
-        self._locate(result.text, result.logprobs)
-        for _ in self._read(result.text, result, thinks=result.thinks):
-            pass
-        return self._ended(result)
+def to_chat(body: bytes, conversations: Conversations) -> Wanted:
+    """The chat that a body of /v1/responses asks for."""
+    return chat_of_items(read_request(body, ResponseRequest), conversations)
 
-    def begin(self) -> Iterator[ResponseEvent]:
-        """That the answer has begun."""
-        yield self._event("response.created", response=self._response("in_progress"))
-        yield self._event("response.in_progress", response=self._response("in_progress"))
 
-    def events(self, number: int, chunk: TextChunk) -> Iterator[ResponseEvent]:  # noqa: ARG002
-        """What a piece adds."""
-        self._locate(chunk.text, chunk.logprobs)
-        yield from self._read(chunk.text, chunk.result, thinks=chunk.thinks)
-        if chunk.result:
-            response = self._ended(chunk.result)
-            kind = "response.incomplete" if response.status == "incomplete" else "response.completed"
-            yield self._event(kind, response=response)
+def chat_of_items(asked: ResponseRequest, conversations: Conversations) -> Wanted:
+    """The chat that a text or items are, after the stored answer that they follow."""
+    turns, given = _turns(asked, conversations)
+    system = [] if asked.instructions is None else [{"role": "system", "content": asked.instructions}]
+    form: Any = asked.text and asked.text.format
+    if isinstance(form, SchemaFormat):
+        form = JsonSchema(NamedSchema(form.schema, form.name, form.description, form.strict))
+    choice = asked.tool_choice
+    has_logprobs = "message.output_text.logprobs" in (asked.include or ())
+    chat = ChatRequest(
+        **{name: getattr(asked, name) for name in _SHARED},
+        messages=msgspec.convert(_with_one_system([*system, *turns]), list[ChatMessage]),
+        max_tokens=asked.max_output_tokens,
+        response_format=form,
+        tools=[Tool(Function(t.name, t.description, t.parameters, t.strict)) for t in asked.tools or ()] or None,
+        tool_choice=choice if isinstance(choice, str | None) else ToolChoice(FunctionName(choice.name)),
+        logprobs=has_logprobs or None,
+        top_logprobs=asked.top_logprobs if has_logprobs else None,
+    )
+    return Wanted(chat, Items(asked, turns, given))
 
-    def failure(self, error: ApiError) -> ResponseEvent:
-        """The event that ends a stream which fails."""
-        body = error.body.error
-        return self._event("error", code=body.code, message=body.message, param=body.param)
 
-    def _read(self, text: str, result: Result | None, *, thinks: bool) -> Iterator[ResponseEvent]:
-        """Add text to the output. result: with the last of it."""
-        for piece in self._pieces(text, result, thinks=thinks):
-            if isinstance(piece, Thought):
-                self._located(piece.text)
-                if not self._hides_thoughts:
-                    yield from self._add_thought(piece.text)
-            elif isinstance(piece, str):
-                yield from self._add_text(piece)
-            else:
-                if piece.name is not None:
-                    yield from self._begin_call(piece.name)
-                if piece.arguments:
-                    self._located(piece.arguments)
-                    yield from self._add_arguments(piece.arguments)
-        if result:
-            if not self._output or isinstance(self._output[-1], OutputReasoning):
-                yield from self._add_text("")
-            yield from self._end_item(_status(result))
+_SHARED = (*Asked.__struct_fields__, "parallel_tool_calls", "chat_template_kwargs", "reasoning", "thinking")
 
-    def _add_text(self, text: str) -> Iterator[ResponseEvent]:
-        yield from self._begin_parts(OutputMessage, "msg_", OutputText(""))
-        if text:
-            item: Any = self._output[-1]
-            part, logprobs = item.content[0], self._located(text)
-            item.content[0] = OutputText(part.text + text, logprobs=[*part.logprobs, *logprobs])
-            yield self._of_part("response.output_text.delta", delta=text, logprobs=logprobs)
 
-    def _add_thought(self, text: str) -> Iterator[ResponseEvent]:
-        yield from self._begin_parts(OutputReasoning, "rs_", ReasoningText(""))
-        item: Any = self._output[-1]
-        item.content[0] = ReasoningText(item.content[0].text + text)
-        yield self._of_part("response.reasoning_text.delta", delta=text)
+def _begin(answer: ServedAnswer) -> Iterator[ResponseEvent]:
+    yield _event(answer, "response.created", response=_response(answer, "in_progress"))
+    yield _event(answer, "response.in_progress", response=_response(answer, "in_progress"))
 
-    def _begin_parts(self, kind: type[Any], prefix: str, part: OutputText | ReasoningText) -> Iterator[ResponseEvent]:
-        """Begin an item of this kind, with an empty part, unless the last one is of it and grows."""
-        if self._output and isinstance(self._output[-1], kind):
-            return
-        yield from self._end_item("completed")
-        item = kind(_new_id(prefix), "in_progress", [])
-        self._output.append(item)
-        yield self._of_item("response.output_item.added", item=item)
-        item.content.append(part)
-        yield self._of_part("response.content_part.added", part=part)
 
-    def _begin_call(self, name: str) -> Iterator[ResponseEvent]:
-        yield from self._end_item("completed")
-        item = OutputCall(_new_id("fc_"), "in_progress", _new_id("call_"), name, "")
-        self._output.append(item)
-        yield self._of_item("response.output_item.added", item=item)
+def _events(answer: ServedAnswer, step: ChoicePiece) -> Iterator[ResponseEvent]:
+    for news in step.news:
+        yield from _of_news(answer, step.said, news)
+    if step.chunk.result:
+        response = _body(answer)
+        kind = "response.incomplete" if response.status == "incomplete" else "response.completed"
+        yield _event(answer, kind, response=response)
 
-    def _add_arguments(self, text: str) -> Iterator[ResponseEvent]:
-        item: Any = self._output[-1]
-        self._output[-1] = msgspec.structs.replace(item, arguments=item.arguments + text)
-        yield self._of_item("response.function_call_arguments.delta", item_id=item.id, delta=text)
 
-    def _end_item(self, status: Status) -> Iterator[ResponseEvent]:
-        """Complete the item that grows, if there is one."""
-        if not self._output:
-            return
-        item = self._output[-1] = msgspec.structs.replace(self._output[-1], status=status)
-        if isinstance(item, OutputMessage):
-            (part,) = item.content
-            yield self._of_part("response.output_text.done", text=part.text, logprobs=part.logprobs)
-            yield self._of_part("response.content_part.done", part=part)
-        elif isinstance(item, OutputReasoning):
-            yield self._of_part("response.reasoning_text.done", text=item.content[0].text)
-            yield self._of_part("response.content_part.done", part=item.content[0])
+def _of_news(answer: ServedAnswer, said: ServedChoice, news: News) -> Iterator[ResponseEvent]:
+    """The events of a part, which is an item of the output."""
+    part = news.part
+    item = _item(part, _status_of(part, said) if news.kind == "ended" else "in_progress")
+    place = {"output_index": part.index}
+    inner = place | {"item_id": item.id, "content_index": 0}
+    of_call = place | {"item_id": item.id}
+    content = None if isinstance(item, OutputCall) else item.content[0]
+    if news.kind == "begun":
+        begun = item if content is None else msgspec.structs.replace(item, content=[])
+        yield _event(answer, "response.output_item.added", **place, item=begun)
+        if content is not None:
+            yield _event(answer, "response.content_part.added", **inner, part=content)
+    elif news.kind == "grown" and part.kind == "call":
+        yield _event(answer, "response.function_call_arguments.delta", **of_call, delta=news.text)
+    elif news.kind == "grown" and part.kind == "thought":
+        yield _event(answer, "response.reasoning_text.delta", **inner, delta=news.text)
+    elif news.kind == "grown":
+        yield _event(answer, "response.output_text.delta", **inner, delta=news.text, logprobs=[*news.logprobs])
+    else:
+        if content is None:
+            ended = of_call | {"name": part.name, "arguments": part.text}
+            yield _event(answer, "response.function_call_arguments.done", **ended)
+        elif part.kind == "thought":
+            yield _event(answer, "response.reasoning_text.done", **inner, text=part.text)
         else:
-            of_call = {"item_id": item.id, "name": item.name, "arguments": item.arguments}
-            yield self._of_item("response.function_call_arguments.done", **of_call)
-        yield self._of_item("response.output_item.done", item=item)
+            yield _event(answer, "response.output_text.done", **inner, text=part.text, logprobs=[*part.logprobs])
+        if content is not None:
+            yield _event(answer, "response.content_part.done", **inner, part=content)
+        yield _event(answer, "response.output_item.done", **place, item=item)
 
-    def _ended(self, result: Result) -> ResponseObject:
-        """The complete answer, which is stored."""
-        status = _status(result)
-        num_reasoning = self._reading.count(result, self.head.texts)
-        response = self._response(
-            status,
-            output=[*self._output],
-            usage=response_usage_of(result.stats, num_reasoning),
-            timings=timings_of([result.stats]),
-            seed=result.seed,
-            incomplete_details=IncompleteDetails() if status == "incomplete" else None,
-        )
-        if self.request.store is not False:
-            turns, previous = [*self._turns, turn_of_output(self._output)], self.request.previous_response_id
-            self.head.conversations.add(self.head.id, turns, previous, response, self._given)
-        return response
 
-    def _response(self, status: Status, output: Sequence[Any] = (), **more: Any) -> ResponseObject:
-        asked, head = self.request, self.head
-        return ResponseObject(
-            id=head.id,
-            created_at=head.created,
-            status=status,
-            model=head.model,
-            output=[*output],
-            instructions=asked.instructions,
-            max_output_tokens=asked.max_output_tokens,
-            parallel_tool_calls=asked.parallel_tool_calls is not False,
-            previous_response_id=asked.previous_response_id,
-            store=asked.store is not False,
-            text={"format": (asked.text and asked.text.format) or {"type": "text"}},
-            tool_choice=asked.tool_choice or "auto",
-            tools=list(asked.tools or ()),
-            reasoning=asked.reasoning,
-            **{name: getattr(asked, name) for name in ("temperature", "top_p", "top_logprobs")},
-            **more,
-        )
+def _status_of(part: Part, said: ServedChoice) -> Status:
+    """Of a part that has ended: the last one may have been cut."""
+    is_last = part.index == len(said.parts) - 1
+    return _status(said.result) if said.result is not None and is_last else "completed"
 
-    def _locate(self, text: str, tokens: Sequence[TokenLogprobs] | None) -> None:
-        if self._logprobs is not None:
-            self._logprobs.read(text, tokens or ())
 
-    def _located(self, text: str) -> list[TokenLogprob]:
-        """The log-probabilities of the next piece of the answer, if they are wanted."""
-        return [] if self._logprobs is None else self._logprobs.of(text)
+def _item(part: Part, status: Status) -> Output:
+    """A part as an item."""
+    if part.kind == "call":
+        return OutputCall(f"fc_{part.id}", status, f"call_{part.id}", part.name, part.text)
+    if part.kind == "thought":
+        return OutputReasoning(f"rs_{part.id}", status, [ReasoningText(part.text)])
+    return OutputMessage(f"msg_{part.id}", status, [OutputText(part.text, logprobs=[*part.logprobs])])
 
-    def _of_part(self, kind: Any, **fields: Any) -> ResponseEvent:
-        return self._of_item(kind, item_id=self._output[-1].id, content_index=0, **fields)
 
-    def _of_item(self, kind: Any, **fields: Any) -> ResponseEvent:
-        return self._event(kind, output_index=len(self._output) - 1, **fields)
+def _body(answer: ServedAnswer) -> ResponseObject:
+    """The complete answer, which is stored."""
+    (said,), (result,) = answer.choices, answer.results
+    status, output, items = _status(result), [_item(part, _status_of(part, said)) for part in said.parts], answer.own
+    response = _response(
+        answer,
+        status,
+        output=output,
+        usage=response_usage_of(result.stats, answer.num_reasoning),
+        seed=result.seed,
+        incomplete_details=IncompleteDetails() if status == "incomplete" else None,
+        **answer.timings,
+    )
+    if items.request.store is not False:
+        turns = [*items.turns, turn_of_output(output)]
+        previous = items.request.previous_response_id
+        answer.head.conversations.add(answer.head.id, turns, previous, response, items.given)
+    return response
 
-    def _event(self, kind: Any, **fields: Any) -> ResponseEvent:
-        self._num_events += 1
-        return ResponseEvent(type=kind, sequence_number=self._num_events - 1, **fields)
+
+def _response(answer: ServedAnswer, status: Status, output: Sequence[Any] = (), **more: Any) -> ResponseObject:
+    asked, head = answer.own.request, answer.head
+    return ResponseObject(
+        id=head.id,
+        created_at=head.created,
+        status=status,
+        model=head.model,
+        output=[*output],
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        store=asked.store is not False,
+        text={"format": (asked.text and asked.text.format) or {"type": "text"}},
+        tool_choice=asked.tool_choice or "auto",
+        tools=list(asked.tools or ()),
+        **{name: getattr(asked, name) for name in _REPEATED},
+        **more,
+    )
+
+
+_REPEATED = (
+    "instructions", "max_output_tokens", "previous_response_id", "reasoning", "temperature", "top_p", "top_logprobs"
+)  # fmt: skip
+
+
+def _event(answer: ServedAnswer, kind: Any, **fields: Any) -> ResponseEvent:
+    answer.num_events += 1
+    return ResponseEvent(type=kind, sequence_number=answer.num_events - 1, **fields)
+
+
+def _failure(error: ApiError, num_events: int) -> ResponseEvent:
+    body = error.body.error
+    return ResponseEvent(
+        type="error", sequence_number=num_events, code=body.code, message=body.message, param=body.param
+    )
+
+
+def _choices(wanted: Wanted) -> list[AnswerChoice]:
+    try:
+        return first_choice(wanted)
+    except ApiError as error:  # which names a chat's field
+        chat_s, own = "response_format.json_schema.schema", "text.format.schema"
+        if error.body.error.param != chat_s:
+            raise
+        raise ApiError(400, str(error).replace(chat_s, own), param=own, code=error.body.error.code) from error
+
+
+RESPONSES = Dialect(
+    "/v1/responses", "resp_", to_chat, _events, _body, begin=_begin, failure=_failure, choices=_choices,
+    locates=True,
+)  # fmt: skip
 
 
 def _turns(request: ResponseRequest, conversations: Conversations) -> tuple[list[Any], list[dict[str, Any]]]:
@@ -256,10 +233,6 @@ def _turns(request: ResponseRequest, conversations: Conversations) -> tuple[list
     given = [_resolved(item, f"input[{i}]", conversations) for i, item in enumerate(given)]
     turns = [*before, *turns_of_input(given, before)]
     return turns, [listed(item, _new_id(_PREFIXES[item.type])) for item in given]
-
-
-def _wants_logprobs(request: ResponseRequest) -> bool:
-    return "message.output_text.logprobs" in (request.include or ())
 
 
 def _resolved(item: InputItem, place: str, conversations: Conversations) -> InputItem:
@@ -278,21 +251,12 @@ def _with_one_system(turns: list[Turn]) -> list[Turn]:
     return [{"role": "system", "content": "\n\n".join(turn["content"] for turn in turns[:count])}, *turns[count:]]
 
 
-def _tools(request: ResponseRequest) -> list[dict[str, Any]]:
-    """The functions as the engine has them."""
-    functions = [Function(tool.name, tool.description, tool.parameters, tool.strict) for tool in request.tools or ()]
-    return [{"type": "function", "function": msgspec.to_builtins(function)} for function in functions]
-
-
 def _status(result: Result) -> Status:
     return "incomplete" if result.finish_reason == "length" else "completed"
 
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
-
-
-Turn = dict[str, Any]
 
 
 def turns_of_input(given: Sequence[InputItem], before: Sequence[Mapping[str, Any]]) -> list[Turn]:
@@ -369,7 +333,7 @@ def _add_call(turns: list[Turn], call: InputItem | OutputCall) -> None:
     """Add a call to the answer that it is part of: text and calls are one turn for a chat template."""
     if not turns or turns[-1]["role"] != "assistant":
         turns.append({"role": "assistant", "content": ""})
-    function = called(call.name, call.arguments)
+    function = {"name": call.name, "arguments": call.arguments or None}
     turns[-1].setdefault("tool_calls", []).append({"id": call.call_id, "type": "function", "function": function})
 
 

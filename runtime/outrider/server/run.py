@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
-from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 
 from outrider.errors import OptionError
@@ -97,7 +96,6 @@ def run(
     Raises:
         OutriderError: when the single model cannot be loaded.
     """
-    AppStatus.enable_automatic_graceful_drain = False  # streams are finished, not cut
     level = "info" if access_log else "error"
     config = uvicorn.Config(
         app,

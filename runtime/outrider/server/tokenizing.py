@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from outrider.engine.engine import Engine
+from outrider.server.dialect import choices_of
 from outrider.server.endpoint import Service, as_json, read_json
 from outrider.server.errors import ApiError
 from outrider.server.messages import read_message_fields
@@ -22,7 +23,7 @@ from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.messages import TokenCount
 from outrider.server.protocol.reading import read_fields
 from outrider.server.protocol.requests import ChatRequest, NotNegative
-from outrider.server.responses import Responses
+from outrider.server.responses import chat_of_items
 
 _OF_TOKENS = ("return_token_strs", "add_special_tokens")  # of a chat that is not answered
 
@@ -147,7 +148,8 @@ def _count_chat(service: Service, fields: dict[str, Any]) -> Task:
 
 def _count_items(service: Service, fields: dict[str, Any]) -> Task:
     asked = read_fields(fields, ResponseRequest)
-    return _count(service, asked.model, Responses.choices(asked, service.conversations)[0], _as_openai)
+    choice = choices_of(chat_of_items(asked, service.conversations))[0]
+    return _count(service, asked.model, choice, _as_openai)
 
 
 def _count_messages(service: Service, fields: dict[str, Any]) -> Task:

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from outrider.decoding.metrics import Stats
 from outrider.server.protocol.items import InputTokensDetails, OutputTokensDetails, ResponseUsage
-from outrider.server.protocol.responses import CompletionTokensDetails, PromptTokensDetails, Timings, Usage
+from outrider.server.protocol.responses import (
+    CompletionTokensDetails,
+    PromptProgress,
+    PromptTokensDetails,
+    Timings,
+    Usage,
+)
 
 
 def usage_of(stats: Sequence[Stats], n: int, num_reasoning: int = 0) -> Usage:
@@ -32,6 +38,11 @@ def response_usage_of(stats: Stats, num_reasoning: int = 0) -> ResponseUsage:
         total_tokens=stats.num_prompt_tokens + stats.num_generated_tokens,
         output_tokens_details=OutputTokensDetails(num_reasoning),
     )
+
+
+def progress_of(stats: Stats, seconds: float) -> PromptProgress:
+    """How far a prompt is read. seconds: since the reading began."""
+    return PromptProgress(stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_read_tokens, int(seconds * 1000))
 
 
 def timings_of(stats: Sequence[Stats]) -> Timings:

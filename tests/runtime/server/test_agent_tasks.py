@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 import serving
-from outrider.server.chat import ChatAnswer
-from outrider.server.conversations import Conversations
-from outrider.server.messages import Messages
-from outrider.server.responses import Responses
-
-if TYPE_CHECKING:
-    from outrider.server.answers import ServedAnswer
+from outrider.server.app import DIALECTS
+from serving import choice_of
 
 TASKS = [
     json.loads(line)
     for line in Path(serving.__file__).with_name("agent_tasks.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-ANSWERS: dict[str, type[ServedAnswer[Any]]] = {
-    "/v1/chat/completions": ChatAnswer, "/v1/messages": Messages, "/v1/responses": Responses,
-}  # fmt: skip
 ENDS = {
     "/v1/chat/completions": "data: [DONE]", "/v1/messages": '"type":"message_stop"',
     "/v1/responses": "event: response.incomplete",
@@ -36,8 +28,8 @@ ENDS = {
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task["client"])
 def test_an_agent_s_whole_task_is_laid_out(task: dict[str, Any]) -> None:
-    answer = ANSWERS[task["path"]]
-    (choice,) = answer.choices(answer.read(json.dumps(task["body"]).encode()), Conversations(0))
+    (dialect,) = (each for each in DIALECTS if each.path == task["path"])
+    choice = choice_of(dialect, **task["body"])
     turns: Any = choice.prompt
     kinds = [turn["role"] for turn in turns]
     assert kinds.index("user") == 1  # after one system message, as templates need it

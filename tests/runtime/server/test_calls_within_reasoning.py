@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from outrider.inputs.reasoning import ReasoningFormat, Thought, formats, split
@@ -30,13 +28,13 @@ from outrider.inputs.tools.formats import (
     QWEN_CODER,
 )
 from outrider.inputs.tools.stream import joined
-from outrider.server.chat import ChatAnswer
-from outrider.server.messages import Messages
-from outrider.server.ollama import OllamaChat
-from outrider.server.options import AnswerChoice
+from outrider.server.chat import CHAT
+from outrider.server.dialect import Dialect
+from outrider.server.messages import MESSAGES
+from outrider.server.ollama import OLLAMA_CHAT
 from outrider.server.reader import AnswerReading
-from outrider.server.responses import Responses
-from serving import chunks_of, head_of, result_of
+from outrider.server.responses import RESPONSES
+from serving import answer_of, body_of, chunks_of, result_of, streamed
 
 JSON = '{"name": "f", "arguments": {"a": 1}}'
 CALLS = [ToolCall("f", '{"a": 1}')]
@@ -119,32 +117,23 @@ def test_tokens_of_such_a_call_are_none_of_the_reasoning(text: list[str], count:
     assert THINK.count(text, opened=True, calls=HERMES) == count
 
 
+FUNCTION = TOOLS[0]["function"]
+ASKED: list[tuple[Dialect, dict[str, Any]]] = [
+    (CHAT, {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}),
+    (MESSAGES, {"messages": [{"role": "user", "content": "?"}], "tools": [
+        {"name": "f", "input_schema": FUNCTION["parameters"]}]}),
+    (OLLAMA_CHAT, {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}),
+    (RESPONSES, {"input": "?", "tools": [{"type": "function", **FUNCTION}]}),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("after", "calls"), [("", 1), (" b.", 1), (" b.</think>No.", 0)])
 def test_every_api_has_such_calls(after: str, calls: int) -> None:
     text = f"<think>A.\n{WRITTEN[HERMES]}{after}"
-    head, choices = head_of("<tool_call><think>"), [AnswerChoice([], {})]
-    asked = {"messages": [{"role": "user", "content": "?"}], "tools": TOOLS}
-    chat = ChatAnswer.read(json.dumps(asked).encode())
-    response = Responses.read(
-        json.dumps({"input": "?", "tools": [{"type": "function", **TOOLS[0]["function"]}]}).encode()
-    )
-    whole, events = dict[Any, Any](), dict[Any, list[Any]]()
-    for kind, request in ((ChatAnswer, chat), (Messages, chat), (OllamaChat, chat), (Responses, response)):
-        whole[kind] = plain(kind(request, head, choices).whole([result_of(text)]))
-        streamed = kind(request, head, choices)
-        events[kind] = [plain(event) for chunk in chunks_of(text) for event in streamed.events(0, chunk)]
-    choice, last = whole[ChatAnswer]["choices"][0], events[ChatAnswer][-1]["choices"][0]
-    assert choice["finish_reason"] == last["finish_reason"] == ("tool_calls" if calls else "stop")
-    assert len(choice["message"].get("tool_calls", [])) == calls
-    kinds = [block["type"] for block in whole[Messages]["content"]]
-    assert kinds == [each["content_block"]["type"] for each in events[Messages] if "content_block" in each]
-    assert kinds.count("tool_use") == (whole[Messages]["stop_reason"] == "tool_use") == calls
-    assert len(whole[OllamaChat]["message"].get("tool_calls", [])) == calls
-    assert sum(len(each["message"].get("tool_calls", [])) for each in events[OllamaChat]) == calls
-    kinds = [item["type"] for item in whole[Responses]["output"]]
-    assert kinds == [each["item"]["type"] for each in events[Responses] if each["type"] == "response.output_item.done"]
-    assert kinds.count("function_call") == calls
-
-
-def plain(value: Any) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(value))
+    for dialect, asked in ASKED:
+        cut, whole = (answer_of(dialect, "<tool_call><think>", **asked) for _ in range(2))
+        assert streamed(dialect, cut, chunks_of(text))
+        assert body_of(dialect, whole, text)
+        for answer in (cut, whole):
+            (said,) = answer.choices
+            assert (len(said.calls), said.finish_reason) == (calls, "tool_calls" if calls else "stop")

@@ -43,7 +43,7 @@ def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: py
         except openai.APIError as error:
             return f"error {getattr(error, 'status_code', 500)}: {error}"  # that of a stream has no status
 
-    client, first, model = live.client(), live.engine(), live.service.models.find("tiny")
+    client, first = live.client(), live.engine()
     expected = first.generate(MESSAGES, max_new_tokens=10, ignore_eos=True, drafter=None).text
     graph = first.main._calls.graph  # type: ignore[attr-defined]
     device = Device(monkeypatch)
@@ -53,7 +53,10 @@ def test_a_model_whose_device_failed_is_loaded_again(live: Live, monkeypatch: py
             """Requests that are running, whose call does not end."""
             device.calls_end.clear()
             asked = [pool.submit(ask, bool(i % 2)) for i in range(count)]
-            wait_until(lambda: model.num_answered == count and live.engine().cache["main"].num_used_tokens > 0)
+            running = f'num_requests_running{{model_name="tiny"}} {count}.0'.encode()
+            wait_until(
+                lambda: running in live.service.metrics.text() and live.engine().cache["main"].num_used_tokens > 0
+            )
             return asked
 
         asked = begin(4)

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from outrider.server.errors import ApiError
-from outrider.server.messages import Messages, read_messages
-from outrider.server.ollama import OllamaChat, OllamaText
-from outrider.server.options import AnswerChoice, choices_of_chat
-from serving import chunks_of, events_of, head_of, result_of, serving
+from serving import events_of, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,28 +17,6 @@ if TYPE_CHECKING:
 
 HELLO = [{"role": "user", "content": "Say hi."}]
 ASKED = {"model": "tiny", "max_tokens": 6, "messages": HELLO}
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-LOOK = {"name": "look", "description": "Look.", "input_schema": SCHEMA}
-FUNCTION = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
-# What Claude Code sends besides: blocks with cache_control, betas, a context's management, thinking, its own tools.
-CLAUDE_CODE = {
-    "system": [{"type": "text", "text": "You are brief.", "cache_control": {"type": "ephemeral"}}],
-    "messages": [
-        {"role": "user", "content": [{"type": "text", "text": "Look.", "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "I look.", "signature": "x"}, {"type": "redacted_thinking", "data": "y"},
-            {"type": "text", "text": "So."}, {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"a": 1}},
-        ]},
-        {"role": "user", "content": [
-            {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "open"}]},
-            {"type": "text", "text": "And now?"},
-        ]},
-    ],
-    "tools": [LOOK, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
-    "metadata": {"user_id": "me"}, "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
-    "thinking": {"type": "enabled", "budget_tokens": 31_999}, "betas": ["interleaved-thinking-2025-05-14"],
-    "stop_sequences": [], "temperature": 1, "output_config": {"effort": "medium"}, "max_tokens": 32_000,
-}  # fmt: skip
 
 
 def test_a_message_is_the_chat_s_answer(http: httpx.Client) -> None:
@@ -98,55 +72,6 @@ def test_errors_have_anthropic_s_shape(
     assert says in error["error"]["message"]
 
 
-def test_claude_code_s_requests_are_chats() -> None:
-    asked = read_messages(json.dumps({"model": "m"} | CLAUDE_CODE).encode())
-    (choice,) = choices_of_chat(asked)
-    assert choice.prompt == [
-        {"role": "system", "content": "You are brief."},
-        {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": "So.", "reasoning_content": "I look.", "tool_calls": [
-            {"id": "toolu_1", "type": "function", "function": {"name": "look", "arguments": {"a": 1}}}]},
-        {"role": "tool", "content": "open", "tool_call_id": "toolu_1"},
-        {"role": "user", "content": "And now?"},
-    ]  # fmt: skip
-    assert [tool["function"]["name"] for tool in choice.options["tools"]] == ["look"]
-    assert choice.options["reasoning_budget"] == 31_999
-    assert choice.options["chat_template_kwargs"] == {
-        "reasoning_effort": "medium", "enable_thinking": True, "thinking": True
-    }  # fmt: skip
-    for given, chosen in (({"type": "any"}, "required"), ({"type": "tool", "name": "look"}, "look")):
-        asked = read_messages(json.dumps({"model": "m"} | CLAUDE_CODE | {"tool_choice": given}).encode())
-        assert choices_of_chat(asked)[0].options["tool_choice"] == chosen
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "AA=="}}
-    asked = read_messages(json.dumps(ASKED | {"messages": [{"role": "user", "content": [image]}]}).encode())
-    assert choices_of_chat(asked)[0].prompt[0]["content"][0]["image_url"]["url"] == "data:image/jpeg;base64,AA=="
-    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
-    with pytest.raises(ApiError, match="Only documents of text"):
-        read_messages(json.dumps(ASKED | {"messages": [{"role": "user", "content": [pdf]}]}).encode())
-
-
-TEXT = '<think>I look.</think>So.\n<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
-
-
-def test_thinking_and_calls_are_blocks() -> None:
-    asked = read_messages(json.dumps({"model": "m"} | CLAUDE_CODE).encode())
-    whole = Messages(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})]).whole([result_of(TEXT)])
-    thought, text, call = whole.content
-    assert thought == {"type": "thinking", "thinking": "I look.", "signature": ""}
-    assert text == {"type": "text", "text": "So."}
-    assert (call["name"], call["input"], call["id"][:6]) == ("look", {"a": 1}, "toolu_")
-    assert whole.stop_reason == "tool_use"
-    answer = Messages(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})])
-    events = [event for chunk in chunks_of(TEXT) for event in answer.events(0, chunk)]
-    blocks: list[Any] = [event.content_block for event in events if event.type == "content_block_start"]
-    started = [block["type"] for block in blocks]
-    assert started == ["thinking", "text", "tool_use"]
-    deltas: list[Any] = [event.delta for event in events if event.type == "content_block_delta"]
-    written = [delta["partial_json"] for delta in deltas if "partial_json" in delta]
-    assert json.loads("".join(written)) == {"a": 1}
-    assert [event.index for event in events if event.type == "content_block_stop"] == [0, 1, 2]
-
-
 def test_ollama_s_chat_is_the_same_answer(http: httpx.Client) -> None:
     chat = http.post("/v1/chat/completions", json=ASKED).json()["choices"][0]["message"]["content"]
     asked = {
@@ -181,20 +106,6 @@ def test_ollama_s_clients_see_the_models(http: httpx.Client) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "says"), [
-    ({"model": "tiny", "messages": HELLO, "system": "Be brief."}, "Send a message of the role system"),
-    ({"model": "tiny", "messages": HELLO, "options": {"temprature": 1}}, "Did you mean 'temperature'?"),
-    ({"model": "tiny", "messages": HELLO, "options": {"mirostat": 1}}, "not supported"),
-    ({"model": "tiny", "messages": HELLO, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}}, "repeat_last_n"),
-    ({"model": "tiny", "messages": 1}, "'messages'"),
-    ({"model": "tiny", "messages": HELLO, "context": [1]}, "Send the conversation to /api/chat"),
-])  # fmt: skip
-def test_ollama_s_errors_are_texts(http: httpx.Client, body: dict[str, Any], says: str) -> None:
-    answer = http.post("/api/chat", json=body)
-    assert answer.status_code == 400
-    assert says in answer.json()["error"]
-
-
 def test_ollama_s_requests_without_a_prompt_load_the_model(tiny: Path) -> None:
     with serving({"tiny": tiny}) as live, httpx.Client(base_url=live.url, timeout=300) as http:
         for path, reason in (("/api/generate", "load"), ("/api/chat", "load"), ("/api/generate", "unload")):
@@ -202,11 +113,6 @@ def test_ollama_s_requests_without_a_prompt_load_the_model(tiny: Path) -> None:
             answer = http.post(path, json=body | {"keep_alive": 0 if reason == "unload" else "5m"}).json()
             assert (answer["done"], answer["done_reason"], answer["response"]) == (True, reason, "")
             assert http.get("/v1/models/tiny").json()["loaded"] == (reason == "load")
-
-
-def test_ollama_s_prompt_is_a_text(http: httpx.Client) -> None:
-    error = http.post("/api/generate", json={"model": "tiny", "prompt": 5}).json()["error"]
-    assert error == "'prompt' is not a text. Send a text."
 
 
 def test_ollama_has_log_probabilities(http: httpx.Client) -> None:
@@ -219,49 +125,3 @@ def test_ollama_has_log_probabilities(http: httpx.Client) -> None:
     raw: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "raw": True, "logprobs": True, "stream": False}
     raw["options"] = {"num_predict": 2}
     assert len(http.post("/api/generate", json=raw).json()["logprobs"]) == 2
-
-
-def test_ollama_has_thinking_and_whole_calls() -> None:
-    asked = OllamaChat.read(json.dumps({"model": "m", "messages": HELLO, "tools": [FUNCTION], "think": True}).encode())
-    assert choices_of_chat(asked)[0].options["chat_template_kwargs"]["enable_thinking"] is True
-    whole = OllamaChat(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})]).whole([result_of(TEXT)])
-    called = {"function": {"name": "look", "arguments": {"a": 1}}}
-    expected = {"role": "assistant", "content": "So.", "thinking": "I look.", "tool_calls": [called]}
-    assert whole["message"] == expected
-    answer = OllamaChat(asked, head_of("<tool_call><think>"), [AnswerChoice([], {})])
-    lines = [line["message"] for chunk in chunks_of(TEXT) for line in answer.events(0, chunk)]
-    assert [line["tool_calls"] for line in lines if "tool_calls" in line] == [[called]]
-    assert "".join(line.get("thinking", "") for line in lines) == "I look."
-
-
-def test_ollama_s_turns_are_read() -> None:
-    turns = [
-        {"role": "user", "content": "See", "images": ["AA=="]},
-        {"role": "assistant", "content": "", "thinking": "Hm.",
-         "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
-        {"role": "tool", "tool_name": "f", "content": "3"},
-    ]  # fmt: skip
-    body: dict[str, Any] = {"model": "m", "messages": turns, "format": {"type": "object"}}
-    body["options"] = {"temperature": 0.5, "stop": ["x"]}
-    (choice,) = choices_of_chat(OllamaChat.read(json.dumps(body).encode()))
-    user, called, result = choice.prompt
-    assert user["content"][1]["image_url"]["url"] == "data:image/png;base64,AA=="
-    assert (called["reasoning_content"], called["tool_calls"][0]["function"]["name"]) == ("Hm.", "f")
-    assert result == {"role": "tool", "content": "3", "name": "f"}
-    assert choice.options["json_schema"] == {"type": "object"}
-    assert choice.options["temperature"] == 0.5
-    with pytest.raises(ApiError, match="template"):
-        OllamaText.read(b'{"model": "m", "prompt": "a", "template": "x"}')
-
-
-def test_blocks_of_hosted_tools_are_skipped() -> None:
-    result = {"type": "search_result", "source": "u", "title": "t", "content": [{"type": "text", "text": "x"}]}
-    blocks = [
-        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
-        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
-        {"type": "text", "text": "So."},
-    ]
-    given = [*HELLO, {"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
-    asked = read_messages(json.dumps(ASKED | {"messages": given}).encode())
-    (choice,) = choices_of_chat(asked)
-    assert [turn["content"] for turn in choice.prompt] == ["Say hi.", "So.", "t\nu\nx"]

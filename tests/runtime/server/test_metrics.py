@@ -20,13 +20,17 @@ def test_tokens_of_a_stream_that_was_left_are_counted() -> None:
     metrics = Metrics(["m"])
     meter = Meter(metrics, "m", 0.0)
     stats = Stats(num_prompt_tokens=5)
+    for stats.num_read_tokens, text in ((2, ""), (4, ""), (5, "a")):  # as the prompt is read
+        meter.read(TextChunk(text, stats))
+        assert value(metrics, "prompt_tokens_total") == stats.num_read_tokens
+        assert value(metrics, "num_prompt_tokens_unread") == 5 - stats.num_read_tokens
+        assert value(metrics, "time_to_first_token_seconds_count") == bool(text)
     for _ in range(3):  # too fast for each to be counted at once
         stats.num_generated_tokens += 2
         meter.read(TextChunk("a", stats))
     assert value(metrics, "num_requests_running") == 1
     meter.close()
     assert value(metrics, "generation_tokens_total") == 6
-    assert value(metrics, "prompt_tokens_total") == 5
     assert value(metrics, "num_requests_running") == 0
 
 

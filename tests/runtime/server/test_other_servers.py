@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
-
 import httpx
-import pytest
 
-from outrider.server.conversations import Conversations
-from outrider.server.infill import Infill
-from outrider.server.llamacpp import Limit, LlamaInfill
+from outrider.server.llamacpp import Limit
 from serving import events_of, post
 
 
@@ -49,47 +42,6 @@ def test_a_completion_in_llama_cpp_s_words(http: httpx.Client) -> None:
     stop = next(character for character in made["content"] if character != "\ufffd")
     word = post(http, "/completion", prompt="The sky", n_predict=6, ignore_eos=True, stop=[stop])
     assert (word["stop_type"], word["stopping_word"]) == ("word", stop)
-
-
-def test_the_fields_that_are_asked_for(http: httpx.Client) -> None:
-    names = ["content", "timings/prompt_n", "tokens_cached", "unheard/of"]
-    made = post(http, "/completion", prompt="The sky", n_predict=2, response_fields=names)
-    assert made.keys() == {"content", "timings/prompt_n", "tokens_cached"}
-
-
-@pytest.mark.parametrize(("path", "fields", "says"), [
-    ("/completion", {"prompt": [1, "x"]}, "A prompt of texts and token ids in one"),
-    ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["y"]}}, "Send them to /v1/chat"),
-    ("/completion", {"prompt": "x", "samplers": ["top_k", "mirostat"]}, "'samplers' is not supported"),
-    ("/completion", {"prompt": "x", "samplers": ["top_k"], "temperature": 1}, "'samplers' is not supported"),
-    ("/completion", {"prompt": "x", "n_indent": 4, "stream": True}, "n_indent is not supported in a stream"),
-    ("/completion", {"prompt": "x", "n_indent": "4"}, "'n_indent' is not a number"),
-    ("/completion", {"prompt": "x", "n_predictt": 4}, "There is no field 'n_predictt'"),
-    ("/completion", {"n_predict": 4}, "'prompt'"),
-    ("/infill", {"input_prefix": 5}, "'input_prefix' is not a text"),
-    ("/infill", {"input_extra": [{"text": 5}]}, r"'input_extra\[0\].text' is not a text"),
-    ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix needs a model with tokens"),
-    ("/completion", {"prompt": "x", "n_probs": 3}, "Send logprobs to /v1/completions"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_refused(http: httpx.Client, path: str, fields: dict[str, Any], says: str) -> None:
-    answer = http.post(path, json=fields)
-    assert answer.status_code == 400
-    assert re.search(says, answer.json()["error"]["message"])
-
-
-def test_an_editor_s_request_to_fill_in() -> None:
-    """As llama.vim sends it."""
-    body = {
-        "id_slot": 0, "input_prefix": "def f():\n", "input_suffix": "\nf()", "prompt": "    ret", "n_predict": 128,
-        "input_extra": [{"filename": "a.py", "text": "x = 1\n"}], "stop": [], "n_indent": 4, "top_k": 40, "top_p": 0.9,
-        "samplers": ["top_k", "top_p", "infill"], "stream": False, "cache_prompt": True, "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 1000, "response_fields": ["content"],
-    }  # fmt: skip
-    asked = LlamaInfill.read(json.dumps(body).encode())
-    (choice,) = LlamaInfill.choices(asked, Conversations(0))
-    assert choice.prompt == Infill("def f():\n", "\nf()", "    ret", [("a.py", "x = 1\n")], "input_suffix")
-    assert (choice.options["max_new_tokens"], choice.options["top_k"]) == (128, 40)
-    assert choice.limit is not None
 
 
 def test_a_completion_ends_with_its_indentation_or_its_time() -> None:

@@ -15,11 +15,10 @@ from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import LocatedLogprobs, TokenTexts
 from outrider.server.options import AnswerChoice
-from outrider.server.protocol.reading import read_request
-from outrider.server.responses import Responses
+from outrider.server.responses import RESPONSES
 from outrider.testing import ToyTokenizer
 from outrider.types import TokenLogprobs
-from serving import MESSAGES, SCHEMA, Live, chunks_of, head_of, result_of, serving
+from serving import MESSAGES, SCHEMA, Live, chunks_of, head_of, serving, streamed
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
 FUNCTIONS: list[Any] = [
@@ -41,30 +40,6 @@ def test_a_text_is_answered_as_by_the_engine(client: Any, engine: outrider.Engin
     assert answer.usage.output_tokens == len(result.token_ids)
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
     assert answer.timings["predicted_n"] == len(result.token_ids)
-
-
-def test_items_and_options_reach_the_engine(client: Any, engine: outrider.Engine) -> None:
-    items: list[Any] = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "input_text", "text": "Why is"}, {"type": "input_text", "text": "it?"}]},
-        {
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "output_text", "text": "So.", "annotations": []}],
-        },
-        {"role": "user", "content": "Why?"},
-    ]
-    turns = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Why is\nit?"},
-        {"role": "assistant", "content": "So."},
-        {"role": "user", "content": "Why?"},
-    ]
-    more = {"seed": -2, "drafter": "suffix", "top_k": 9, "stop": "e"}
-    answer = client.responses.create(model="tiny", input=items, temperature=0.9, top_p=0.8, extra_body=more)
-    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.8, "seed": 2**64 - 2, "top_k": 9, "stop": "e"}
-    assert answer.output_text == engine.generate(turns, **options).text
-    assert answer.seed == 2**64 - 2
 
 
 def test_a_stream_has_the_official_events(client: Any, live: Live) -> None:
@@ -231,17 +206,14 @@ def test_tokens_are_those_of_the_piece_that_they_are_in() -> None:
 
 
 def test_tokens_of_reasoning_that_is_left_out_are_not_those_of_the_text() -> None:
-    asked = read_request(
-        b'{"model": "m", "input": "Hi", "reasoning": {"exclude": true}, "include": ["message.output_text.logprobs"]}',
-        Responses.kind,
-    )
     pieces = {1: "<think>", 2: "it is ", 3: "</think>", 4: "it is"}
+    asked = {"input": "Hi", "reasoning": {"exclude": True}, "include": ["message.output_text.logprobs"]}
+    wanted = RESPONSES.to_chat(json.dumps(asked).encode(), Conversations(0))
     texts = TokenTexts(ToyTokenizer([text.encode() for text in ("", *pieces.values())]))
-    head = replace(head_of("<think></think>"), texts=texts)
-    streamed = Responses(asked, head, [AnswerChoice([], {})])
+    answer = RESPONSES.answer(wanted, replace(head_of("<think></think>"), texts=texts), [AnswerChoice([], {})])
     chunks = chunks_of("".join(pieces.values()))
     chunks[0] = replace(chunks[0], logprobs=[TokenLogprobs(each, -float(each), ()) for each in pieces])
-    events = [event for chunk in chunks for event in streamed.events(0, chunk)]
+    events = streamed(RESPONSES, answer, chunks)
     deltas = [event for event in events if event.type == "response.output_text.delta"]
     assert "".join(str(event.delta) for event in deltas) == "it is"
     assert [token.logprob for event in deltas for token in event.logprobs or ()] == [-4]
@@ -313,37 +285,6 @@ def test_functions_are_called(caller: Any, choice: Any) -> None:
     )
     assert stored.output_text == sent.output_text
     assert stored.usage.input_tokens == sent.usage.input_tokens
-
-
-def test_text_and_calls_are_items_in_their_order() -> None:
-    call = '<tool_call>{"name": "look", "arguments": {"a": [1]}}</tool_call>'
-    text = f"Let me see.\n{call}\n{call} Done."
-    body = json.dumps({"model": "m", "input": "Hi", "tools": FUNCTIONS})
-    conversations = Conversations(10_000)
-    head = head_of("<tool_call>", conversations)
-    asked = read_request(body.encode(), Responses.kind)
-    choices = Responses.choices(asked, conversations)
-    whole = Responses(asked, head, choices).whole([result_of(text)])
-    assert [item.type for item in whole.output] == ["message", "function_call", "function_call", "message"]
-    assert [item.status for item in whole.output] == ["completed"] * 4
-    first, last = conversations.turns("resp_1")
-    assert first == {"role": "user", "content": "Hi"}
-    assert last["content"] == "Let me see.Done."
-    assert [made["function"] for made in last["tool_calls"]] == [{"name": "look", "arguments": {"a": [1]}}] * 2
-    streamed = Responses(asked, head, choices)
-    events = [event for piece in chunks_of(text) for event in streamed.events(0, piece)]
-    ended = [event.item for event in events if event.type == "response.output_item.done"]
-    assert ended == events[-1].response.output  # type: ignore[union-attr]
-    assert [item.type for item in ended] == [item.type for item in whole.output]  # type: ignore[union-attr]
-    assert [event.output_index for event in events if event.type == "response.output_item.added"] == [0, 1, 2, 3]
-
-
-def test_an_answer_without_text_is_an_empty_message() -> None:
-    asked = read_request(b'{"model": "m", "input": "Hi"}', Responses.kind)
-    whole = Responses(asked, head_of(), [AnswerChoice([], {})]).whole([result_of("", "length")])
-    assert [(item.content[0].text, item.status) for item in whole.output] == [("", "incomplete")]
-    assert whole.incomplete_details
-    assert whole.incomplete_details.reason == "max_output_tokens"
 
 
 WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [

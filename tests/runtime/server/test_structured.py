@@ -6,15 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 
-from outrider.server.chat import ChatAnswer
-from outrider.server.options import AnswerChoice
-from outrider.server.protocol.requests import ChatRequest
-from outrider.server.protocol.responses import ChatChunk
-from serving import MESSAGES, SCHEMA, TEMPLATE, chunks_of, head_of, result_of, serving
+from serving import MESSAGES, SCHEMA, TEMPLATE, serving
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 
@@ -151,28 +146,6 @@ def test_a_model_without_tools_in_its_template_is_told_of_them(client: Any, call
         caller.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=wrong)
 
 
-def answer_of(**fields: Any) -> ChatAnswer:
-    """Of a model that was told how to call functions, to a request with these fields."""
-    asked = msgspec.convert({"model": "m", "messages": MESSAGES} | fields, ChatRequest)
-    return ChatAnswer(asked, head_of(TEMPLATE), [AnswerChoice([], {})])
-
-
-def test_text_before_a_call_is_content() -> None:
-    """Of an answer whose model decides for itself."""
-    text = 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"a": [1, 2]}}\n</tool_call>'
-    for offered, content in ((TOOLS, "Let me see."), ([], text)):
-        answer = answer_of(tools=offered)
-        whole = answer.whole([result_of(text)]).choices[0]
-        assert whole.message.content == content
-        assert whole.finish_reason == ("tool_calls" if offered else "stop")
-        events: list[Any] = [event for piece in chunks_of(text) for event in answer.events(0, piece)]
-        deltas = [event.choices[0].delta for event in events]
-        assert "".join(delta.content for delta in deltas if delta.content) == content
-        calls = [part for delta in deltas if delta.tool_calls for part in delta.tool_calls]
-        assert "".join(part.function.arguments for part in calls) == ('{"a": [1, 2]}' if offered else "")
-        assert events[-1].choices[0].finish_reason == whole.finish_reason
-
-
 def test_tokens_say_where_they_come_from(client: Any) -> None:
     repeated: list[Any] = [{"role": "user", "content": "abc abc abc abc abc abc abc abc"}]
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 40}
@@ -189,25 +162,3 @@ def test_tokens_say_where_they_come_from(client: Any) -> None:
     texts = client.completions.create(prompt="abc abc abc", **asked, extra_body=extra)
     assert len(texts.choices[0].tokens) == 40
     assert "tokens" not in client.completions.create(prompt="abc", **asked).choices[0].model_fields_set
-
-
-def test_a_call_that_is_required_is_not_repeated() -> None:
-    text = "".join(f'<tool_call>{{"name": "look", "arguments": {{"a": {i}}}}}</tool_call>' for i in (1, 1, 2, 1))
-    for choice, count in (("required", 2), ("auto", 4)):
-        whole = answer_of(tools=TOOLS, tool_choice=choice).whole([result_of(text)]).choices[0]
-        assert len(whole.message.tool_calls or ()) == count
-        answer = answer_of(tools=TOOLS, tool_choice=choice)
-        chunks = [event for piece in chunks_of(text) for event in answer.events(0, piece)]
-        parts = [
-            part for event in chunks if isinstance(event, ChatChunk) for part in event.choices[0].delta.tool_calls or ()
-        ]
-        assert sum(bool(part.function.name) for part in parts) == count
-        assert {part.index for part in parts} == {*range(count)}
-
-
-def test_a_stop_string_within_a_call_leaves_none() -> None:
-    text = '<tool_call>{"name": "look", "arguments": {"a": '
-    for reason, count in (("stop", 0), ("length", 1)):
-        whole = answer_of(tools=TOOLS).whole([result_of(text, reason)]).choices[0]
-        assert whole.finish_reason == reason
-        assert len(whole.message.tool_calls or ()) == count

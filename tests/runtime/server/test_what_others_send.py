@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import outrider
+from outrider.server import responses
 from outrider.server.app import make_app
 from outrider.server.conversations import Conversations
 from outrider.server.errors import ApiError
@@ -19,10 +20,9 @@ from outrider.server.options import choices_of_chat
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.reading import read_request
 from outrider.server.protocol.requests import ChatRequest, CompletionRequest
-from outrider.server.responses import turns_of_input
 from outrider.server.settings import Settings
 from outrider.system.listed import ListedOnce
-from serving import events_of, serving
+from serving import choice_of, events_of, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,7 +204,7 @@ def test_a_call_may_lack_its_arguments() -> None:
         {"type": "function_call", "call_id": "c", "name": "f"},
         {"role": "user", "content": [{"type": "text", "text": "a"}]},
     ]
-    call, message = turns_of_input(asked(ResponseRequest, input=items).input, [])
+    call, message = choice_of(responses.RESPONSES, input=items).prompt
     assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
     assert message == {"role": "user", "content": "a"}
 

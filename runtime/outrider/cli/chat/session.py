@@ -161,7 +161,7 @@ class Session:
         before, last = chat.turns, None
         self._answering = chat
         try:
-            with closing(chat.stream(message, **self._turn_options)) as chunks:
+            with closing(chat.stream(message, prompt_progress=True, **self._turn_options)) as chunks:
                 for chunk in chunks:
                     last = chunk.result
                     yield chunk

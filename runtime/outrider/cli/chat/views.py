@@ -12,6 +12,7 @@ from rich.text import Text
 from outrider.cli.chat.blocks import MarkdownBlock, MarkdownBlocks, Rendered
 from outrider.cli.chat.session import Session
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
+from outrider.cli.progress import reading_shown
 from outrider.cli.words import Words, visible
 from outrider.decoding.results import Source, TextChunk
 from outrider.inputs.reasoning import ReasoningFormat, split
@@ -92,7 +93,10 @@ class MarkdownView:
         self._live.start(refresh=True)
 
     def add(self, chunk: TextChunk) -> None:
-        """Print the blocks that are finished, and draw the one under way."""
+        """Print the blocks that are finished, and draw the one under way, or before it how far the prompt is read."""
+        if chunk.is_progress:
+            self._live.update(Text(chunk.stats.progress, style="dim"), refresh=True)
+            return
         finished = self._blocks.push(self._said(chunk))
         now = time.monotonic()
         if not finished and now - self._drawn < _SECONDS:
@@ -159,7 +163,7 @@ def view_of(session: Session, console: Console) -> View:
 def show(chunks: Iterable[TextChunk], view: View) -> None:
     """Show an answer to its end. What was given out before an error is shown, too."""
     try:
-        for chunk in chunks:
+        for chunk in chunks if isinstance(view, MarkdownView) else reading_shown(chunks):
             view.add(chunk)
     finally:
         view.close()

@@ -102,16 +102,24 @@ class Chat:
         return self._generate(_messages(message), options)
 
     def stream(
-        self, message: str | Message | Sequence[Message], **options: Unpack[GenerationOptions]
+        self,
+        message: str | Message | Sequence[Message],
+        *,
+        prompt_progress: bool = False,
+        **options: Unpack[GenerationOptions],
     ) -> Generator[TextChunk, None, None]:
-        """Answer a message piece by piece; as `send`. Closing or dropping the stream ends the answer."""
-        with (
-            self._answer(_messages(message), options) as answer,
-            closing(self._engine.stream(answer.prompt, cancel=answer.cancel, **answer.options)) as chunks,
-        ):
-            for chunk in chunks:
-                answer.add(chunk)
-                yield chunk
+        """Answer a message piece by piece; as `send`. Closing or dropping the stream ends the answer.
+
+        prompt_progress: as of `Engine.stream`.
+        """
+        with self._answer(_messages(message), options) as answer:
+            stream = self._engine.stream(
+                answer.prompt, cancel=answer.cancel, prompt_progress=prompt_progress, **answer.options
+            )
+            with closing(stream) as chunks:
+                for chunk in chunks:
+                    answer.add(chunk)
+                    yield chunk
 
     async def asend(self, message: str | Message | Sequence[Message], **options: Unpack[GenerationOptions]) -> Result:
         """As `send`, in an event loop. Cancelling the task ends the answer."""

@@ -49,6 +49,8 @@ export class Answer {
   read(event) {
     const [choice] = event.choices;
     if (event.timings) this.timings = event.timings;
+    const progress = event.prompt_progress;
+    if (progress) this.waiting = `${progress.processed} of ${progress.total} prompt tokens read …`;
     if (!choice) return;
     if (choice.seed !== undefined) this.seed = choice.seed;
     if (choice.finish_reason) this.reason = choice.finish_reason;

@@ -26,7 +26,7 @@ export async function loadOf(model, key) {
 /** The events of a chat's answer as they come. body: of the request. The signal ends it with an AbortError. */
 export async function* streamChat(body, key, signal) {
   const headers = { ...headersOf(key), "Content-Type": "application/json" };
-  const asked = JSON.stringify({ ...body, stream: true, return_tokens: true });
+  const asked = JSON.stringify({ ...body, stream: true, return_tokens: true, return_progress: true });
   const response = await request("chat/completions", { method: "POST", headers, body: asked, signal });
   for await (const data of eventsOf(response.body)) {
     if (data === "[DONE]") return;

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from outrider.config import GenerationConfig
+from outrider.config.option import options_of
 from outrider.server.errors import ApiError
 from outrider.server.protocol.requests import (
     SERVED,
@@ -30,15 +32,14 @@ _AS_MANY_AS_FIT = 2**31 - 1  # tokens
 _LEAST_TEMPERATURE = 1e-3  # below it, sampling is greedy
 
 # Other servers' names of fields: llama.cpp's, vLLM's, SGLang's, TGI's, Ollama's, text-generation-webui's, Qwen's.
+_OWN_NAMES = {"max_new_tokens": "max_tokens"}  # the requests' name of an option
 SAME = {
-    "ban_eos_token": "ignore_eos", "ebnf": "grammar", "grammar_string": "grammar", "guided_grammar": "grammar",
-    "guided_regex": "regex", "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens",
-    "max_new_tokens": "max_tokens", "min_tokens": "min_new_tokens", "n_predict": "max_tokens",
-    "num_predict": "max_tokens", "num_return_sequences": "n", "random_seed": "seed",
-    "reasoning_budget_tokens": "reasoning_budget", "rep_pen": "repetition_penalty",
-    "repeat_penalty": "repetition_penalty", "stop_sequences": "stop", "stop_strings": "stop",
-    "thinking_budget": "reasoning_budget", "thinking_budget_tokens": "reasoning_budget",
-    "thinking_token_budget": "reasoning_budget", "typ_p": "typical_p", "typical": "typical_p",
+    "max_completion_tokens": "max_output_tokens", "max_tokens": "max_output_tokens", "num_return_sequences": "n",
+    **_OWN_NAMES,
+    **{
+        alias: _OWN_NAMES.get(name, name)
+        for name, described in options_of(GenerationConfig).items() for alias in described.aliases
+    },
 }  # fmt: skip
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 # Fields of numbers and of true or false, which some clients write as texts.
@@ -47,7 +48,7 @@ _NUMBERS = {name for name, each in SERVED.items() if each.values.kind in (int, f
 }  # fmt: skip
 _FLAGS = {name for name, each in SERVED.items() if each.values.kind is bool} | {
     "add_generation_prompt", "continue_final_message", "echo", "enable_thinking", "include_reasoning",
-    "parallel_tool_calls", "return_tokens", "store", "stream"
+    "parallel_tool_calls", "return_progress", "return_tokens", "store", "stream"
 }  # fmt: skip
 _TRUTHS = {"true": True, "false": False}
 WRITTEN_AS_TEXTS = _NUMBERS | _FLAGS

@@ -155,6 +155,7 @@ class MessageEvent(msgspec.Struct, frozen=True, kw_only=True):
         "content_block_stop",
         "message_delta",
         "message_stop",
+        "ping",
         "error",
     ]
     message: MessageObject | UnsetType = UNSET

@@ -239,6 +239,7 @@ class Generation(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that chats and completions share.
 
     n: answers to a prompt; the i-th has the seed `seed` + i. return_tokens: say of each token where it comes from.
+    return_progress: a stream has events with `prompt_progress` while the prompt is read.
     """
 
     n: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
@@ -246,6 +247,7 @@ class Generation(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_tokens: AtLeastOne | None = None
     response_format: PlainText | JsonObject | JsonSchema | None = None
     logprobs_of: Literal["unprocessed", "processed"] | None = None
+    return_progress: bool | None = None
     return_tokens: bool | None = None
 
 

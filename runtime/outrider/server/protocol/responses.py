@@ -87,6 +87,19 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
 
+class PromptProgress(msgspec.Struct, frozen=True):
+    """How far a prompt is read, in tokens, as llama-server says it.
+
+    processed: those that are read or were found in the prefix cache, which `cache` were. time_ms: since the reading
+    began.
+    """
+
+    total: Count
+    cache: Count
+    processed: Count
+    time_ms: Count
+
+
 class Timings(msgspec.Struct, frozen=True):
     """Counts and milliseconds, with llama-server's names.
 
@@ -251,6 +264,7 @@ class ChatChunk(msgspec.Struct, frozen=True):
     choices: list[ChatChunkChoice]
     system_fingerprint: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_progress: PromptProgress | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
 
@@ -275,5 +289,6 @@ class Completion(msgspec.Struct, frozen=True):
     choices: list[CompletionChoice]
     system_fingerprint: str
     object: Literal["text_completion"] = "text_completion"
+    prompt_progress: PromptProgress | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
