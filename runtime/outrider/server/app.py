@@ -106,7 +106,6 @@ async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
-        service.bodies.close()
         await service.models.close()
 
 

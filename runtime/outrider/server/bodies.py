@@ -45,10 +45,6 @@ class Bodies:
             return work(body)
         return await unless_gone(asyncio.get_running_loop().run_in_executor(self._threads, work, body), receive)
 
-    def close(self) -> None:
-        """Read nothing any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
 
 async def _received(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
     headers = dict(scope["headers"])

@@ -170,11 +170,11 @@ def read_fields(fields: dict[str, Any], kind: type[Body]) -> Body:
     known, neutral = set(kind.__struct_fields__), NEUTRAL.get(kind, {})
     fields, skipped = normalised(fields, known)
     ignored = [*skipped, *unread_keys(fields)]
-    unknown = fields.keys() - known - neutral.keys()
+    unknown = [name for name in fields if name not in known and name not in neutral]
     if len(unknown) > _MOST_UNKNOWN:
         message = f"{len(unknown):,} of the fields are none of this server's, and {_MOST_UNKNOWN} are ignored."
         raise ApiError(400, f"{message} Leave them out.", code="unknown_field")
-    for name in fields.keys() - known:
+    for name in [name for name in fields if name not in known]:
         if name in neutral:
             _check_neutral(name, fields[name], neutral[name])
         else:
