@@ -1,7 +1,6 @@
 """Models that are named in place of bundles: made into one once, and found again."""
 
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -27,7 +26,7 @@ from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider_export.bundles import bundle_cache
 from outrider_export.bundles.bundle_cache import BundleCache, CachedSource
-from outrider_export.bundles.cached import _identity
+from outrider_export.bundles.cached import _identity, first_bundle
 from outrider_export.describe.plan import DEFAULT_WEIGHTS
 from outrider_export.sources import content
 from outrider_export.sources.source import Located
@@ -155,7 +154,6 @@ def test_parts_of_a_model_are_one_source_whichever_is_named(tmp_path: Path) -> N
     assert told.notes[0].startswith(f"Making a bundle of {parts[0]}, once")
     assert is_whole(first)
     assert first.folder.name.startswith("model-")
-    assert first.manifest.main.source.sha256 == hashlib.sha256(b"".join(p.read_bytes() for p in parts)).hexdigest()
     for name in (parts[0], parts[-1]):
         again, told = opened(name)
         assert again == first
@@ -243,9 +241,45 @@ def test_a_changed_file_is_exported_anew(file: Path, files: list[Path]) -> None:
     shutil.copyfile(files[1], file)
     second, told = opened(file)
     assert told.exported
-    assert second.manifest.main.source.sha256 != first.manifest.main.source.sha256
+    assert second.files_of("main") != first.files_of("main")
     shutil.copyfile(files[0], file)
     assert opened(file)[0] == first  # it is still there
+
+
+def test_the_main_model_comes_first_and_is_the_pairs(file: Path, files: list[Path], folder: Path) -> None:
+    """Its files are taken over by the pair's bundle, which is found at once from then on."""
+    first, rest = first_bundle(file, files[1], progress=Told())
+    assert (len(first.manifest.drafters), rest is None) == (0, False)
+    assert rest is not None
+    pair = rest()
+    assert is_whole(pair)
+    assert [drafter.name for drafter in pair.manifest.drafters] == ["draft"]
+    for part in ("main", "tokenizer"):
+        assert pair.files_of(part) == first.files_of(part)
+    weights = [each.model_path(each.manifest.main).with_suffix(".bin") for each in (first, pair)]
+    assert weights[0].samefile(weights[1])
+    assert first_bundle(file, files[1]) == (pair, None)
+    assert opened(file, files[1])[0] == pair
+
+
+def test_large_files_are_known_by_samples(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by their time of change. What lies between samples is not read."""
+    for name, value in {"_WHOLE": 1 << 16, "_BEGINNING": 1 << 12, "_SAMPLE": 1 << 4}.items():
+        monkeypatch.setattr(content, name, value)
+
+    def content_of(path: Path) -> str:
+        return content.content_of(Located(path.name, "gguf", path), path.parent / "known", Told())
+
+    whole, before = content_of(file), file.stat()
+    moved = file.rename(file.with_name("moved.gguf"))
+    assert content_of(moved) == whole
+    os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns + 10**10))
+    assert content_of(moved) != whole
+    data = bytearray(moved.read_bytes())
+    data[1 << 11] ^= 1
+    moved.write_bytes(data)
+    os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert content_of(moved) != whole
 
 
 @pytest.mark.needs("POSIX")

@@ -99,9 +99,9 @@ class BundleCache:
         Raises:
             ExportError: when it cannot be made or written.
         """
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-        if (found := self._open(digest, sources)) is not None:
+        if (found := self.made(key, sources)) is not None:
             return found
+        digest = _digest(key)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked(digest, progress):
@@ -124,6 +124,10 @@ class BundleCache:
             raise NoRoom(error.what, self._elsewhere) from error
         except OSError as error:
             raise NoRoom(f"{self.folder} cannot be written: {why(error)}.", self._elsewhere) from error
+
+    def made(self, key: Mapping[str, Any], sources: tuple[CachedSource, ...]) -> Bundle | None:
+        """The bundle of this key, if there is one that is whole. It counts as used now."""
+        return self._open(_digest(key), sources)
 
     def named(self, name: str) -> Bundle | None:
         """The bundle of this name, as `entries` has it.
@@ -293,6 +297,10 @@ class BundleCache:
         from filelock import FileLock  # 50 ms, which finding a bundle need not take
 
         return FileLock(self.folder / f".{digest}.lock")
+
+
+def _digest(key: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _record_of(folder: Path) -> Path:

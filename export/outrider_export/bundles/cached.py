@@ -8,7 +8,11 @@ cached. A path whose file was deleted means the bundle that was exported from it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.bundle.folder import Bundle, check_no_draft
 from outrider.config.files import user_path
@@ -40,7 +44,33 @@ def cached_bundle(
 
     Raises as `export_bundle`, and BundleError when there is nothing of this name.
     """
-    cache, progress = BundleCache(saved.FOLDER), progress or _Reported()
+    wanted = _find(main, draft, for_this_machine, progress or _Reported())
+    return wanted if isinstance(wanted, Bundle) else wanted.get()
+
+
+def first_bundle(
+    main: str | Path,
+    draft: str | Path | None = None,
+    *,
+    for_this_machine: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Bundle, Callable[[], Bundle] | None]:
+    """A bundle, and what makes the pair's if this is the main model's alone: of a pair that was not made yet.
+
+    So the main model can be compiled, and answer, while the draft model is converted. The pair's bundle has its files.
+    Raises as `cached_bundle`.
+    """
+    wanted = _find(main, draft, for_this_machine, progress or _Reported())
+    if isinstance(wanted, Bundle):
+        return wanted, None
+    if wanted.alone is None or wanted.made() is not None:
+        return wanted.get(), None
+    return wanted.alone.get(), wanted.get
+
+
+def _find(main: str | Path, draft: str | Path | None, for_this_machine: bool, progress: Progress) -> Bundle | _Wanted:
+    """A bundle of this name, or what is wanted of the cache."""
+    cache = BundleCache(saved.FOLDER)
     if (named := cache.named(str(main))) is not None:
         check_no_draft(named.folder, draft)
         return named
@@ -48,17 +78,50 @@ def cached_bundle(
         draft = find_draft(main, cache, progress)
     names = {"main": main} if draft in (None, NONE) else {"main": main, "draft": draft}
     sources = tuple(_source(role, name, cache, ForModel(progress, role)) for role, name in names.items())
-    has_draft = len(sources) > 1
-    key = {
-        "version": __version__,
-        "main": [_identity(sources[0]), DEFAULT_WEIGHTS["main"]],
-        "draft": [_identity(sources[1]), DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if has_draft else draft,
-        "for": machine_key() if for_this_machine else None,
-    }
+    return _Wanted(cache, main, draft, sources, for_this_machine, progress)
 
-    def make(output: Path) -> Bundle:
-        from outrider_export.bundles.export import export_bundle
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A bundle that is wanted of the cache."""
+
+    cache: BundleCache
+    main: str | Path
+    draft: str | Path | None
+    sources: tuple[CachedSource, ...]
+    for_this_machine: bool
+    progress: Progress
+
+    @property
+    def alone(self) -> _Wanted | None:
+        """The main model of a pair; None if there is no draft model."""
+        has_draft = len(self.sources) > 1
+        return dataclasses.replace(self, draft=NONE, sources=self.sources[:1]) if has_draft else None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """Everything that it is made of."""
+        main, *draft = map(_identity, self.sources)
+        return {
+            "version": __version__,
+            "main": [main, DEFAULT_WEIGHTS["main"]],
+            "draft": [*draft, DEFAULT_WEIGHTS["draft"], SMALL_DRAFT] if draft else self.draft,
+            "for": machine_key() if self.for_this_machine else None,
+        }
+
+    def made(self) -> Bundle | None:
+        """It, if it was made before."""
+        return self.cache.made(self.key, self.sources)
+
+    def get(self) -> Bundle:
+        """It, made now if it was not. Raises as `export_bundle`."""
+        title = default_name(self.main, None if self.alone is None else self.draft)
+        return self.cache.get(title, self.key, self.sources, self._make, self.progress)
+
+    def _make(self, output: Path) -> Bundle:
+        from outrider_export.bundles.export import Export, ExportRequest
+
+        sources = self.sources
         commits = [source.content if source.kind == "hub" else None for source in sources]
         paths = [absolute(Path(source.name)) for source in sources if source.kind != "hub"]
         if gone := [path for path in paths if not path.exists()]:
@@ -68,21 +131,20 @@ def cached_bundle(
             )
         before = [stamps_of(path) for path in paths]
         whose = " and ".join(source.name for source in sources)
-        progress.note(f"Making a bundle of {whose}, once, in {cache.folder}.")
-        made = export_bundle(
-            main,
-            draft,
-            output=output,
+        self.progress.note(f"Making a bundle of {whose}, once, in {self.cache.folder}.")
+        request = ExportRequest(
+            self.main,
+            self.draft,
             revision=commits[0],
-            draft_revision=commits[-1] if has_draft else None,
-            for_this_machine=for_this_machine,
-            progress=progress,
+            draft_revision=None if self.alone is None else commits[-1],
+            for_this_machine=self.for_this_machine,
+            main_from=None if self.alone is None else self.alone.made(),
+            hashes_sources=False,  # the cache knows them
         )
+        made = Export(request, output, self.progress).run()
         for path, stamps in zip(paths, before, strict=True):
             check_unchanged(path, stamps)
         return made
-
-    return cache.get(default_name(main, draft if has_draft else None), key, sources, make, progress)
 
 
 def _identity(source: CachedSource) -> str:

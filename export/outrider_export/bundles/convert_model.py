@@ -57,16 +57,19 @@ def convert_model(
     trust_remote_code: bool,
     progress: Progress,
     adapter: Path | None,
+    *,
+    hashes_source: bool = True,
 ) -> ModelEntry:
     """Convert one model into the bundle's folder for it, and cut its output matrix to a diet.
 
     tokenizer: the folder of its own tokenizer, if it has one. adapter: the folder of one to merge into it.
+    hashes_source: whether the manifest has the sha256 of a GGUF file.
 
     Raises:
         ExportError: when it cannot be converted. A full disk is named: the libraries' message is "iostream error".
     """
     try:
-        hashes = [] if plan.header is None else [partial(sha256_of_all, shards_of(plan.path))]
+        hashes = [] if plan.header is None or not hashes_source else [partial(sha256_of_all, shards_of(plan.path))]
         with start(hashes) as hashed:  # a conversion does not keep all processors busy
             entry = _convert(plan, target, trust_remote_code, progress, adapter)
         digest = hashed[0].result() if hashed else None

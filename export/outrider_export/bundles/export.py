@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from outrider.bundle.folder import Bundle, read_bundle
@@ -12,6 +15,7 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import (
     SCHEMA_VERSION,
     DrafterEntry,
+    Format,
     Manifest,
     ModelEntry,
     TextEncoderKind,
@@ -20,8 +24,10 @@ from outrider.bundle.manifest import (
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.system.files import usable
+from outrider.system.together import start
 from outrider.version import __version__
 from outrider_export.bundles.convert_model import convert_model, convert_tokenizer, describe_drafter, describe_tokenizer
+from outrider_export.bundles.written import Written
 from outrider_export.describe.pairing import Pairing, pair_vocabularies
 from outrider_export.describe.plan import DEFAULT_WEIGHTS as MAIN_WEIGHTS
 from outrider_export.describe.plan import (
@@ -41,7 +47,7 @@ from outrider_export.heads.formats import read_head
 from outrider_export.heads.own import find_own, may_have_own
 from outrider_export.heads.plan import DEFAULT_WEIGHTS, HeadPlan, is_head
 from outrider_export.heads.write import check_head_weights
-from outrider_export.progress import ForModel, Progress, Silent
+from outrider_export.progress import ForModel, Notes, Progress, Silent
 from outrider_export.sources.peft_adapter import read_adapter
 from outrider_export.sources.source import NONE, Located, check_packages, fetch, locate
 from outrider_export.target import NoRoom, Target, check_space
@@ -87,148 +93,232 @@ def export_bundle(
         VocabularyMismatch: if the draft model has no token in common with the main model.
         ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
     """
-    check_packages()
-    progress = progress or Silent()
-    is_free = for_this_machine and format is None and weights is None
-    main_form = check_format("format", format or PORTABLE[0])
-    draft_form = check_format("draft_format", draft_format or main_form)
-    check_weights("weights", weights, main_form)
-    check_weights("draft_weights", draft_weights, draft_form)
-    source = locate(main, revision)
-    kind = None if weights == "keep" else kind_of_text_encoder(source, ForModel(progress, "main"))
-    if kind is not None:
-        return _export_text_encoder(
-            source, kind, weights, Path(output), trust_remote_code, overwrite, progress,
-            draft=draft, format=main_form, draft_vocab=draft_vocab, adapter=adapter,
-        )  # fmt: skip
-    named = [("main", source, main_form, weights)]
-    takes_own = draft is None and may_have_own(named[0][1])
-    draft = None if draft == NONE else draft
-    if draft is not None:
-        named.append(("draft", locate(draft, draft_revision), draft_form, draft_weights))
-    merged = None if adapter is None else check_adapter(adapter, weights)
-    num_tokens, corpus = check_diet(draft is not None or takes_own, draft_vocab, draft_vocab_corpus)
-    for role, source, form, asked in named:
-        is_model = role == "main" or asked == "keep"
-        if is_model or not is_head(fetch_config(source)):
-            check_route(role, source, form, asked, trust_remote_code=trust_remote_code)
-    try:
-        with Target(Path(output), overwrite) as target:
+    options = {name: value for name, value in locals().items() if name not in ("output", "progress")}
+    return Export(ExportRequest(**options), Path(output), progress or Silent()).run()
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What `export_bundle` is asked for; see there. The last two are the cache's."""
+
+    main: str | Path
+    draft: str | Path | None = None
+    format: str | None = None
+    draft_format: str | None = None
+    weights: str | None = None
+    draft_weights: str | None = None
+    draft_vocab: int | str | None = None
+    draft_vocab_corpus: str | Path | None = None
+    revision: str | None = None
+    draft_revision: str | None = None
+    adapter: str | Path | None = None
+    trust_remote_code: bool = False
+    overwrite: bool = False
+    for_this_machine: bool = True
+    main_from: Bundle | None = None  # of the same main model, whose files are taken over
+    hashes_sources: bool = True  # whether the manifest has the sha256 of GGUF files
+
+
+class Export:
+    """One export, stage by stage."""
+
+    def __init__(self, request: ExportRequest, output: Path, progress: Progress) -> None:
+        self.request, self.output, self.progress = request, output, progress
+        self._drafter: Located | None = None  # that reads hidden states, if `draft` names one
+        self._head: HeadPlan | None = None
+
+    def run(self) -> Bundle:
+        """Do all stages. Raises as `export_bundle`."""
+        check_packages()
+        request = self.request
+        main_form = check_format("format", request.format or PORTABLE[0])
+        draft_form = check_format("draft_format", request.draft_format or main_form)
+        check_weights("weights", request.weights, main_form)
+        check_weights("draft_weights", request.draft_weights, draft_form)
+        source = locate(request.main, request.revision)
+        kind = None if request.weights == "keep" else kind_of_text_encoder(source, ForModel(self.progress, "main"))
+        if kind is not None:
+            return self._text_encoder(source, kind, main_form)
+        asked = [_Asked("main", source, main_form, request.weights)]
+        if request.draft not in (None, NONE):
+            draft = locate(request.draft, request.draft_revision)
+            asked.append(_Asked("draft", draft, draft_form, request.draft_weights))
+        self._adapter = None if request.adapter is None else check_adapter(request.adapter, request.weights)
+        self._takes_own = request.draft is None and may_have_own(source)
+        has_draft = len(asked) > 1 or self._takes_own
+        self._diet = check_diet(has_draft, request.draft_vocab, request.draft_vocab_corpus)
+        for each in asked:
+            if each.role == "main" or each.weights == "keep" or not is_head(fetch_config(each.source)):
+                self._check_route(each)
+        with _writing(self.output), Target(self.output, request.overwrite) as target:
             for leftover in target.leftovers:
-                progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
-            fetched = [
-                (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
-                for role, source, form, asked in named
-            ]
-            for (role, found, form, asked), (_, source, *_) in zip(fetched, named, strict=True):
-                if found.kind != source.kind:
-                    check_route(role, found, form, asked, trust_remote_code=trust_remote_code)
-            drafter = fetched.pop()[1] if draft is not None and is_head(fetched[1][1]) else None
-            if drafter is not None:  # before configurations are read
-                check_head_weights("draft_weights", draft_weights or DEFAULT_WEIGHTS)
-            plans = [
-                make_plan(role, source, form, asked, trust_remote_code=trust_remote_code)
-                for role, source, form, asked in fetched
-            ]
-            if merged is not None and (plans[0].encoder or (plans[0].vision and not plans[0].direct)):
-                raise ExportError(
-                    f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that "
-                    "are decoders of text alone. Export it without --adapter."
-                )
-            encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=drafter is not None)
-            head = _plan_head(plans[0], drafter, draft_weights, num_tokens, corpus, progress, takes_own=takes_own)
-            if draft is None and head is None:
-                check_diet(False, draft_vocab, draft_vocab_corpus)
-            if is_free:
-                plans = choose_weights(plans, draft_format, draft_weights, progress)
-            pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
-            diets: list[Diet | AutomaticCut | None] = [None] + [
-                None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
-                for plan, pairing in zip(plans[1:], pairings, strict=True)
-            ]
-            check_space(target.output.parent, space_needed(plans))
-            # A draft model has its own tokenizer only with another vocabulary.
-            folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
-            encoders = [encoder_decoder.place_encoder(plan, plans[0], progress) for plan in plans]
-            plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
-            for plan, folder in zip(plans, folders, strict=True):
-                if folder is not None:  # before the weights, which take minutes
-                    convert_tokenizer(plan, target.new / folder, trust_remote_code, ForModel(progress, plan.role))
-            entries = [
-                convert_model(
-                    plan,
-                    folder,
-                    diet,
-                    target,
-                    trust_remote_code,
-                    ForModel(progress, plan.role),
-                    merged if plan.role == "main" else None,
-                )
-                for plan, folder, diet in zip(plans, folders, diets, strict=True)
-            ]
-            added = []
-            if head is not None:
-                try:
-                    added.append(head.write(target, entries[0], head.kind))
-                except ExportError as error:
-                    if drafter is not None:
-                        raise
-                    shutil.rmtree(target.new / head.kind, ignore_errors=True)
-                    progress.note(f"The model's own MTP module is left out. {error}")
-            finish(target, plans, entries, pairings, progress, added)
-    except OSError as error:
-        raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
-    return read_bundle(target.output)
+                self.progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
+            plans = self._plan(asked)
+            self._write(target, plans)
+            return read_bundle(target.output)
 
-
-def _export_text_encoder(
-    source: Located,
-    kind: TextEncoderKind,
-    weights: str | None,
-    output: Path,
-    trust_remote_code: bool,
-    overwrite: bool,
-    progress: Progress,
-    **others: object,
-) -> Bundle:
-    """The export of a model that writes no text. others: options that such models have not."""
-    check_options(source, kind, weights, others)
-    try:
-        with Target(output, overwrite) as target:
-            weights = weights or MAIN_WEIGHTS["main"]
+    def _text_encoder(self, source: Located, kind: TextEncoderKind, form: str) -> Bundle:
+        """The export of a model that writes no text."""
+        request = self.request
+        others = {"draft": request.draft, "format": form, "draft_vocab": request.draft_vocab}
+        check_options(source, kind, request.weights, {**others, "adapter": request.adapter})
+        with _writing(self.output), Target(self.output, request.overwrite) as target:
             return export_text_encoder(
-                source, kind, target, weights=weights, trust_remote_code=trust_remote_code, progress=progress
+                source,
+                kind,
+                target,
+                weights=request.weights or MAIN_WEIGHTS["main"],
+                trust_remote_code=request.trust_remote_code,
+                progress=self.progress,
             )
+
+    def _check_route(self, asked: _Asked) -> None:
+        trusts = self.request.trust_remote_code
+        check_route(asked.role, asked.source, asked.format, asked.weights, trust_remote_code=trusts)
+
+    def _plan(self, asked: list[_Asked]) -> list[Plan]:
+        """Fetch the models, and plan the conversion of each."""
+        request, progress = self.request, self.progress
+        fetched = []
+        for each in asked:
+            found = fetch(each.source, request.trust_remote_code, ForModel(progress, each.role))
+            fetched.append(dataclasses.replace(each, source=found))
+            if found.kind != each.source.kind:
+                self._check_route(fetched[-1])
+        if len(fetched) > 1 and is_head(fetched[1].source):  # before configurations are read
+            self._drafter = fetched.pop().source
+            check_head_weights("draft_weights", request.draft_weights or DEFAULT_WEIGHTS)
+        trusts = request.trust_remote_code
+        plans = [
+            make_plan(each.role, each.source, each.format, each.weights, trust_remote_code=trusts) for each in fetched
+        ]
+        if self._adapter is not None and (plans[0].encoder or (plans[0].vision and not plans[0].direct)):
+            raise ExportError(
+                f"The adapter {self._adapter} cannot be merged into {plans[0].source.id}: adapters are for models that "
+                "are decoders of text alone. Export it without --adapter."
+            )
+        encoder_decoder.check_pair(plans[0], plans[1:], request.draft_vocab, has_head=self._drafter is not None)
+        self._head = self._plan_head(plans[0])
+        if request.draft in (None, NONE) and self._head is None:
+            check_diet(False, request.draft_vocab, request.draft_vocab_corpus)
+        if request.for_this_machine and request.format is None and request.weights is None:
+            plans = choose_weights(plans, request.draft_format, request.draft_weights, progress)
+        return plans
+
+    def _plan_head(self, main: Plan) -> HeadPlan | None:
+        """The plan of a drafter that reads hidden states: the named one, or that in the main model's own files.
+
+        Raises as `read_head` and `HeadPlan.of`.
+        """
+        weights = self.request.draft_weights
+        options = eos_of(main), weights, *self._diet, self.progress
+        if self._drafter is not None:
+            return HeadPlan.of(read_head(self._drafter.fetched, main.geometry), self._drafter, *options)
+        own = find_own(main, self.progress) if self._takes_own else None
+        if own is None:
+            return None
+        check_head_weights("draft_weights", weights or DEFAULT_WEIGHTS)
+        head = HeadPlan.of(own.read(main.geometry), main.source, *options)
+        self.progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
+        return head
+
+    def _write(self, target: Target, plans: list[Plan]) -> None:
+        """Convert tokenizers and models, and finish the bundle."""
+        progress = self.progress
+        pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
+        diets: list[Diet | AutomaticCut | None] = [None] + [
+            None if plan.encoder else plan_diet(plan, pairing, *self._diet, progress)
+            for plan, pairing in zip(plans[1:], pairings, strict=True)
+        ]
+        check_space(target.output.parent, space_needed(plans))
+        # A draft model has its own tokenizer only with another vocabulary.
+        folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
+        encoders = [encoder_decoder.place_encoder(plan, plans[0], progress) for plan in plans]
+        plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
+        written = Written(target.new)
+        entries = []
+        with start(self._tokenizers(target, plans, folders, written)) as tokenizers:
+            for plan, folder, diet in zip(plans, folders, diets, strict=True):
+                if diet is not None or not plan.direct:  # PyTorch takes minutes
+                    for each in tokenizers:
+                        each.result()
+                entries.append(self._convert(target, plan, folder, diet, written))
+        for each in tokenizers:
+            each.result()
+        added = []
+        if self._head is not None:
+            try:
+                added.append(self._head.write(target, entries[0], self._head.kind))
+            except ExportError as error:
+                if self._drafter is not None:
+                    raise
+                shutil.rmtree(target.new / self._head.kind, ignore_errors=True)
+                progress.note(f"The model's own MTP module is left out. {error}")
+        finish(target, plans, entries, pairings, progress, added, written)
+
+    def _tokenizers(
+        self, target: Target, plans: list[Plan], folders: list[str | None], written: Written
+    ) -> list[Callable[[], None]]:
+        """What converts the tokenizers, in another thread; that of another bundle is taken over now."""
+        made: list[Callable[[], None]] = []
+        for plan, folder in zip(plans, folders, strict=True):
+            if folder is None:
+                continue
+            if (other := self._other(plan)) is not None:
+                written.take_over(other, folder)
+                continue
+            ForModel(self.progress, plan.role).phase("tokenizer")
+            trusts, notes = self.request.trust_remote_code, Notes(self.progress)
+            made.append(partial(convert_tokenizer, plan, target.new / folder, trusts, notes))
+        return made
+
+    def _convert(
+        self, target: Target, plan: Plan, folder: str | None, diet: Diet | AutomaticCut | None, written: Written
+    ) -> ModelEntry:
+        """Convert one model, and begin to hash its files; or take it over from another bundle."""
+        if (other := self._other(plan)) is not None:
+            written.take_over(other, plan.role)
+            return other.manifest.main
+        progress, adapter = ForModel(self.progress, plan.role), self._adapter if plan.role == "main" else None
+        request = self.request
+        entry = convert_model(
+            plan,
+            folder,
+            diet,
+            target,
+            request.trust_remote_code,
+            progress,
+            adapter,
+            hashes_source=request.hashes_sources,
+        )
+        written.hash(entry.folder)
+        return entry
+
+    def _other(self, plan: Plan) -> Bundle | None:
+        """The bundle whose main model is this one, as it is planned."""
+        other = self.request.main_from if plan.role == "main" else None
+        if other is None or plan.encoder or plan.vision:
+            return None
+        main = other.manifest.main
+        return other if (main.format, main.weights) == (plan.format, plan.weights) else None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One model of a request. weights: as asked for."""
+
+    role: str
+    source: Located
+    format: Format
+    weights: str | None
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
-
-
-def _plan_head(
-    main: Plan,
-    drafter: Located | None,
-    weights: str | None,
-    num_tokens: int | None,
-    corpus: list[str],
-    progress: Progress,
-    *,
-    takes_own: bool,
-) -> HeadPlan | None:
-    """The plan of a drafter that reads hidden states; None without one.
-
-    drafter: its checkpoint, if one is named. takes_own: whether one in the main model's own files is taken.
-
-    Raises as `read_head` and `HeadPlan.of`.
-    """
-    options = eos_of(main), weights, num_tokens, corpus, progress
-    if drafter is not None:
-        return HeadPlan.of(read_head(drafter.fetched, main.geometry), drafter, *options)
-    own = find_own(main, progress) if takes_own else None
-    if own is None:
-        return None
-    check_head_weights("draft_weights", weights or DEFAULT_WEIGHTS)
-    head = HeadPlan.of(own.read(main.geometry), main.source, *options)
-    progress.note(f"Its own MTP module comes along as drafter '{head.kind}'. --draft none leaves it out.")
-    return head
 
 
 def finish(
@@ -238,18 +328,21 @@ def finish(
     pairings: list[Pairing],
     progress: Progress,
     added: Sequence[DrafterEntry] = (),
+    written: Written | None = None,
 ) -> None:
     """Describe the written models and tokenizers, write the manifest, and commit the bundle.
 
     plans, entries: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
-    are described already.
+    are described already. written: hashes of files that are known, or on their way.
     """
     tokenizer = describe_tokenizer(plans[0], target.new / "tokenizer")
     drafters = [
         describe_drafter(plan, entry, pairing, target.new)
         for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
     ]
-    progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
+    known = {} if written is None else written.files()
+    sizes = {p.relative_to(target.new).as_posix(): p.stat().st_size for p in target.new.rglob("*") if p.is_file()}
+    progress.phase("hash", sum(size for path, size in sizes.items() if path not in known) or None)
     write_manifest(
         target.new,
         Manifest(
@@ -259,7 +352,7 @@ def finish(
             main=entries[0],
             drafters=(*drafters, *added),
             tokenizer=tokenizer,
-            files=list_files(target.new, progress.advance),
+            files=list_files(target.new, progress.advance, known),
         ),
     )
     read_bundle(target.new)

@@ -1,5 +1,8 @@
 """One hash of the content of a model's files, saved so that unchanged files are not read again.
 
+Of a large file it is that of its size, its time of change, its beginning, which has a GGUF file's header, and samples:
+reading a file of some GB takes seconds, and longer where it is not in memory.
+
 A file counts as unchanged while its size, its times of change and its inode number are the same. On POSIX no program
 can restore all of these; on Windows a program that writes as many bytes and restores the time goes unnoticed.
 """
@@ -9,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -26,6 +30,10 @@ from outrider_export.sources.source import OTHER_TEMPLATES, POOLING, Located
 _READ = (*ALLOWED, OTHER_TEMPLATES, POOLING, "*.txt")
 # A file that was changed so recently may be changed again within the same tick of the disk's clock: FAT's has 2 s.
 _SETTLED_NS = 3 * 10**9
+
+
+# Files of so many bytes are read whole; of larger ones the beginning, and samples of so many bytes.
+_WHOLE, _BEGINNING, _NUM_SAMPLES, _SAMPLE = 1 << 26, 1 << 24, 64, 1 << 16
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -54,11 +62,11 @@ def content_of(located: Located, folder: Path, progress: Progress) -> str:
     if known is not None and known.stamps == stamps:
         return known.content
     began = time.time_ns()
-    progress.phase("hash", sum(stamp.size for stamp in stamps))
+    progress.phase("hash", sum(min(stamp.size, _WHOLE) for stamp in stamps))
     digest = hashlib.sha256()
     for stamp in stamps:
         try:
-            sha256 = sha256_of(_file(path, stamp), progress.advance)
+            sha256 = _hash(_file(path, stamp), stamp, progress.advance)
         except OSError as error:
             raise ExportError(f"{shown(_file(path, stamp))} cannot be read: {why(error)}.") from error
         # A file's name says what it is for; that of a single one does not.
@@ -68,6 +76,19 @@ def content_of(located: Located, folder: Path, progress: Progress) -> str:
     if all(max(stamp.changed) + _SETTLED_NS < began for stamp in stamps):
         saved.write(_Known(stamps, content))
     return content
+
+
+def _hash(file: Path, stamp: Stamp, advance: Callable[[int], None]) -> str:
+    if stamp.size <= _WHOLE:
+        return sha256_of(file, advance)
+    digest = hashlib.sha256(f"{stamp.size} {stamp.changed[0]}\n".encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(_BEGINNING))
+        for number in range(_NUM_SAMPLES):
+            stream.seek(_BEGINNING + (stamp.size - _BEGINNING - _SAMPLE) * number // (_NUM_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE))
+    advance(_WHOLE)
+    return digest.hexdigest()
 
 
 def is_changed(path: Path, content: str, folder: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -11,17 +11,22 @@ from outrider.bundle.manifest import MANIFEST_NAME, FileEntry
 from outrider.system.together import together
 
 
-def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> tuple[FileEntry, ...]:
+def list_files(
+    folder: Path, progress: Callable[[int], None] | None = None, known: Mapping[str, FileEntry] | None = None
+) -> tuple[FileEntry, ...]:
     """Size and sha256 of every file below `folder`, the manifest excepted, sorted by path.
 
-    Several files are read at the same time, and `progress` is called in their threads, as `sha256_of` does.
+    Several files are read at the same time, and `progress` is called in their threads, as `sha256_of` does. known:
+    those that need not be read, by their paths.
     """
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST_NAME)
-    hashes = together([partial(sha256_of, path, progress) for path in paths])
-    return tuple(
-        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256.result())
-        for path, sha256 in zip(paths, hashes, strict=True)
-    )
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    found = dict(known or {})
+    unknown = [name for name in names if name not in found]
+    hashes = together([partial(sha256_of, names[name], progress) for name in unknown])
+    for name, sha256 in zip(unknown, hashes, strict=True):
+        found[name] = FileEntry(name, names[name].stat().st_size, sha256.result())
+    return tuple(found[name] for name in names)
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
