@@ -48,16 +48,15 @@ REAL_MODELS = {"smollm2", "smollm2_drafted", "smollm2_pair", "smollm2_onnx"}
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of real models are slow, and cases beyond `fast_cases`; what asks for more than AVX2 is marked."""
-    cases = defaultdict[object, list[pytest.Item]](list)
+    cases = defaultdict[tuple[pytest.Collector | None, str, int], list[pytest.Item]](list)
     for item in items:
-        if item.get_closest_marker("fast_cases"):
-            cases[getattr(item, "obj", item).__qualname__, item.path].append(item)
+        if mark := item.get_closest_marker("fast_cases"):
+            cases[item.parent, item.name.split("[")[0], *mark.args].append(item)
         if REAL_MODELS & {*getattr(item, "fixturenames", ())}:
             item.add_marker("slow")
         if any(PROCESSOR & {*mark.args} for mark in item.iter_markers("needs")):
             item.add_marker("processor")
-    for found in cases.values():  # as far apart as they can be: tables have what is alike side by side
-        (count,) = found[0].get_closest_marker("fast_cases").args
+    for (*_, count), found in cases.items():  # as far apart as they can be: tables have what is alike side by side
         fast = {i * len(found) // count for i in range(count)}
         for i, item in enumerate(found):
             if i not in fast:
