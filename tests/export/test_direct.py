@@ -125,7 +125,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_export.direct.pack._CHUNK", 500)
 
 
-@pytest.mark.fast_cases(12)
+@pytest.mark.fast_cases(10)
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("name", FORMS)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert error_of(logits(graph), logits_of(model, TOKENS)) < MOST.get(name, 5e-6)
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Path) -> None:
     _, folder = saved(name, tmp_path / name)
@@ -170,7 +170,7 @@ def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Pa
 _WITH_GGUF = [name for name in STATEFUL if FORMS[name].gguf]
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("name", "tied"),
     [(name, i % 2 == 1) for i, name in enumerate(_WITH_GGUF)]
@@ -630,7 +630,7 @@ _IN_GGUF: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.fast_cases(10)
+@pytest.mark.fast_cases(8)
 @pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("name", [*(form.name for form in FORMS.values() if form.gguf), "mixtral", "granitemoe_swa"])
 def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
@@ -757,6 +757,7 @@ def with_module(plain: Path, path: Path, kind: str, tokenizer: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*MODULES][:1] + [pytest.param(each, marks=pytest.mark.slow) for each in [*MODULES][1:]]
 )

@@ -52,6 +52,7 @@ def expected(bundle: Bundle, tasks: list[WritingTask]) -> dict[int, DistillText]
     return {text.number: text for text in right.write(tasks, seed=5)}
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_the_other_writer(
     writer: GpuWriter, tasks: list[WritingTask], expected: dict[int, DistillText]
 ) -> None:

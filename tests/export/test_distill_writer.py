@@ -58,6 +58,7 @@ def expected(both: tuple[Bundle, Any], texts: dict[int, DistillText]) -> dict[in
     return found
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_the_engines(
     both: tuple[Bundle, Any], tasks: list[WritingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ numbers = st.one_of(
 rows = numbers.map(lambda row: np.array(row, dtype=np.float32))
 
 
+@pytest.mark.slow
 @given(rows)
 def test_top_probabilities_are_those_of_the_whole_row(logits: np.ndarray[Any, Any]) -> None:
     near = near_best(logits)
@@ -215,6 +217,7 @@ def test_top_probabilities_are_those_of_the_whole_row(logits: np.ndarray[Any, An
     assert len(left) == 0 or left.max() <= max(probs[-1] * 1.001, 1.01e-4 * exact.max())
 
 
+@pytest.mark.slow
 @given(rows, st.sampled_from([0.5, 0.7, 1.0]))
 def test_draws_have_the_softmaxs_frequencies(logits: np.ndarray[Any, Any], temperature: float) -> None:
     """Over an even grid of numbers, each token is drawn as often as its probability says, and one more or less."""

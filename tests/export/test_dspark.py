@@ -218,7 +218,7 @@ def drafts_of(drafter: HiddenModel, states: Any, token_ids: list[int], verifier:
     return first
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", DSPARKS, ids=FORMS)
 def test_drafts_are_those_of_the_published_form(kind: str, bundle: Bundle, shared: Any) -> None:
     reference, drafter = Reference(kind, shared), drafter_of(bundle, name_of(kind))
@@ -236,7 +236,7 @@ def test_drafts_are_those_of_the_published_form(kind: str, bundle: Bundle, share
     assert bool(changed) == (kind != "dspark plain")
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", DSPARKS, ids=FORMS)
 def test_draft_probs_are_the_corrected_ones(kind: str, bundle: Bundle, shared: Any) -> None:
     """Each place's, after the tokens that were drawn before."""
@@ -293,7 +293,7 @@ def test_the_likeliest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.delete(logits, found).max(initial=-np.inf) < values.min()
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [False, True])
 def test_texts_are_those_of_plain_decoding(bundle: Bundle, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if few:

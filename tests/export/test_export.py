@@ -131,6 +131,7 @@ def test_nothing_else_is_left(exact: tuple[Bundle, Any]) -> None:
 # GGUF
 
 
+@pytest.mark.slow
 def test_gguf_keeps_its_weights(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
     checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
     path = make_gguf("keep", checkpoint, quantisation="Q8_0")

@@ -163,7 +163,7 @@ def module_case(kind: str, num_tokens: int = 45) -> tuple[Any, Any, Any]:
     return token_ids, hidden, np.pad(hidden, ((0, 0), (0, 64 if kind == "eagle3" else 0)))
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", MODULES)
 def test_modules(kind: str, rule: str, bundle: Bundle, shared: Any) -> None:
@@ -210,7 +210,7 @@ def test_a_residual_after_the_norm(tiny: Path, shared: Any, tmp_path: Path) -> N
     check(rows_of_call(backend, chunk), logits)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", MODULES)
 def test_modules_read_their_own_hidden_states(kind: str, bundle: Bundle, shared: Any) -> None:
     backend, (token_ids, hidden, read) = load(bundle, kind), module_case(kind)
@@ -328,6 +328,7 @@ def test_places(kind: str, count: int, bundle: Bundle, shared: Any) -> None:
         assert backend.seconds > before
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", ["eagle3", "medusa", "hydra"])
 def test_proposed_tokens_are_in_order(kind: str, bundle: Bundle) -> None:
     """Those of `d2t`, which has differences, or `token_map`, in whatever order they are published."""

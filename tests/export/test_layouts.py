@@ -56,7 +56,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outrider_export.extras.missing", lambda _: ["torch"])
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_and_texts_are_the_original_s(family: str, converted: Any) -> None:
     original, made = Original.from_str(text_of(family)), openvino_genai.Tokenizer(converted(family))
@@ -73,7 +73,7 @@ def test_tokens_and_texts_are_the_original_s(family: str, converted: Any) -> Non
                 assert made.decode(ids, skip_special_tokens=special) == expected, ids
 
 
-@pytest.mark.fast_cases(30)
+@pytest.mark.fast_cases(15)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_files_are_read(name: str, converted: Any, no_torch: None, tmp_path: Path) -> None:
     """Without a weight: the route, the tokens that end answers, the bundle's tokenizer and its chat template."""

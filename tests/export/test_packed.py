@@ -26,7 +26,7 @@ def packed(tiny: Path, tmp_path: Path) -> Path:
     return pack(add_drafter(made, write_head(tmp_path / "head", "eagle3")), "eagle3", tmp_path / "packed")
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_drafts_as_in_the_first_bundle(kind: str, tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
     first, second = (shutil.copytree(tiny, tmp_path / name) for name in ("first", "second"))

@@ -107,6 +107,7 @@ def cases() -> Iterator[tuple[str, Any, bool]]:
             yield from ((name, tools, answering) for answering in (True, False))
 
 
+@pytest.mark.fast_cases(17)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_as_transformers(judge: Any, family: str) -> None:
     """But what a template refuses may be joined, what it leaves out is refused, and tools that it has not are told."""

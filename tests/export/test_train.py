@@ -187,7 +187,7 @@ def test_places_weigh_as_much_as_they_are_reached() -> None:
     assert reach.weights == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 def test_training_lowers_the_loss_and_raises_acceptance(kind: str, teacher: Teacher, data: Data) -> None:
     head, _ = make(kind, teacher, data)

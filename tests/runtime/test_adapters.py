@@ -140,6 +140,7 @@ def test_logits_are_those_of_weights_with_the_adapter_added_by_hand(f16: Any) ->
     assert cosines(found, without).min() < 0.99
 
 
+@pytest.mark.slow
 def test_a_row_has_the_same_bits_whatever_adapters_are_loaded(bundle: Bundle, every: OpenVINOPaged) -> None:
     without, two = compiled(bundle), compiled(bundle, "poet", "late")
     for sizes in ((48,), (20, 1, 1, 5, 21), (3, *[1] * 45)):

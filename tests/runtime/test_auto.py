@@ -74,6 +74,7 @@ def test_a_number_fixes_the_length(engine: outrider.Engine) -> None:
     assert set(stats.num_draft_tokens_per_round[:-4]) == {4}
 
 
+@pytest.mark.slow
 def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
     options: dict[str, Any] = {"drafter": "draft", "max_new_tokens": 400, "ignore_eos": True}
     plain = engine.generate("hello", **options | {"drafter": None})

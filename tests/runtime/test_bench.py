@@ -521,6 +521,7 @@ def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
 # --- workers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_decodes_what_its_engine_would(worker: BenchWorker, toy_engine: Engine) -> None:
     prompt = toy_engine.tokenizer.encode_prompt("abc abc")
     worker.start()

@@ -103,6 +103,7 @@ def test_options_of_a_file_do_not_get_into_the_certificate(tmp_path: Path, toy_b
     assert certify.check_coupled(subject, engine, PROMPTS, 30, nothing).passed
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.every_format
 def test_identity_is_counted(toy_engine: outrider.Engine) -> None:
     advanced: list[int] = []

@@ -205,6 +205,7 @@ def piped(bundle: Path, text: str, *options: str) -> subprocess.CompletedProcess
     return subprocess.run(arguments, input=text, capture_output=True, text=True, check=False, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_answers_as_text(tiny: Path, tmp_path: Path) -> None:
     import outrider
 

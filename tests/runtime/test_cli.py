@@ -72,6 +72,7 @@ def test_options_reach_the_request(tiny: Path, capsys: pytest.CaptureFixture[str
     assert stopped["text"] == plain["text"][: plain["text"].find(stop)]
 
 
+@pytest.mark.slow
 def test_answers_follow_what_a_file_says(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema, lark = tmp_path / "schema.json", tmp_path / "answer.lark"
     schema.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}', encoding="utf-8")
@@ -105,6 +106,7 @@ def test_the_package_can_be_run_as_a_module() -> None:
     assert done.stdout.startswith("outrider, version ")
 
 
+@pytest.mark.slow
 def test_the_prompt_can_come_from_standard_input(tiny: Path) -> None:
     done = subprocess.run(
         [*OUTRIDER, "generate", str(tiny), "-", "--max-new-tokens", "5", "--json"],

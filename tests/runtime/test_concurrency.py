@@ -44,6 +44,7 @@ def setup(openvino_bundle: Bundle) -> Setup:
     return Setup(openvino_bundle, config, tokenizer=ToyTokenizer())
 
 
+@pytest.mark.slow
 def test_all_requests_of_a_level_have_the_text_that_they_have_alone(setup: Setup) -> None:
     results = concurrency.run(setup, PROMPTS, ["plain", "draft:3"], [1, 4], repeats=2)
     assert results["failures"] == []

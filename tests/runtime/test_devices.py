@@ -298,6 +298,7 @@ class TestAuto:
         assert load(bundle, main_device="auto").placement == engine.placement
         assert num_tried(tmp_path) == 2  # a child for each model, once
 
+    @pytest.mark.slow
     def test_only_what_is_left_open_is_chosen(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         for options, devices_of in (
             ({"main_device": "CPU", "draft_device": "auto"}, ("CPU", "GPU")),

@@ -78,6 +78,7 @@ def test_threads_get_what_they_would_get_alone(toy_engine: outrider.Engine) -> N
     assert [result.token_ids for result in together] == alone
 
 
+@pytest.mark.slow
 def test_room_comes_back(toy_bundle: Bundle) -> None:
     """Finished, closed, abandoned and collected streams leave the cache as it was."""
     engine = load_toy(toy_bundle, cache_size=0.0003)

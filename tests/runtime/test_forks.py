@@ -40,6 +40,7 @@ print(f"the fork ended with {status}, the parent's answer with {len(last.result.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs("fork")
 def test_a_fork_is_told_that_it_has_no_engine_and_can_exit(openvino_bundle: Bundle, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(openvino_bundle.folder), str(tmp_path)]

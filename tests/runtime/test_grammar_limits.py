@@ -70,6 +70,7 @@ def wait_for(holds: Callable[[], object]) -> None:
 # Compiling
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("limits", "says"), [
     (QUICK, "compiling it takes more than 0.2 seconds, the limit. Simplify it"),
     (GrammarLimits(compile_memory=40 << 20), "compiling it takes more than 40 MB of memory, the limit. Simplify"),

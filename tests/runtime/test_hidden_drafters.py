@@ -228,6 +228,7 @@ tokens = st.integers(0, VOCAB_SIZE - 1)
 short = st.lists(tokens, min_size=1, max_size=8)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**20),

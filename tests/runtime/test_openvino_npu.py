@@ -70,6 +70,7 @@ def test_a_row_has_the_same_bits_however_it_was_come_by(backend: OpenVINONpu) ->
     assert set(compare_readings(backend, 300).values()) == {0.0}
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("num_prompt", [1, 2, 9, 10, 127, 128, 129, 200, 256, 257, 300])
 def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -> None:
     """Three times: a draft that is much too long, then a token. Across windows' ends, and directly after the prompt."""

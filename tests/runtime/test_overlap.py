@@ -154,6 +154,7 @@ def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation,
     assert overlapped.stats.num_accepted_tokens_per_round == apart.stats.num_accepted_tokens_per_round
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(situations, st.sampled_from(["greedy", "coupled"]))
 def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str) -> None:

@@ -111,6 +111,7 @@ BAD_DRAFTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.fast_cases(14)
 @pytest.mark.parametrize("message", BAD_DRAFTS)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_draft_that_breaks_a_rule_ends_its_own_request_alone(

@@ -73,6 +73,7 @@ def is_at_an_edge(logits: np.ndarray, options: dict[str, Any], token_id: int) ->
     return any(kept) and not all(kept)
 
 
+@pytest.mark.slow
 def test_the_early_cut_of_top_p_drops_no_kept_token_at_a_real_vocabulary() -> None:
     logits = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
     for top_p in (0.1, 0.9, 0.999, 0.9999999):

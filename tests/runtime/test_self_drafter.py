@@ -127,7 +127,7 @@ def test_hidden_states_are_found_in_their_segments(layered: Bundle) -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [KEPT, (1, 4)], ids=str)
 def test_what_is_left_is_the_model_without_those_layers(layered: Bundle, kept: tuple[int, ...], tmp_path: Path) -> None:
     """Compared with an export of a checkpoint that never had them. The cache has another part for each layer."""
@@ -223,7 +223,7 @@ def test_several_requests_at_once(engine: outrider.Engine) -> None:
     assert [job.result().token_ids for job in jobs] == plain
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_prefixes_are_right_after_drafts(layered: Bundle, separate: bool) -> None:
     """A text that goes on finds what was published beside drafts, and a cache without drafts gives the same."""

@@ -118,7 +118,7 @@ def test_a_small_gain_is_noise(
     assert choice_of(part).setting.precision == taken
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("cores", "by_threads", "tried", "taken"), [
     ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
     ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # stops when fewer threads are slower
@@ -170,7 +170,7 @@ def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
 FEW_OF_FIVE = Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 5))  # calls of one row need five
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("wide", "verdict"), [
     pytest.param(Kind(lambda rows: 10.0 + rows), "chosen", id="no padding"),
     pytest.param(Kind(lambda rows: 10.0 + rows, kernels=lambda rows: int(rows < 2)), "chosen", id="two rows"),
@@ -213,6 +213,7 @@ def test_columns_are_tried_only_where_calls_are_padded_further(
     assert not any(each.columns for each in compiled)
 
 
+@pytest.mark.slow
 def test_threads_are_those_of_the_setting_that_can_be_taken(
     part: ModelSpec, processor: Callable[..., list[Setting]]
 ) -> None:
@@ -228,6 +229,7 @@ def test_the_users_threads_stay(part: ModelSpec, processor: Callable[..., list[S
     assert {setting.num_threads for setting in compiled} == {12}
 
 
+@pytest.mark.slow
 def test_what_padding_costs_counts(part: ModelSpec, processor: Callable[..., list[Setting]]) -> None:
     """It pads one row to eight. Without padding it is the faster setting, with padding the slower one."""
     processor(f32=Kind(FAST), bf16=EIGHTS)

@@ -25,6 +25,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.needs("POSIX")
 def test_a_signal_after_models_were_freed(openvino_bundle: Bundle) -> None:
     command = [sys.executable, "-c", PROGRAM, str(openvino_bundle.folder)]

@@ -281,6 +281,7 @@ def test_a_call_stores_what_prompts_start_from(past: int, branch: int, count: in
     assert [past + each for each in stored] == [*lengths]
 
 
+@pytest.mark.slow
 def test_the_prefix_store_has_the_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart the same prompt, the next turn and a text with the same beginning go on from files.
 
@@ -392,6 +393,7 @@ def test_nothing_is_read_again_of_system_prompts_and_turns(tmp_path: Path, monke
         assert asked(engine.chat(system), "other", 1) < 16
 
 
+@pytest.mark.slow
 def test_few_rows_are_enough(tmp_path: Path) -> None:
     """With rows for one sequence only: others wait, drafts are read again, and the text is the same."""
     with load_toy(save_hybrid(tmp_path / "bundle", "gdn"), cache_size=0.02) as plain:

@@ -48,6 +48,7 @@ def text_of(engine: outrider.Engine, **options: Any) -> outrider.Result:
     return engine.generate([1, 2, 3], **{"max_new_tokens": 400, **options})
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
 def test_random_models_write_valid_json(engine: outrider.Engine, schema: dict[str, Any]) -> None:
     for mode in MODES:
@@ -294,6 +295,7 @@ def test_sampled_drafts_are_never_cut(grammars: Grammars) -> None:
     assert _allowed(tree, request, goes_on=True) is tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verifier",
     [pytest.param(TokenRejection(), marks=pytest.mark.slow), BlockRejection()],

@@ -78,6 +78,7 @@ def test_rows_of_trees_have_the_bits_of_chains(engine: outrider.Engine, rule: st
     assert main.cache.num_used_tokens == 0
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("repetition_penalty", [1.0, 1.3])
 def test_trees_leave_the_text_as_it_is(toy_bundle: Bundle, options: dict[str, Any], repetition_penalty: float) -> None:
@@ -95,6 +96,7 @@ def test_trees_leave_the_text_as_it_is(toy_bundle: Bundle, options: dict[str, An
         assert drafted.stats.num_accepted_tokens > (10 if engine.main.capabilities.trees else 2)
 
 
+@pytest.mark.slow
 def test_a_full_cache_makes_chains_of_trees(openvino_bundle: Bundle) -> None:
     """The text is the same, and no request waits for blocks that only branches would need."""
     engine = load_toy(openvino_bundle, cache_size=0.0013, enable_prefix_caching=False)

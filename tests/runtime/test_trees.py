@@ -86,7 +86,7 @@ def test_siblings_that_are_all_tokens_leave_nothing_to_recover() -> None:
                 assert TokenRejection().verify(draft, rows, noise, 0).num_accepted == 1
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", REJECTION, ids=str)
 def test_sampled_trees_have_the_joint_distribution(verifier: Any) -> None:
     """With the noise as it is. The seeds are fixed; when they were chosen, a false alarm had a probability of 1e-4."""

@@ -167,6 +167,7 @@ def test_a_model_in_onnx_or_of_one_layer_is_refused(layered: Bundle) -> None:
             probe_engine(bundle, CONFIG)
 
 
+@pytest.mark.slow
 def test_the_command(layered: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "the quick brown fox"}), encoding="utf-8")

@@ -366,6 +366,7 @@ def test_the_prefix_cache_tells_images_apart(seeing: Path) -> None:
                 assert answer(uncached, prompt).token_ids == answer(engine, prompt).token_ids
 
 
+@pytest.mark.slow
 def test_a_further_image_leaves_what_stands_before_it(seeing: Path) -> None:
     with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False, drafter=None) as engine:
         first = [{"role": "user", "content": asking(picture(11))[0]["content"][:1]}]

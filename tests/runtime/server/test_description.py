@@ -41,7 +41,7 @@ def described(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert live.is_idle
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.name.lower())
 @pytest.mark.parametrize("path", OPERATIONS)
 def test_the_description_is_true(described: Any, path: str, mode: GenerationMode) -> None:

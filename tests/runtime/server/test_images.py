@@ -119,6 +119,7 @@ def test_an_image_is_read_once_for_all_answers(live: Live, read: Reading, stream
         assert client.chat.completions.create(**asked, seed=7 + i).choices[0].message.content == text
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_has_no_more_images_read(live: Live, read: Reading) -> None:
     """Nor do those wait who have none."""
     client, ask = live.client(), live.client(timeout=0.3).chat.completions.create

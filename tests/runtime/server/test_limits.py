@@ -191,7 +191,7 @@ UNREAD: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", UNREAD)
 def test_a_reader_that_stops_reading_is_given_up(tiny: Path, path: str) -> None:
     with serving({"tiny": tiny}, Settings(send_seconds=0.3)) as live:
@@ -219,6 +219,7 @@ def test_an_api_key_is_needed_where_there_is_one(tiny: Path) -> None:
         assert not live.service.models.find("tiny").engine
 
 
+@pytest.mark.fast_cases(12)
 @pytest.mark.parametrize(("host", "status"), [
     ("localhost", 200),
     ("LOCALHOST:8000", 200),
@@ -315,6 +316,7 @@ def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(tiny: Path, eng
         assert ask(model="two", messages=MESSAGES, max_tokens=20).choices[0].message.content in texts
 
 
+@pytest.mark.slow
 def test_a_model_is_loaded_again_once_its_memory_is_free(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then it is shown as loaded: there may be no room for two."""
     closing, goes_on, events, close = threading.Event(), threading.Event(), list[str](), Engine.close

@@ -89,7 +89,7 @@ sys.exit(run(["serve", *args]))
 """
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [False, True])
 def test_the_only_model_is_loaded_while_clients_are_told_so(tiny: Path, tmp_path: Path, ends: bool) -> None:
     go_on = tmp_path / "go on"

@@ -38,6 +38,7 @@ def test_answers_follow_a_schema(client: Any, stream: bool) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_any_object_and_expressions(client: Any) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1, "max_tokens": 30}
     answer = client.chat.completions.create(**asked, response_format={"type": "json_object"})

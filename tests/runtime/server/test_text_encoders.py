@@ -60,6 +60,7 @@ def test_base64_is_float32(encoding: Live, expected: Any) -> None:
     assert np.abs(np.stack(rows) - expected).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_token_ids_are_texts(encoding: Live, tiny: Path, expected: Any) -> None:
     ids = [outrider.Embedder(encoding.service.models.encoders.by_name["bge"].bundle)._tokenizer.encode(text)
            .input_ids.data[0].tolist() for text in TEXTS]  # fmt: skip

@@ -226,6 +226,7 @@ def test_what_is_ignored_is_listed_once(caplog: pytest.LogCaptureFixture) -> Non
     assert max(map(len, caplog.messages)) < 200
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize(("path", "field", "body"), [
     (CHAT, "max_tokens", {"messages": HELLO}), (CHAT, "max_completion_tokens", {"messages": HELLO}),
     (TEXT, "max_tokens", {"prompt": "Hi"}), (RESPONSES, "max_output_tokens", {"input": "Hi"}),
